@@ -1,0 +1,99 @@
+"""Parameters of fusion and eviction methods: declared once as dataclass fields, read everywhere.
+
+A method is a frozen dataclass whose fields are made by `parameter(...)`. From the fields come its
+schema (sent to the gateway when the worker starts) and its validation (the gateway answers 422
+before any work; the worker checks again). Knows no method, no torch, no HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.errors import InvalidRequest
+
+Schema = dict[str, dict[str, Any]]
+
+_NAMES = {float: "number", int: "integer", bool: "boolean", str: "string"}
+
+
+def parameter(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    le: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """A dataclass field holding `default`, with its range or choices and a line of explanation."""
+    kind = _NAMES[type(default)]
+    metadata = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def schema_of(cls: type) -> Schema:
+    """`{name: {type, default, doc, ge?, le?, choices?}}` of every parameter field of `cls`."""
+    out: Schema = {}
+    for f in dataclasses.fields(cls):
+        if "doc" in f.metadata:
+            facts = {k: v for k, v in f.metadata.items() if v is not None}
+            out[f.name] = {**facts, "default": f.default}
+    return out
+
+
+def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """`values` coerced to the schema's types, defaults filled in.
+
+    `where` ("fusion", "eviction") prefixes the field in errors. Raises InvalidRequest naming the
+    field, the given value and what is accepted.
+    """
+    for name in values:
+        if name not in schema:
+            known = ", ".join(sorted(schema)) or "none"
+            raise InvalidRequest(
+                f"{where}.{name} is not a parameter of this method; its parameters are: {known}",
+                field=f"{where}.{name}",
+            )
+    return {
+        name: _check_one(facts, values[name], f"{where}.{name}")
+        if name in values
+        else facts["default"]
+        for name, facts in schema.items()
+    }
+
+
+def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
+    kind = facts["type"]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = {
+        "number": number and math.isfinite(value),
+        "integer": number and float(value).is_integer(),
+        "boolean": isinstance(value, bool),
+        "string": isinstance(value, str),
+    }[kind]
+    low, high, choices = facts.get("ge"), facts.get("le"), facts.get("choices")
+    if ok and number and ((low is not None and value < low) or (high is not None and value > high)):
+        ok = False
+    if ok and choices is not None and value not in choices:
+        ok = False
+    if not ok:
+        raise InvalidRequest(f"{field} must be {_accepted(facts)}, not {value!r}", field=field)
+    return {"number": float, "integer": int}.get(kind, lambda v: v)(value)
+
+
+def _accepted(facts: Mapping[str, Any]) -> str:
+    if facts.get("choices"):
+        return "one of " + ", ".join(facts["choices"])
+    text = {"number": "a number", "integer": "an integer", "boolean": "true or false"}.get(
+        facts["type"], "a string"
+    )
+    low, high = facts.get("ge"), facts.get("le")
+    if low is not None and high is not None:
+        return f"{text} from {low:g} to {high:g}"
+    if low is not None:
+        return f"{text} of at least {low:g}"
+    if high is not None:
+        return f"{text} of at most {high:g}"
+    return text

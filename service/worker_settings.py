@@ -1,0 +1,39 @@
+"""The worker's slice of the settings: a plain dataclass, handed down as JSON when it is spawned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Everything the worker process needs. Bytes, tokens and seconds where the name says so."""
+
+    model: str  # a local Hugging Face folder
+    address: str  # ZeroMQ address the worker binds, e.g. ipc:///tmp/x/worker.sock
+    kv_dir: str  # SSD tier; empty: no SSD tier
+    dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
+    device: str = "auto"  # auto: cuda where there is one, else cpu
+    codec: str = "raw"
+    memory_tier_bytes: int = 2048 * MIB
+    ssd_tier_bytes: int = 32 * 1024 * MIB
+    redis_url: str = ""  # empty: no Redis tier
+    redis_ttl_s: int = 0  # 0: keep until Redis evicts
+    pool_tokens: int = 0  # 0: derived from the model's context and free memory
+    max_running: int = 32
+    max_waiting: int = 256
+    threads: int = 0  # 0: torch's default
+    layers_per_slice: int = 0  # prefill layers between two decode steps; 0: chosen by cost
+    loader_threads: int = 4
+    tenant_secret: str = ""  # hex; keys the chunk keys
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSettings:
+        return cls(**json.loads(text))
