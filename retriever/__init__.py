@@ -1,0 +1,46 @@
+"""Documents in, passages with citations out. Knows nothing of KV caches, requests or HTTP.
+
+Importing this package imports neither torch nor faiss.
+"""
+
+from retriever.catalog import Catalog, Counts
+from retriever.chunker import ChunkSettings, Span, split
+from retriever.documents import (
+    Chunk,
+    DocFilter,
+    Document,
+    DocumentInfo,
+    DocumentPage,
+    Passage,
+    StoredDocument,
+)
+from retriever.embedders import Embedder, HashingEmbedder, LocalEmbedder
+from retriever.index import VectorIndex
+from retriever.ingest import IngestResult
+from retriever.retriever import Retriever, StartReport
+from retriever.tokens import TokenCounter, TokenizerCounter, WordCounter
+
+__all__ = [
+    "Catalog",
+    "Chunk",
+    "ChunkSettings",
+    "Counts",
+    "DocFilter",
+    "Document",
+    "DocumentInfo",
+    "DocumentPage",
+    "Embedder",
+    "HashingEmbedder",
+    "IngestResult",
+    "LocalEmbedder",
+    "Passage",
+    "Retriever",
+    "Span",
+    "StartReport",
+    "StoredDocument",
+    "TokenCounter",
+    "TokenizerCounter",
+    "VectorIndex",
+    "WordCounter",
+    "split",
+]

@@ -1,0 +1,79 @@
+"""Where a text may be cut, best places first. Knows no tokens, chunks or documents.
+
+All patterns are linear in the length of the text: every quantifier is possessive, or its run can
+only be entered at its first character.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+
+# A border is where the next piece starts. Best kind first; a line end ranks between sentence and
+# whitespace so that lists, tables and code are not cut inside a line.
+_HEADING = re.compile(r"(?:\A|(?<=[\r\n]))(?=#{1,6}[ \t])")
+_BLANK_LINE = re.compile(r"\n(?:[ \t\r\f\v]*+\n)++")
+_SENTENCE = re.compile(
+    r"(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019)\]]*+\s++"
+    r"|(?<![\u3002\uff01\uff1f\uff61])[\u3002\uff01\uff1f\uff61]++"
+    r"[\u300d\u300f\u201d\u2019\uff09)]*+\s*+"
+)
+_LINE = re.compile(r"\r?+\n|\r")
+_WHITESPACE = re.compile(r"\s++")
+_KINDS = (_HEADING, _BLANK_LINE, _SENTENCE, _LINE, _WHITESPACE)
+
+# Flags pair up from the start of their run; looking back without end would make a text of nothing
+# but flags quadratic.
+_LONGEST_FLAG_RUN = 256
+_ZERO_WIDTH_JOINER = "\u200d"
+
+
+class Borders:
+    """The borders of one text, found once, asked for many times."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._kinds = [[match.end() for match in kind.finditer(text)] for kind in _KINDS]
+
+    def best(self, low: int, high: int) -> int:
+        """The last border of the best kind in (low, high]; failing all, a cut at about `high`.
+
+        The fallback moves back from `high` so as not to part what is seen as one character.
+        """
+        for positions in self._kinds:
+            index = bisect_right(positions, high) - 1
+            if index >= 0 and positions[index] > low:
+                return positions[index]
+        cut = high
+        while cut > low and joins(self._text, cut):
+            cut -= 1
+        return cut if cut > low else high
+
+
+def joins(text: str, cut: int) -> bool:
+    """Whether the characters around `cut` are seen as one: CRLF, accents, emoji, flags.
+
+    The parts of Unicode's grapheme rules (UAX #29) that occur in running text.
+    """
+    if not 0 < cut < len(text):
+        return False
+    before, after = text[cut - 1], text[cut]
+    if before == "\r" and after == "\n":
+        return True
+    if after < "\u0300":
+        return False
+    if _ZERO_WIDTH_JOINER in (before, after) or unicodedata.category(after) in ("Mn", "Mc", "Me"):
+        return True
+    if "\U0001f3fb" <= after <= "\U0001f3ff" or "\U000e0020" <= after <= "\U000e007f":
+        return True  # skin tones; tags of regional flags
+    if _is_flag_half(before) and _is_flag_half(after):
+        first = cut - 1
+        while first > max(0, cut - _LONGEST_FLAG_RUN) and _is_flag_half(text[first - 1]):
+            first -= 1
+        return (cut - first) % 2 == 1
+    return False
+
+
+def _is_flag_half(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"

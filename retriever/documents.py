@@ -1,0 +1,128 @@
+"""The nouns: documents in, chunks inside, passages out. Knows no tokenizer, vector or database."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from retriever.errors import InvalidDocument
+
+MAX_ID_CHARS = 512
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a user hands in. `doc_id` is theirs and names the document over all its revisions."""
+
+    doc_id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A contiguous piece of one revision of a document.
+
+    `text == document.text[char_start:char_end]`; `tokens` counts the rendered segment, as the
+    serving tokenizer sees it. A `chunk_id` is never used twice, not even after a delete.
+    """
+
+    chunk_id: int
+    doc_id: str
+    ordinal: int
+    text: str
+    title: str
+    char_start: int
+    char_end: int
+    tokens: int
+    revision: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A search hit; with the chunk's doc_id and character range it is the citation.
+
+    `score` is the cosine of query and chunk, in [-1, 1].
+    """
+
+    chunk: Chunk
+    score: float
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """A stored document without its text. Times are Unix seconds."""
+
+    doc_id: str
+    title: str
+    metadata: Mapping[str, Any]
+    revision: str
+    created: float
+    updated: float
+    num_chars: int
+    num_chunks: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A stored document with its text."""
+
+    document: Document
+    info: DocumentInfo
+
+
+@dataclass(frozen=True)
+class DocumentPage:
+    """One page of a listing, in the order of doc_id; `next_cursor` is None on the last page."""
+
+    documents: list[DocumentInfo]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class DocFilter:
+    """Which documents count: those among `doc_ids` (None: all) whose metadata has every pair.
+
+    A pair matches by JSON equality of type and value; values are str, int, float, bool or None.
+    """
+
+    doc_ids: tuple[str, ...] | None = None
+    metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+def canonical_metadata(metadata: Mapping[str, Any]) -> str:
+    """Metadata as sorted JSON, the form that is stored and hashed."""
+    return json.dumps(dict(metadata), sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def check(document: Document) -> None:
+    """Raise InvalidDocument if the document cannot be stored exactly as it is."""
+    if not isinstance(document.doc_id, str) or not document.doc_id.strip():
+        raise InvalidDocument("doc_id must be a non-empty string")
+    if len(document.doc_id) > MAX_ID_CHARS:
+        raise InvalidDocument(f"doc_id is longer than {MAX_ID_CHARS} characters")
+    for name in ("doc_id", "title", "text"):
+        value = getattr(document, name)
+        if not isinstance(value, str):
+            raise InvalidDocument(f"{name} must be a string, not {type(value).__name__}")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidDocument(
+                f"{name} holds a lone surrogate at character {error.start}; send valid Unicode"
+            ) from error
+    try:
+        canonical_metadata(document.metadata).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidDocument(f"metadata is not JSON: {error}") from error
+
+
+def revision_of(document: Document, chunking: str) -> str:
+    """sha256 over content, title, metadata and the fingerprint of the chunking parameters."""
+    parts = [document.text, document.title, canonical_metadata(document.metadata), chunking]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

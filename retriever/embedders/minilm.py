@@ -1,0 +1,156 @@
+"""A local sentence-embedding model through plain transformers. Knows no chunks and no index.
+
+torch and transformers are imported by start(), so that a process that embeds elsewhere needs
+neither. By default the model is all-MiniLM-L6-v2; any folder of its kind will do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retriever.embedders.base import Vectors
+from retriever.embedders.folder import ModelFolder
+from retriever.errors import EmbedderError, EmbedderNotStarted
+
+if TYPE_CHECKING:
+    import torch
+
+# Bounds the padded tokens of one forward pass, hence its memory.
+_BATCH_TOKENS = 8192
+
+
+class LocalEmbedder:
+    """Pools the last hidden states over the attention mask and scales them to length 1.
+
+    A text longer than the model reads is embedded window by window, and the windows' vectors are
+    averaged by their tokens: truncating would make the rest of a chunk impossible to find. Texts
+    that fit get exactly the model's own embedding.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, name: str | None = None) -> None:
+        self._path = None if path is None else Path(path)
+        self._name = name
+        self._loading = threading.Lock()
+        # A fast tokenizer keeps truncation as state: two threads setting it at once is an error.
+        self._tokenizing = threading.Lock()
+        self._loaded: _Loaded | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name or self._require().folder.name
+
+    @property
+    def revision(self) -> str:
+        return self._require().revision
+
+    @property
+    def dim(self) -> int:
+        return self._require().dim
+
+    def start(self) -> None:
+        """Load the model on the CPU. Raises EmbedderUnsupported."""
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = _Loaded(ModelFolder.read(self._path))
+
+    def close(self) -> None:
+        with self._loading:
+            self._loaded = None
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        loaded = self._require()
+        if not texts:
+            return np.zeros((0, loaded.dim), dtype=np.float32)
+        try:
+            with self._tokenizing:
+                rows, owners = loaded.tokenize(list(texts))
+            return loaded.embed(rows, owners, len(texts))
+        except Exception as error:
+            raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
+
+    def _require(self) -> _Loaded:
+        if (loaded := self._loaded) is None:
+            raise EmbedderNotStarted("call start() before the embedder is used")
+        return loaded
+
+
+class _Loaded:
+    """The model in memory."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        self.folder = folder
+        self.revision = folder.revision()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
+        self.model: Any = AutoModel.from_pretrained(
+            folder.path, local_files_only=True, dtype=torch.float32
+        ).eval()
+        self.dim = int(self.model.config.hidden_size)
+
+    def tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
+        """Token ids of every window, and the index of the text each window is of."""
+        encoded = self.tokenizer(
+            texts,
+            truncation=True,
+            max_length=self.folder.max_tokens,
+            return_overflowing_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        rows: list[list[int]] = encoded["input_ids"]
+        owners: list[int] = list(encoded["overflow_to_sample_mapping"])
+        return rows, owners
+
+    def embed(self, rows: list[list[int]], owners: list[int], count: int) -> Vectors:
+        """[count, dim]: windows of similar length share a batch, so little is padding."""
+        sums = np.zeros((count, self.dim), dtype=np.float32)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        for batch in _batches(order, rows):
+            pooled = self._forward([rows[row] for row in batch])
+            for row, vector in zip(batch, pooled, strict=True):
+                sums[owners[row]] += vector * len(rows[row])
+        norms: Vectors = np.linalg.norm(sums, axis=1, keepdims=True)
+        return sums / norms
+
+    def _forward(self, rows: list[list[int]]) -> Vectors:
+        """[len(rows), dim], each of length 1."""
+        import torch
+
+        longest = max(len(row) for row in rows)
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = (torch.arange(longest)[None, :] < lengths[:, None]).long()
+        with torch.inference_mode():
+            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            pooled = _pool(states, mask, self.folder.pooling)
+            normalised = torch.nn.functional.normalize(pooled, dim=-1)
+        array: Vectors = normalised.numpy()
+        return array
+
+
+def _pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    """states [rows, tokens, dim], mask [rows, tokens] -> [rows, dim]."""
+    kept = mask.unsqueeze(-1)
+    if pooling == "cls":
+        return states[:, 0]
+    if pooling == "max":
+        return states.masked_fill(kept == 0, float("-inf")).amax(dim=1)
+    return (states * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
+
+
+def _batches(order: list[int], rows: list[list[int]]) -> list[list[int]]:
+    """`order` goes from short to long, so a batch's last row decides its padded size."""
+    batches: list[list[int]] = []
+    for row in order:
+        if not batches or len(rows[row]) * (len(batches[-1]) + 1) > _BATCH_TOKENS:
+            batches.append([])
+        batches[-1].append(row)
+    return batches

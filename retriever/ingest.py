@@ -1,0 +1,140 @@
+"""Documents to stored chunks and vectors, in batches. Knows no index and no locks.
+
+Embedding is batched over documents; storing is one transaction per document.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from retriever.catalog import Catalog, Upsert
+from retriever.chunker import ChunkSettings, Span
+from retriever.documents import Chunk, Document, check, revision_of
+from retriever.embedders.base import Embedder, Vectors
+from retriever.errors import EmbedderError, InvalidDocument, RetrieverError
+
+logger = logging.getLogger(__name__)
+
+# Enough for full batches of the embedder; bounds how much work a crash can lose.
+_BATCH_CHUNKS = 256
+
+# Store(document, revision, spans, vectors [len(spans), dim])
+Store = Callable[[Document, str, list[Span], Vectors], Upsert]
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """`chunks` are the document's now (none if failed); `error` is set exactly if it failed."""
+
+    doc_id: str
+    status: Literal["created", "updated", "unchanged", "failed"]
+    chunks: list[Chunk] = field(default_factory=list)
+    removed_chunk_ids: list[int] = field(default_factory=list)
+    error: RetrieverError | None = None
+
+
+@dataclass
+class _Item:
+    """A document on its way; done when it has a result."""
+
+    document: Document
+    revision: str = ""
+    spans: list[Span] = field(default_factory=list)
+    result: IngestResult | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """What is embedded: a chunk without its title is often about nobody."""
+        title = f"{self.document.title}\n" if self.document.title else ""
+        return [title + self.document.text[span.start : span.end] for span in self.spans]
+
+    def fail(self, error: RetrieverError) -> None:
+        self.result = IngestResult(self.document.doc_id, "failed", error=error)
+
+
+def ingest(
+    documents: Iterable[Document],
+    chunking: ChunkSettings,
+    embedder: Embedder,
+    catalog: Catalog,
+    store: Store,
+) -> list[IngestResult]:
+    """One result per document, in their order; a document's failure is its own."""
+    fingerprint = chunking.fingerprint
+    items: list[_Item] = []
+    pending: list[_Item] = []
+    seen: set[str] = set()
+    for document in documents:
+        # What is stored says nothing about a document that came earlier in the same call.
+        known = None if document.doc_id in seen else catalog
+        seen.add(document.doc_id)
+        item = _prepare(document, chunking, fingerprint, known)
+        items.append(item)
+        if item.result is None:
+            pending.append(item)
+        if sum(len(waiting.spans) for waiting in pending) >= _BATCH_CHUNKS:
+            _flush(pending, embedder, store)
+            pending = []
+    _flush(pending, embedder, store)
+    return [item.result for item in items if item.result is not None]
+
+
+def _prepare(
+    document: Document, chunking: ChunkSettings, fingerprint: str, catalog: Catalog | None
+) -> _Item:
+    """Checked and cut, or with its result if it is unchanged or invalid."""
+    item = _Item(document)
+    try:
+        check(document)
+        item.revision = revision_of(document, fingerprint)
+        if catalog is not None and catalog.revision(document.doc_id) == item.revision:
+            chunks = catalog.chunks_of(document.doc_id)
+            item.result = IngestResult(document.doc_id, "unchanged", chunks)
+        else:
+            item.spans = chunking.split(document.text, document.title)
+    except RetrieverError as error:
+        item.fail(error)
+    except Exception as error:
+        logger.exception("document %r cannot be cut into chunks", document.doc_id)
+        item.fail(InvalidDocument(f"cannot be cut into chunks: {error}"))
+    return item
+
+
+def _flush(items: list[_Item], embedder: Embedder, store: Store) -> None:
+    """Embed all, then store each; where embedding fails, each is tried alone."""
+    try:
+        vectors = _embed([text for item in items for text in item.texts], embedder)
+    except EmbedderError as error:
+        if len(items) == 1:
+            items[0].fail(error)
+            return
+        for item in items:
+            _flush([item], embedder, store)
+        return
+    start = 0
+    for item in items:
+        end = start + len(item.spans)
+        try:
+            done = store(item.document, item.revision, item.spans, vectors[start:end])
+            item.result = IngestResult(
+                item.document.doc_id, done.status, done.chunks, done.removed_chunk_ids
+            )
+        except RetrieverError as error:
+            item.fail(error)
+        start = end
+
+
+def _embed(texts: list[str], embedder: Embedder) -> Vectors:
+    if not texts:
+        return np.zeros((0, embedder.dim), dtype=np.float32)
+    try:
+        return embedder.embed(texts)
+    except EmbedderError:
+        raise
+    except Exception as error:
+        raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error

@@ -1,0 +1,196 @@
+"""Ingest, search and delete over catalog, index and embedder. Knows no KV, request or HTTP.
+
+The catalog decides, the index follows:
+
+    ingest   split ── embed ──┬ catalog commit ── index replace ┬── results
+    search          embed ────┼ filter ── index ── catalog ─────┼── passages
+                              └ writer alone, readers share ────┘
+
+All methods block; callers run them in threads. One process owns a catalog's index at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from retriever.catalog import Catalog, CatalogState, Counts, Upsert
+from retriever.chunker import ChunkSettings, Span
+from retriever.documents import Chunk, DocFilter, Document, DocumentPage, Passage, StoredDocument
+from retriever.embedders.base import Embedder, EmbeddingSpace, Vectors, space_of
+from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing, InvalidQuery
+from retriever.index import VectorIndex
+from retriever.ingest import IngestResult, ingest
+from retriever.locks import ReadWriteLock
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """`rebuilt` says why the index was built from the catalog; None: the saved one was used."""
+
+    vectors: int
+    rebuilt: str | None
+
+
+class Retriever:
+    """Usable between start() and close(), from any number of threads."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        index: VectorIndex,
+        embedder: Embedder,
+        chunking: ChunkSettings,
+        *,
+        index_dir: Path | None = None,
+    ) -> None:
+        """Without `index_dir` the index is never saved and every start rebuilds it."""
+        self._catalog = catalog
+        self._index = index
+        self._embedder = embedder
+        self._chunking = chunking
+        self._index_dir = index_dir
+        # Holds commit and index change together, so that a search sees both or neither.
+        self._swap = ReadWriteLock()
+        self._indexed: CatalogState | None = None
+
+    @classmethod
+    def in_folder(cls, folder: Path, embedder: Embedder, chunking: ChunkSettings) -> Retriever:
+        """All state below `folder`: catalog.db and index/."""
+        catalog = Catalog(folder / "catalog.db")
+        return cls(catalog, VectorIndex(), embedder, chunking, index_dir=folder / "index")
+
+    def start(self) -> StartReport:
+        """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.
+
+        Raises EmbedderMismatch if documents were embedded by another embedder, CatalogError,
+        EmbedderError.
+        """
+        self._embedder.start()
+        self._catalog.start()
+        space = space_of(self._embedder)
+        if others := [str(other) for other in self._catalog.spaces() if other != space]:
+            raise EmbedderMismatch(
+                f"documents were embedded by {', '.join(others)}, the embedder is {space}; start "
+                "with that embedder, or ingest the documents into an empty folder"
+            )
+        with self._swap.write():
+            reason = self._load(space)
+            if reason is not None:
+                self._rebuild(space)
+        return StartReport(len(self._index), reason)
+
+    def close(self) -> None:
+        """Saves nothing: call save() first."""
+        self._catalog.close()
+        self._embedder.close()
+
+    def ingest(self, documents: Iterable[Document]) -> list[IngestResult]:
+        """Store documents, one result each, in their order. A failed one fails alone."""
+        return ingest(documents, self._chunking, self._embedder, self._catalog, self._store)
+
+    def search(self, query: str, top_k: int, doc_filter: DocFilter | None = None) -> list[Passage]:
+        """The best `top_k` passages, or all there are; best first, ties by chunk_id.
+
+        Raises InvalidQuery, EmbedderError, CatalogError.
+        """
+        if not query.strip():
+            raise InvalidQuery("the query is empty")
+        if top_k < 1:
+            raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
+        vector = self._embedder.embed([query])[0]
+        with self._swap.read():
+            allowed = None if doc_filter is None else self._catalog.chunk_ids(doc_filter)
+            hits = dict(self._index.search(vector, top_k, allowed))
+            chunks = self._catalog.chunks(list(hits))
+        # Rounding can put the cosine of equal vectors just above 1.
+        return [Passage(chunk, max(-1.0, min(1.0, hits[chunk.chunk_id]))) for chunk in chunks]
+
+    def delete(self, doc_ids: Collection[str]) -> list[int]:
+        """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
+        with self._swap.write():
+            removed, state = self._catalog.delete(doc_ids)
+            if removed:
+                self._index.remove(removed)
+            self._follow(state)
+        return removed
+
+    def save(self) -> None:
+        """Write the index, so that the next start need not rebuild it. Debounced by the caller."""
+        if self._index_dir is None:
+            return
+        with self._swap.read():
+            if self._indexed is not None:
+                space = space_of(self._embedder)
+                state = self._indexed
+                self._index.save(self._index_dir, space, state.generation, state.token)
+
+    def get_document(self, doc_id: str) -> StoredDocument | None:
+        return self._catalog.get(doc_id)
+
+    def list_documents(
+        self, limit: int = 100, cursor: str | None = None, doc_filter: DocFilter | None = None
+    ) -> DocumentPage:
+        """A page of documents by doc_id, without texts; `cursor` is the last page's next_cursor."""
+        if limit < 1:
+            raise InvalidQuery(f"limit must be at least 1, not {limit}")
+        return self._catalog.page(limit, cursor, doc_filter)
+
+    def chunks_of(self, doc_id: str) -> list[Chunk]:
+        """All chunks of a document in reading order; none if it is unknown."""
+        return self._catalog.chunks_of(doc_id)
+
+    def get_chunks(self, chunk_ids: Collection[int]) -> list[Chunk]:
+        """The chunks in the order asked for; ids that are gone are left out."""
+        return self._catalog.chunks(list(chunk_ids))
+
+    def counts(self) -> Counts:
+        return self._catalog.counts()
+
+    def _store(
+        self, document: Document, revision: str, spans: list[Span], vectors: Vectors
+    ) -> Upsert:
+        with self._swap.write():
+            space = space_of(self._embedder)
+            done = self._catalog.upsert(document, revision, spans, vectors, space)
+            if done.status != "unchanged":
+                ids = [chunk.chunk_id for chunk in done.chunks]
+                self._index.replace(done.removed_chunk_ids, ids, vectors)
+            self._follow(done.state)
+        return done
+
+    def _follow(self, state: CatalogState) -> None:
+        """Note that the index mirrors `state`, or rebuild it if a change was missed."""
+        if self._indexed is None or state.generation > self._indexed.generation + 1:
+            logger.warning("the catalog changed without this index; rebuilding it")
+            self._rebuild(space_of(self._embedder))
+        self._indexed = state
+
+    def _load(self, space: EmbeddingSpace) -> str | None:
+        """None, or why the saved index cannot be used."""
+        if self._index_dir is None:
+            return "the index is not saved"
+        try:
+            manifest = self._index.load(self._index_dir, space)
+        except IndexMissing as error:
+            return str(error)
+        except (IndexFileError, EmbedderMismatch) as error:
+            logger.warning("rebuilding the index from the catalog: %s", error)
+            return str(error)
+        state = self._catalog.state()
+        if CatalogState(manifest.generation, manifest.token) != state:
+            return "the saved index mirrors another state of the catalog"
+        self._indexed = state
+        return None
+
+    def _rebuild(self, space: EmbeddingSpace) -> None:
+        state = self._catalog.state()
+        self._index.reset(space.dim)
+        for ids, vectors in self._catalog.vectors(space):
+            self._index.add(ids.tolist(), vectors)
+        self._indexed = state
+        logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))

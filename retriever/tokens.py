@@ -1,0 +1,69 @@
+"""Counting tokens for the chunker. Knows no model, prompt or document.
+
+The count must be that of the *serving* tokenizer, so the real one is injected; the fake counts
+words and needs no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class TokenCounter(Protocol):
+    """`revision` changes whenever the same text may come out as other tokens."""
+
+    @property
+    def revision(self) -> str: ...
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) in characters of each token of `text`, without special tokens."""
+        ...
+
+
+class TokenizerCounter:
+    """Adapter over `tokenizers.Tokenizer`, through a copy without truncation and padding.
+
+    The copy matters: many tokenizer.json files carry a truncation that would silently hide all
+    but the first tokens, and switching it off in place would change the owner's object.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers import Tokenizer
+
+        state = tokenizer.to_str()
+        self._tokenizer = Tokenizer.from_str(state)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._revision = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TokenizerCounter:
+        """Read a tokenizer.json."""
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_file(str(path)))
+
+    @property
+    def revision(self) -> str:
+        return self._revision
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        offsets: list[tuple[int, int]] = self._tokenizer.encode(
+            text, add_special_tokens=False
+        ).offsets
+        return offsets
+
+
+class WordCounter:
+    """The fake: a token is a run of word characters or any other single visible character."""
+
+    revision = "words-1"
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
