@@ -1,0 +1,53 @@
+"""kvstore: KV caches of text chunks as files, and the tiers that keep them.
+
+Knows nothing of models, requests or HTTP. Importing it needs torch, numpy and nothing else;
+redis and xxhash are imported when they are used.
+
+    with TieredStore([MemoryTier(8 << 30), SsdTier(path, 200 << 30)]) as store:
+        store.put(key, encode_chunk(spec, k, v))
+        outcome = store.read(key, expect=spec)
+"""
+
+from kvstore.chunk import EncodedChunk, encode_chunk
+from kvstore.errors import (
+    ChunkCorrupt,
+    ChunkError,
+    ChunkRefused,
+    ChunkSpecError,
+    KvStoreError,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TierUnavailable,
+)
+from kvstore.header import ChunkHeader, parse_header
+from kvstore.keys import chunk_key
+from kvstore.spec import ChunkSpec
+from kvstore.store import LayersOutcome, ReadOutcome, TieredStore
+from kvstore.tiers.memory import MemoryTier
+from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.ssd import SsdTier
+
+__all__ = [
+    "ChunkCorrupt",
+    "ChunkError",
+    "ChunkHeader",
+    "ChunkRefused",
+    "ChunkSpec",
+    "ChunkSpecError",
+    "EncodedChunk",
+    "KvStoreError",
+    "LayersOutcome",
+    "MemoryTier",
+    "ReadOutcome",
+    "RedisTier",
+    "SsdTier",
+    "TierError",
+    "TierFull",
+    "TierTimeout",
+    "TierUnavailable",
+    "TieredStore",
+    "chunk_key",
+    "encode_chunk",
+    "parse_header",
+]

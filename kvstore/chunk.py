@@ -1,0 +1,143 @@
+"""One chunk in memory: header and data, from tensors and back. Knows no key and no tier."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvstore.buffers import allocate, view_bytes
+from kvstore.checksum import checksum
+from kvstore.codecs import codec
+from kvstore.codecs.base import Role
+from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstore.header import ChunkHeader, build_header, layout, parse_header
+from kvstore.spec import ChunkSpec
+
+__all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedChunk:
+    """An immutable chunk.
+
+    Attributes:
+        header: its validated header.
+        data: host uint8 ``[header.nbytes]``, contiguous. Shared with every reader and with the
+            memory tier: never write into it, nor into views of it.
+    """
+
+    header: ChunkHeader
+    data: Tensor
+
+    def __post_init__(self) -> None:
+        if self.data.numel() != self.header.nbytes:
+            raise ChunkCorrupt(f"data has {self.data.numel()} bytes, not {self.header.nbytes}")
+
+    @property
+    def spec(self) -> ChunkSpec:
+        return self.header.spec
+
+    @property
+    def header_bytes(self) -> bytes:
+        return self.header.raw
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole container, header included."""
+        return self.header.file_bytes
+
+    def layer_bytes(self, layer: int) -> Tensor:
+        """One layer as it is stored: uint8, a view of ``data``."""
+        start, end = self.header.layer_range(layer)
+        return self.data[start:end]
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None, non_blocking: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """k (before RoPE) and v of one layer, ``[tokens, kv_heads, head_dim]`` of ``spec.dtype``.
+
+        With ``device`` the encoded bytes are moved first and decoded there. On the host the raw
+        codec returns views of ``data``: copy before writing.
+
+        Raises:
+            ChunkSpecError: no such layer.
+        """
+        raw = self.layer_bytes(layer)
+        if device is not None:
+            raw = raw.to(device, non_blocking=non_blocking)
+        return self.header.decode_layer(layer, raw)
+
+    def verify(self, layers: Iterable[int] | None = None) -> None:
+        """Check the data of these layers (all by default) against the header's checksums.
+
+        Raises:
+            ChunkCorrupt: a byte differs from what was written.
+        """
+        for layer in range(self.spec.layers) if layers is None else layers:
+            self.header.verify_layer(layer, self.layer_bytes(layer))
+
+    def container(self) -> bytes:
+        """The whole safetensors container as one copy."""
+        return self.header_bytes + view_bytes(self.data).tobytes()
+
+
+def encode_chunk(
+    spec: ChunkSpec, k: Sequence[Tensor], v: Sequence[Tensor], *, pin: bool = False
+) -> EncodedChunk:
+    """Encode one chunk.
+
+    Args:
+        spec: what the tensors are; its codec encodes them on the device they are on.
+        k, v: per layer ``[tokens, kv_heads, head_dim]`` of ``spec.dtype``, keys before RoPE.
+        pin: put the data into pinned memory.
+
+    Raises:
+        ChunkSpecError: number of layers, shape or dtype differ from the spec, unknown codec, or
+            values the codec cannot carry.
+    """
+    _check_tensors(spec, k, v)
+    entries = layout(spec)
+    chunk_codec = codec(spec.codec)
+    data = allocate(entries[-1].end, pin=pin)
+    by_name = {entry.name: entry for entry in entries}
+    checksums: dict[str, str] = {}
+    roles: tuple[tuple[Role, Sequence[Tensor]], ...] = (("k", k), ("v", v))
+    for role, tensors in roles:
+        parts = chunk_codec.parts(role, spec)
+        for layer, tensor in enumerate(tensors):
+            encoded = chunk_codec.encode(role, tensor.detach())
+            for part, stored in zip(parts, encoded, strict=True):
+                entry = by_name[f"{role}.{layer}{part.suffix}"]
+                target = data[entry.start : entry.end]
+                target.copy_(stored.contiguous().view(-1).view(torch.uint8))
+                checksums[entry.name] = checksum(view_bytes(target))
+    return EncodedChunk(build_header(spec, checksums), data)
+
+
+def require_spec(header: ChunkHeader, expect: ChunkSpec | None) -> None:
+    """Check that a header is of the chunk asked for.
+
+    Raises:
+        ChunkRefused: its spec differs; the message names the fields.
+    """
+    if expect is None or header.spec == expect:
+        return
+    fields = [
+        name
+        for name in ChunkSpec.__dataclass_fields__
+        if getattr(header.spec, name) != getattr(expect, name)
+    ]
+    raise ChunkRefused(f"another chunk than expected: {', '.join(fields)} differ")
+
+
+def _check_tensors(spec: ChunkSpec, k: Sequence[Tensor], v: Sequence[Tensor]) -> None:
+    for role, tensors in (("k", k), ("v", v)):
+        if len(tensors) != spec.layers:
+            raise ChunkSpecError(f"{role} has {len(tensors)} layers, the spec {spec.layers}")
+        for layer, tensor in enumerate(tensors):
+            if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.torch_dtype:
+                raise ChunkSpecError(
+                    f"{role}[{layer}] is {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"the spec says {spec.torch_dtype} {spec.shape}"
+                )

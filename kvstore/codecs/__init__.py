@@ -1,0 +1,30 @@
+"""Codecs by name: each file in this folder is one codec, found by its file name.
+
+A codec file defines ``CODEC``, an object that satisfies :class:`kvstore.codecs.base.Codec`.
+"""
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from typing import cast
+
+from kvstore.codecs.base import Codec
+from kvstore.errors import ChunkSpecError
+
+
+@cache
+def codec_names() -> tuple[str, ...]:
+    """Names of all codecs in this folder, sorted."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+
+
+@cache
+def codec(name: str) -> Codec:
+    """The codec of that name.
+
+    Raises:
+        ChunkSpecError: no such codec.
+    """
+    if name not in codec_names():
+        raise ChunkSpecError(f"unknown codec {name!r}: one of {', '.join(codec_names())}")
+    return cast(Codec, import_module(f"{__name__}.{name}").CODEC)

@@ -1,0 +1,88 @@
+"""Content addresses of chunks. Knows no tier and no tensor.
+
+The same text under the same model has one key, whatever the order, request or day, so a new
+combination of known documents writes no new chunk.
+"""
+
+import hashlib
+import re
+import sys
+from array import array
+from collections.abc import Sequence
+
+from kvstore.errors import ChunkSpecError
+
+# Carries the format version, so that releases that share a tier never see each other's chunks.
+_DOMAIN = b"kvstitch-chunk-1"
+_KEY = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def chunk_key(
+    *,
+    fingerprint: str,
+    dtype: str,
+    codec: str,
+    prefix_mode: str,
+    prefix_ids: Sequence[int],
+    chunk_ids: Sequence[int],
+    tenant_secret: bytes = b"",
+) -> str:
+    """The key of one chunk: 32 hex characters of blake2b-128.
+
+    Every field is length-prefixed, so no two different sets of fields hash the same bytes. With a
+    tenant secret the hash is keyed: another tenant can neither hit nor guess the chunk.
+
+    Args:
+        fingerprint: weights revision, config, RoPE parameters, tokenizer and template, as one text.
+        dtype: element type before encoding, e.g. ``"bfloat16"``.
+        codec: name of the codec, e.g. ``"raw"``.
+        prefix_mode: what the chunk saw before itself when it was prefilled.
+        prefix_ids: token ids of that prefix, ``[0, 2**31)``.
+        chunk_ids: token ids of the chunk, ``[0, 2**31)``.
+        tenant_secret: any length; empty means one shared namespace.
+
+    Raises:
+        ChunkSpecError: a token id is not an integer in ``[0, 2**31)``.
+    """
+    # blake2b takes at most 64 bytes of key; hashing first lifts that bound.
+    secret = hashlib.blake2b(tenant_secret, digest_size=32).digest() if tenant_secret else b""
+    digest = hashlib.blake2b(digest_size=16, key=secret, person=_DOMAIN)
+    for field in (
+        fingerprint.encode(),
+        dtype.encode(),
+        codec.encode(),
+        prefix_mode.encode(),
+        _pack_ids(prefix_ids),
+        _pack_ids(chunk_ids),
+    ):
+        digest.update(len(field).to_bytes(8, "little"))
+        digest.update(field)
+    return digest.hexdigest()
+
+
+def is_chunk_key(text: str) -> bool:
+    """Whether ``text`` has the form of a chunk key; tiers build file names from keys."""
+    return _KEY.match(text) is not None
+
+
+def require_chunk_key(text: str) -> str:
+    """Return ``text`` if it is a chunk key.
+
+    Raises:
+        ChunkSpecError: it is not (guards paths and Redis names against foreign text).
+    """
+    if not is_chunk_key(text):
+        raise ChunkSpecError(f"not a chunk key (32 lower-case hex characters): {text!r}")
+    return text
+
+
+def _pack_ids(ids: Sequence[int]) -> bytes:
+    try:
+        packed = array("i", ids)
+    except (OverflowError, TypeError) as error:
+        raise ChunkSpecError(f"token ids must be integers in [0, 2**31): {error}") from error
+    if packed and min(packed) < 0:
+        raise ChunkSpecError(f"token ids must be integers in [0, 2**31), got {min(packed)}")
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
