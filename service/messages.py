@@ -7,9 +7,46 @@ Durations are seconds taken inside one process's monotonic clock.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+
+from service.records import (
+    Chunk,
+    Method,
+    MethodInfo,
+    ModelInfo,
+    Report,
+    Sampling,
+    SegmentReport,
+    TokenItem,
+)
+
+__all__ = [
+    "Abort",
+    "Chunk",
+    "Done",
+    "Failed",
+    "FromWorker",
+    "Generate",
+    "Hello",
+    "Message",
+    "Method",
+    "MethodInfo",
+    "ModelInfo",
+    "Precompute",
+    "Precomputed",
+    "Prefetch",
+    "Purge",
+    "Purged",
+    "Ready",
+    "Report",
+    "Sampling",
+    "SegmentReport",
+    "Shutdown",
+    "Stats",
+    "ToWorker",
+    "TokenItem",
+    "Tokens",
+]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -21,27 +58,6 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 class Hello(Message, frozen=True):
     """First message of a gateway; answered by `Ready` as soon as the model is loaded."""
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """One retrieved document segment D_i. `ids` are the truth; `chunk_id` is the catalog's."""
-
-    chunk_id: int
-    ids: list[int]
-
-
-class Method(msgspec.Struct, frozen=True):
-    """A fusion or eviction method by name with its parameters (checked against its schema)."""
-
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class Sampling(msgspec.Struct, frozen=True):
-    max_tokens: int = 128
-    temperature: float = 0.0  # 0 is greedy
-    top_p: float = 1.0
-    seed: int | None = None  # None: drawn by the worker
 
 
 class Generate(Message, frozen=True):
@@ -101,26 +117,6 @@ class Shutdown(Message, frozen=True):
 # -- worker to gateway ---------------------------------------------------------------------------
 
 
-class ModelInfo(msgspec.Struct, frozen=True):
-    name: str
-    fingerprint: str
-    family: str
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    max_context: int  # tokens of prompt + answer
-    kv_bytes_per_token: int
-    codec: str
-    device: str
-
-
-class MethodInfo(msgspec.Struct, frozen=True):
-    name: str
-    doc: str
-    parameters: dict[str, dict[str, Any]]  # service.parameters.Schema
-
-
 class Ready(Message, frozen=True):
     model: ModelInfo
     fusion: list[MethodInfo]
@@ -128,43 +124,10 @@ class Ready(Message, frozen=True):
     pool_tokens: int  # KV pool capacity in tokens
 
 
-class TokenItem(msgspec.Struct, frozen=True):
-    id: str
-    token: int
-
-
 class Tokens(Message, frozen=True):
     """The tokens of one decode step, for all running sequences."""
 
     items: list[TokenItem]
-
-
-class SegmentReport(msgspec.Struct, frozen=True):
-    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, or
-    "cold" when it was recomputed because no usable copy existed (`problems` says why)."""
-
-    chunk_id: int
-    tokens: int
-    tier: str
-    bytes: int
-    load_s: float
-    rows_recomputed: int
-    problems: list[str] = []  # e.g. "ssd: corrupt"
-
-
-class Report(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # prompt tokens whose stored KV was used at the last layer
-    recomputed_tokens: int  # prompt tokens recomputed at the last layer, cold ones included
-    system: SegmentReport
-    documents: list[SegmentReport]
-    rows_per_layer: list[int]
-    kept_per_layer: list[float]  # KV entries per layer after eviction, mean over KV heads
-    stages: dict[str, float]  # queue, load, prefill, evict, first_token, decode
-    decode_steps: int
-    seed: int | None = None
-    warnings: list[str] = []
 
 
 class Done(Message, frozen=True):

@@ -1,0 +1,1 @@
+"""Fusion methods, one file each: which rows of a stitched prompt are computed at which layer."""

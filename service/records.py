@@ -1,0 +1,91 @@
+"""Records that messages carry and the engine fills: plain dataclasses, no msgspec, no torch.
+
+The engine is importable on a bare machine; `service.messages` puts these on the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One retrieved document segment D_i. `ids` are the truth; `chunk_id` is the catalog's."""
+
+    chunk_id: int
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A fusion or eviction method by name with its parameters (checked against its schema)."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    max_tokens: int = 128
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0
+    seed: int | None = None  # None: drawn by the worker
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    fingerprint: str
+    family: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    max_context: int  # tokens of prompt + answer
+    kv_bytes_per_token: int
+    codec: str
+    device: str
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    name: str
+    doc: str
+    parameters: dict[str, dict[str, Any]]  # service.parameters.Schema
+
+
+@dataclass(frozen=True)
+class TokenItem:
+    id: str
+    token: int
+
+
+@dataclass(frozen=True)
+class SegmentReport:
+    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, or
+    "cold" when it was recomputed because no usable copy existed (`problems` says why)."""
+
+    chunk_id: int
+    tokens: int
+    tier: str
+    bytes: int
+    load_s: float
+    rows_recomputed: int
+    problems: list[str] = field(default_factory=list)  # e.g. "ssd: corrupt"
+
+
+@dataclass(frozen=True)
+class Report:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens whose stored KV was used at the last layer
+    recomputed_tokens: int  # prompt tokens recomputed at the last layer, cold ones included
+    system: SegmentReport
+    documents: list[SegmentReport]
+    rows_per_layer: list[int]
+    kept_per_layer: list[float]  # KV entries per layer after eviction, mean over KV heads
+    stages: dict[str, float]  # queue, load, prefill, evict, first_token, decode
+    decode_steps: int
+    seed: int | None = None
+    warnings: list[str] = field(default_factory=list)

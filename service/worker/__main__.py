@@ -1,0 +1,134 @@
+"""`python -m service.worker --settings JSON`: build the parts, check the model, serve.
+
+Exit code 3: the model was refused (the last line of stderr says why); a supervisor must not retry.
+The process ends when its standard input closes, so it never outlives the gateway that spawned it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstore.tiers.base import Tier
+from service import messages as m
+from service.errors import KvstitchError
+from service.worker import selfcheck
+from service.worker.addressing import Addressing
+from service.worker.engine import Engine
+from service.worker.link import Link
+from service.worker.loader import Loader
+from service.worker.methods import describe, eviction_methods, fusion_methods
+from service.worker.model import default_pool_tokens, fingerprint, load
+from service.worker.server import Server, set_threads
+from service.worker_settings import WorkerSettings
+
+log = logging.getLogger("kvstitch.worker")
+
+REFUSED = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m service.worker", description=__doc__)
+    parser.add_argument("--settings", required=True, help="WorkerSettings as JSON")
+    settings = WorkerSettings.from_json(parser.parse_args().settings)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        return serve(settings)
+    except KvstitchError as error:
+        print(error.message, file=sys.stderr)
+        return REFUSED
+
+
+def serve(settings: WorkerSettings) -> int:
+    """Serve until a signal, a Shutdown or the end of standard input."""
+    set_threads(settings.threads)
+    adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
+    differences = selfcheck.check(adapter)
+    log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    mark = fingerprint(settings.model)
+    addressing = Addressing(
+        adapter,
+        fingerprint=mark,
+        codec=settings.codec,
+        secret=bytes.fromhex(settings.tenant_secret),
+    )
+    server: list[Server] = []
+
+    def call(what: Callable[[Server], None]) -> None:
+        for one in server:
+            what(one)
+
+    with TieredStore(tiers(settings)) as store:
+        loader = Loader(store, threads=settings.loader_threads, on_ready=lambda: call(Server.wake))
+        engine = Engine(
+            adapter,
+            addressing,
+            store,
+            loader,
+            pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+        )
+        ready = m.Ready(
+            model=m.ModelInfo(
+                name=os.path.basename(os.path.normpath(settings.model)),
+                fingerprint=mark,
+                family=adapter.family,
+                layers=adapter.layers,
+                kv_heads=adapter.kv_heads,
+                head_dim=adapter.head_dim,
+                dtype=str(adapter.dtype).removeprefix("torch."),
+                max_context=min(adapter.max_context, engine.pool.tokens),
+                kv_bytes_per_token=adapter.kv_bytes_per_token,
+                codec=settings.codec,
+                device=str(adapter.device),
+            ),
+            fusion=describe(fusion_methods()),
+            eviction=describe(eviction_methods()),
+            pool_tokens=engine.pool.tokens,
+        )
+        link = Link(settings.address, lambda who, payload: server[0].received(who, payload))
+        server.append(Server(engine, store, loader, ready, link))
+        loader.start()
+        link.start()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: server[0].stop())
+        threading.Thread(target=_watch_stdin, args=(server[0],), daemon=True).start()
+        log.info("serving %s at %s", settings.model, settings.address)
+        try:
+            server[0].run()
+        finally:
+            link.close()
+            loader.close()
+    return 0
+
+
+def tiers(settings: WorkerSettings) -> list[Tier]:
+    """Fastest first: memory, SSD where a folder is set, Redis where a URL is."""
+    chosen: list[Tier] = [MemoryTier(settings.memory_tier_bytes)]
+    if settings.kv_dir:
+        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes))
+    if settings.redis_url:
+        chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None))
+    return chosen
+
+
+def _watch_stdin(server: Server) -> None:
+    """The gateway holds our standard input open for as long as it lives."""
+    while os.read(0, 4096):
+        pass
+    server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

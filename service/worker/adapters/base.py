@@ -1,0 +1,116 @@
+"""What the layer loop needs of a decoder: embed, qkv before RoPE, finish a layer, logits.
+
+The stock transformers modules do the arithmetic (norms, projections, MLP, head); an adapter only
+takes them apart, so that QKV of all rows and attention of some rows can be separated and keys are
+seen before RoPE. Knows no cache, no method, no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.errors import ModelRefused
+from service.worker.rope import RotaryTable
+
+
+class DecoderAdapter:
+    """A pre-norm decoder with GQA, RoPE and a gated MLP, laid out like Llama's modules."""
+
+    family = "llama"
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.model = model
+        self.config = config
+        self.layers = int(config.num_hidden_layers)
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(config.num_key_value_heads or self.heads)
+        self.hidden = int(config.hidden_size)
+        self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
+        self.intermediate = int(config.intermediate_size)
+        self.vocabulary = int(config.vocab_size)
+        self.scale = float(self.head_dim**-0.5)
+        weight = model.get_input_embeddings().weight
+        self.dtype: torch.dtype = weight.dtype
+        self.device: torch.device = weight.device
+        self.max_context = self._max_context()
+        self.rope = RotaryTable.of(config, model.model.rotary_emb, self.max_context, self.device)
+
+    def _max_context(self) -> int:
+        """Tokens of prompt plus answer that full attention covers exactly."""
+        limit = int(self.config.max_position_embeddings)
+        types = getattr(self.config, "layer_types", None)
+        window = getattr(self.config, "sliding_window", None)
+        if types is not None:
+            slides = "sliding_attention" in types
+        else:
+            slides = bool(window) and bool(getattr(self.config, "use_sliding_window", True))
+        # Up to the window a sliding layer is full attention; beyond it stored keys would be used
+        # where the model never looked.
+        return min(limit, int(window)) if slides and window else limit
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids `[m]` → hidden `[m, hidden]`."""
+        return F.embedding(ids, self.model.get_input_embeddings().weight)
+
+    def qkv(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q `[m, heads, d]`, k and v `[m, kv_heads, d]`, all before RoPE, after any q/k norm."""
+        block = self.model.model.layers[layer]
+        attention = block.self_attn
+        normed = block.input_layernorm(x)
+        m = x.shape[0]
+        q = attention.q_proj(normed).view(m, self.heads, self.head_dim)
+        k = attention.k_proj(normed).view(m, self.kv_heads, self.head_dim)
+        v = attention.v_proj(normed).view(m, self.kv_heads, self.head_dim)
+        return (*self.normalise(attention, q, k), v)
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Hook for families with a norm on queries and keys."""
+        return q, k
+
+    def finish(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads · d]`."""
+        block = self.model.model.layers[layer]
+        x = x + block.self_attn.o_proj(attended)
+        out: Tensor = x + block.mlp(block.post_attention_layernorm(x))
+        return out
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Next-token logits in fp32 of the last layer's rows: `[m, vocabulary]`."""
+        out: Tensor = self.model.lm_head(self.model.model.norm(x)).float()
+        return out
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        for source in (getattr(self.model, "generation_config", None), self.config):
+            end = getattr(source, "eos_token_id", None)
+            if end is not None:
+                return frozenset(end if isinstance(end, list) else [end])
+        return frozenset()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def adapter_for(model: Any) -> DecoderAdapter:
+    """The adapter whose file is named after the config's model_type. Raises ModelRefused."""
+    from importlib import import_module
+    from pkgutil import iter_modules
+
+    import service.worker.adapters as package
+
+    families = {m.name for m in iter_modules(package.__path__)} - {"base"}
+    name = str(model.config.model_type)
+    if name not in families:
+        raise ModelRefused(
+            f"model_type {name!r} has no adapter; served families: {', '.join(sorted(families))}",
+            field="model",
+        )
+    adapter: DecoderAdapter = import_module(f"{package.__name__}.{name}").Adapter(model)
+    return adapter

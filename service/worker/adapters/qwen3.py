@@ -1,0 +1,16 @@
+"""Qwen3: RMSNorm on every query and key head; keys are stored after it, before RoPE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from service.worker.adapters.base import DecoderAdapter
+
+
+class Adapter(DecoderAdapter):
+    family = "qwen3"
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return attention.q_norm(q), attention.k_norm(k)

@@ -1,0 +1,75 @@
+"""Attention of rows at arbitrary sequence indices over a head-major KV cache.
+
+Masks go by sequence index: the row at index t sees key j iff j <= t, whatever its row number (the
+bottom-right causal mask of public code lets early rows see later documents). Rows are ascending.
+Knows no model, no cache layout beyond `[kv_heads, tokens, head_dim]`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Rows per tile. A tile reads keys only up to its last row, so half of a causal triangle is never
+# computed; smaller tiles skip more, larger ones amortise the call.
+ROW_TILE = 64
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Index-causal attention.
+
+    q `[m, heads, d]` of the rows at ascending indices `rows` `[m]`; k, v `[kv_heads, n, d]` with
+    every key a row may see in place. Returns `[m, heads * d]`.
+    """
+    m, heads, d = q.shape
+    kv_heads, n = k.shape[0], k.shape[1]
+    grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
+    # Expanded, not repeated: all query heads of a group read the same keys.
+    k4 = k.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    v4 = v.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
+    if m == 1:
+        seen = int(rows[0]) + 1
+        return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
+    if m == n:
+        out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
+        return out.permute(2, 0, 1, 3).reshape(m, heads * d)
+    out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=q.dtype, device=q.device)
+    index = torch.arange(n, device=q.device)
+    # One transfer for all tile ends.
+    ends = [*rows[ROW_TILE - 1 :: ROW_TILE].tolist(), int(rows[-1])]
+    for tile, last in enumerate(ends):
+        a, b = tile * ROW_TILE, min((tile + 1) * ROW_TILE, m)
+        if a >= b:
+            break
+        seen = last + 1
+        mask = index[:seen] <= rows[a:b, None]
+        part = F.scaled_dot_product_attention(
+            grouped[:, :, a:b], k4[:, :, :seen], v4[:, :, :seen], attn_mask=mask, scale=scale
+        )
+        out[a:b] = part.permute(2, 0, 1, 3)
+    return out.reshape(m, heads * d)
+
+
+def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One query that sees every key: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`."""
+    heads, d = q.shape
+    kv_heads = k.shape[0]
+    # The group's query heads become query rows of their KV head: no key is copied or expanded.
+    grouped = q.view(1, kv_heads, heads // kv_heads, d)
+    out = F.scaled_dot_product_attention(grouped, k.unsqueeze(0), v.unsqueeze(0), scale=scale)
+    return out.reshape(heads * d)
+
+
+def attention_probabilities(q: Tensor, k: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Softmax weights in fp32 of the rows at `rows` over all keys: `[heads, m, n]`.
+
+    q `[m, heads, d]`, k `[kv_heads, n, d]`. Meant for few rows (a question, a scoring window).
+    """
+    m, heads, d = q.shape
+    kv_heads, n = k.shape[0], k.shape[1]
+    grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3).float()
+    scores = torch.einsum("hgmd,hnd->hgmn", grouped, k.float()) * scale
+    hidden = torch.arange(n, device=q.device) > rows[:, None]
+    scores.masked_fill_(hidden, float("-inf"))
+    return scores.softmax(-1).view(heads, m, n)

@@ -1,0 +1,317 @@
+"""The engine: takes requests, runs one step at a time, hands out events. No sockets, no threads of
+its own (the loader has some).
+
+A step: finish loads → start a prefill → one decode step for all running sequences → some layers of
+the prefill → in spare time, some of the background lane. While sequences run, the prefill's share
+of a step is about as long as the decode step, so a long prompt at most doubles their TPOT.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from kvstore import TieredStore
+from service.errors import InvalidRequest, KvstitchError, PromptTooLong, WorkerFault
+from service.records import Chunk
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.addressing import Address, Addressing
+from service.worker.decode import decode_step
+from service.worker.evict import evict
+from service.worker.kv_pool import KVPool
+from service.worker.layout import PromptLayout
+from service.worker.loader import Loader
+from service.worker.methods import make_eviction, make_fusion
+from service.worker.precompute import PrecomputeLane
+from service.worker.prefill import PrefillResult, prefill
+from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.sampler import Sampler
+from service.worker.scheduler import Scheduler
+from service.worker.sequence import Sequence
+
+log = logging.getLogger("kvstitch.engine")
+
+
+class Engine:
+    """One model, one pool, one store. Not thread-safe: call it from one thread."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        addressing: Addressing,
+        store: TieredStore,
+        loader: Loader,
+        *,
+        pool_tokens: int,
+        max_running: int = 32,
+        max_waiting: int = 256,
+    ) -> None:
+        self._adapter = adapter
+        self._addressing = addressing
+        self._store = store
+        self._loader = loader
+        self._events: list[Event] = []
+        self._decode_seconds = 0.0
+        self.decode_steps = 0
+        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
+        self.lane = PrecomputeLane(adapter, store, loader)
+        self.pool = KVPool(
+            adapter.layers,
+            adapter.kv_heads,
+            adapter.head_dim,
+            pool_tokens,
+            dtype=adapter.dtype,
+            device=adapter.device,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute until a request or a load arrives."""
+        return not self._busy and self.lane.idle
+
+    @property
+    def _busy(self) -> bool:
+        """Some request can be worked on now (not only waiting for its chunks)."""
+        scheduler = self.scheduler
+        waits = any(s.loaded or s.abort_reason for s in scheduler.waiting)
+        return waits or scheduler.prefilling is not None or bool(scheduler.running)
+
+    # -- what callers ask for ---------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Take a request. Raises a KvstitchError if it can never be answered or the queue is full;
+        after that it ends in exactly one DoneEvent or FailedEvent."""
+        sequence = self._sequence(request)
+        self.scheduler.add(sequence)
+        if sequence.fusion.reads_cache:
+            sequence.loads = [self._loader.load(a) if a else None for a in sequence.addresses]
+
+    def abort(self, request_id: str, reason: str) -> None:
+        """Stop a request before its next step; unknown ids (already finished) are ignored."""
+        sequence = self.scheduler.find(request_id)
+        if sequence is not None:
+            sequence.abort_reason = reason
+
+    def addresses(
+        self, system: list[int], documents: list[Chunk], prefix_mode: str, tenant: str
+    ) -> list[Address | None]:
+        """Of S and every document, None where a segment is empty."""
+        naming = self._addressing
+        first = naming.system(system, tenant) if system else None
+        rest = [
+            naming.document(d.ids, prefix_mode, system, tenant) if d.ids else None
+            for d in documents
+        ]
+        return [first, *rest]
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One round of work; the events it gave. Faults of one sequence end that sequence only."""
+        self._drop_aborted()
+        self._start_prefill()
+        self._decode()
+        self._advance_prefill()
+        if not self._busy and not self.lane.idle:
+            self._advance_lane()
+        self._events.extend(self.lane.finished())
+        events, self._events = self._events, []
+        return events
+
+    def _sequence(self, request: Request) -> Sequence:
+        fusion = make_fusion(request.fusion.name, request.fusion.parameters)
+        eviction = request.eviction and make_eviction(
+            request.eviction.name, request.eviction.parameters
+        )
+        documents = list(request.documents)
+        if not request.question:
+            raise InvalidRequest("the question has no tokens", field="question")
+        addresses = self.addresses(
+            list(request.system), documents, request.prefix_mode, request.tenant
+        )
+        sequence = Sequence(
+            request,
+            fusion,
+            eviction or None,
+            addresses,
+            loads=[None] * len(addresses),
+            max_tokens=request.sampling.max_tokens,
+            sampler=Sampler(request.sampling),
+        )
+        self._fit_context(sequence)
+        return sequence
+
+    def _fit_context(self, sequence: Sequence) -> None:
+        limit = min(self._adapter.max_context, self.pool.tokens)
+        room = limit - sequence.prompt_tokens
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {sequence.prompt_tokens} tokens; this worker takes {limit - 1} "
+                f"(model context {self._adapter.max_context}, KV pool {self.pool.tokens})",
+                field="question",
+            )
+        if sequence.max_tokens > room:
+            sequence.warnings.append(f"max_tokens was lowered from {sequence.max_tokens} to {room}")
+            sequence.max_tokens = room
+
+    def _drop_aborted(self) -> None:
+        scheduler = self.scheduler
+        active = [*scheduler.waiting, *scheduler.running]
+        if scheduler.prefilling is not None:
+            active.append(scheduler.prefilling)
+        for sequence in active:
+            if sequence.abort_reason:
+                self._finish(sequence, sequence.abort_reason)
+
+    def _start_prefill(self) -> None:
+        sequence = self.scheduler.next_to_prefill(
+            lambda s: self.pool.can_reserve(s.reserved_tokens)
+        )
+        if sequence is None:
+            return
+        try:
+            self._open_prefill(sequence)
+        except Exception as error:
+            self._fail(sequence, error)
+
+    def _open_prefill(self, sequence: Sequence) -> None:
+        request = sequence.request
+        longest = max(
+            (load.result().seconds for load in sequence.loads if load is not None), default=0.0
+        )
+        sequence.close_stage("queue")
+        # Loading overlaps waiting; what remains of the wait is the queue's.
+        sequence.stages["load"] = min(longest, sequence.stages["queue"])
+        sequence.stages["queue"] -= sequence.stages["load"]
+        chunks = [sequence.chunk(i) for i in range(len(sequence.addresses))]
+        sequence.layout = PromptLayout.of(
+            request.system,
+            [d.ids for d in request.documents],
+            request.question,
+            cold=[chunk is None for chunk in chunks],
+            offset=len(self._addressing.prefix(request.prefix_mode, request.system)),
+            device=self._adapter.device,
+        )
+        sequence.kv = self.pool.reserve(sequence.reserved_tokens)
+        assert sequence.kv is not None, "the scheduler asked whether it fits"
+        window = 0
+        if sequence.eviction is not None:
+            window = min(sequence.eviction.window_rows, len(request.question))
+            warning = sequence.eviction.warning(sequence.layout)
+            sequence.warnings.extend([warning] if warning else [])
+        sequence.steps = prefill(
+            self._adapter, sequence.layout, chunks, sequence.fusion, sequence.kv, window=window
+        )
+
+    def _advance_prefill(self) -> None:
+        """Layers of the current prefill: one if nobody decodes (so that aborts and new requests
+        are seen between layers), else for about as long as the decode step took."""
+        started = time.monotonic()
+        while (sequence := self.scheduler.prefilling) is not None:
+            assert sequence.steps is not None
+            try:
+                next(sequence.steps)
+            except StopIteration as end:
+                self._first_token(sequence, end.value)
+            except Exception as error:
+                self._fail(sequence, error)
+            if time.monotonic() - started >= self._decode_seconds or not self.scheduler.running:
+                return
+
+    def _first_token(self, sequence: Sequence, result: PrefillResult) -> None:
+        layout, kv = sequence.layout, sequence.kv
+        assert layout is not None and kv is not None
+        sequence.steps = None
+        kv.set_length(layout.tokens)
+        sequence.rows_per_layer = result.rows_per_layer
+        sequence.rows_by_segment = [
+            int(((result.rows >= s.start) & (result.rows < s.end)).sum()) for s in layout.segments
+        ]
+        sequence.close_stage("prefill")
+        try:
+            self.scheduler.start_running()
+            self._emit(sequence, sequence.sampler(result.logits))
+            sequence.close_stage("first_token")
+            if sequence.eviction is not None and sequence in self.scheduler.running:
+                room = sequence.max_tokens - len(sequence.tokens) + 1
+                evict(self._adapter, layout, kv, sequence.eviction, result.window_q, room)
+                sequence.close_stage("evict")
+            if sequence.kv is not None:
+                layers = range(self._adapter.layers)
+                sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]
+        except Exception as error:
+            self._fail(sequence, error)
+
+    def _decode(self) -> None:
+        running = list(self.scheduler.running)
+        if not running:
+            self._decode_seconds = 0.0
+            return
+        started = time.monotonic()
+        try:
+            logits = decode_step(self._adapter, running)
+        except Exception as error:
+            for sequence in running:
+                self._fail(sequence, error)
+            return
+        self.decode_steps += 1
+        for sequence, row in zip(running, logits, strict=True):
+            sequence.decode_steps += 1
+            self._emit(sequence, sequence.sampler(row))
+        self._decode_seconds = time.monotonic() - started
+
+    def _emit(self, sequence: Sequence, token: int) -> None:
+        """A new token: send it, or end the sequence. End tokens are not sent."""
+        if token in self._adapter.end_ids:
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        self._events.append(TokenEvent(sequence.id, token))
+        if len(sequence.tokens) >= sequence.max_tokens:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        if "first_token" in sequence.stages:
+            sequence.close_stage("decode")
+        self._release(sequence)
+        self._write_back(sequence)
+        self._events.append(DoneEvent(sequence.id, reason, sequence.report()))
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        known = isinstance(error, KvstitchError)
+        if not known:
+            log.error("request %s failed", sequence.id, exc_info=error)
+        told = (
+            error
+            if isinstance(error, KvstitchError)
+            else WorkerFault(f"the engine failed on this request: {type(error).__name__}: {error}")
+        )
+        self._release(sequence)
+        self._events.append(FailedEvent(sequence.id, told.code, told.message, told.field))
+
+    def _release(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        if sequence.steps is not None:
+            sequence.steps.close()
+            sequence.steps = None
+        if sequence.kv is not None:
+            sequence.kv.release()
+            sequence.kv = None
+
+    def _write_back(self, sequence: Sequence) -> None:
+        """Segments that should have been in the store and were not: compute them in spare time."""
+        for address, load in zip(sequence.addresses, sequence.loads, strict=True):
+            if address is None or load is None or not load.done():
+                continue
+            if load.result().chunk is None:
+                self.lane.add(address)
+
+    def _advance_lane(self) -> None:
+        try:
+            self.lane.advance()
+        except Exception as error:
+            log.error("precompute failed", exc_info=error)
+            self.lane.fail_current(error)

@@ -1,0 +1,36 @@
+"""SnapKV (METHODS §2.3; Li et al. 2024): document tokens that the last prompt queries attend to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.errors import InvalidRequest
+from service.parameters import parameter
+from service.worker.eviction.base import EvictionMethod, PromptAttention
+
+
+@dataclass(frozen=True)
+class Method(EvictionMethod):
+    """Window attention, group mean, max-pooled over neighbours, top of the budget per KV head.
+
+    After `fusion.method` a3 this is the paper's A3(ex)."""
+
+    window: int = parameter(32, "last prompt queries that score, at most the question", ge=1)
+    kernel: int = parameter(7, "width of the max-pool over neighbouring tokens, odd", ge=1)
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise InvalidRequest(
+                f"eviction.kernel must be odd, not {self.kernel}", field="eviction.kernel"
+            )
+
+    @property
+    def window_rows(self) -> int:
+        return self.window
+
+    def score(self, prompt: PromptAttention) -> Tensor:
+        weights = prompt.window_attention().unsqueeze(0)
+        return F.max_pool1d(weights, self.kernel, stride=1, padding=self.kernel // 2).squeeze(0)

@@ -1,0 +1,59 @@
+"""A3 (METHODS §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion").
+
+    layers < selection_layer   all rows, full attention: the next layer's inputs are exact
+    selection_layer            K, V of all rows (exact); document tokens ranked by the attention
+                               the question pays them; the top ⌊ratio · n⌋ and the question go on
+    layers > selection_layer   those rows only, over cached KV overwritten at those rows
+
+The only difference from CacheBlend is the ranking. With ratio 0 it is PIE with exact layers
+0..selection_layer, not PIE.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.attention import attention_probabilities
+from service.worker.fusion.base import FusionMethod, LayerView
+from service.worker.layout import PromptLayout, union
+from service.worker.topk import stable_topk
+
+# Question rows scored at once: bounds the [heads, rows, n] scores in fp32.
+QUESTION_TILE = 64
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Recompute the document tokens that the question attends to most, ranked at one early layer
+    whose keys and queries are exact."""
+
+    ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
+    selection_layer: int = parameter(1, "layer at which tokens are ranked (paper: 1)", ge=1)
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return layout.all_rows
+
+    def select(self, view: LayerView) -> Tensor | None:
+        if view.layer != self.selection_layer:
+            return None
+        layout = view.layout
+        candidates = layout.cached_document_rows
+        wanted = math.floor(self.ratio * layout.tokens)
+        top = stable_topk(self._question_attention(view)[candidates], wanted)
+        return union(candidates[top], layout.question_rows)
+
+    def _question_attention(self, view: LayerView) -> Tensor:
+        """s(t) of METHODS §1.5 step 3: `[n]`, summed over question rows and query heads."""
+        start = view.layout.question_start
+        # All rows are present at this layer, so row number and index coincide.
+        rows = view.rows[start:]
+        total = view.k.new_zeros(view.k.shape[1], dtype=view.q.float().dtype)
+        for a in range(0, len(rows), QUESTION_TILE):
+            b = a + QUESTION_TILE
+            q = view.q[start + a : start + b]
+            total += attention_probabilities(q, view.k, rows[a:b], view.scale).sum((0, 1))
+        return total

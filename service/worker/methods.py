@@ -1,0 +1,65 @@
+"""Finds fusion and eviction methods: one file each, named after the method, class `Method`.
+
+Adding a method is adding a file; nothing else is edited. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+import service.worker.eviction as eviction_package
+import service.worker.fusion as fusion_package
+from service.errors import UnknownMethod
+from service.parameters import check, schema_of
+from service.records import MethodInfo
+from service.worker.eviction.base import EvictionMethod
+from service.worker.fusion.base import FusionMethod
+
+
+def fusion_methods() -> dict[str, type[FusionMethod]]:
+    return _found(fusion_package)
+
+
+def eviction_methods() -> dict[str, type[EvictionMethod]]:
+    return _found(eviction_package)
+
+
+def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
+    """The method with checked parameters. Raises UnknownMethod or InvalidRequest."""
+    made: FusionMethod = _make("fusion", fusion_methods(), name, parameters)
+    return made
+
+
+def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
+    """The method with checked parameters. Raises UnknownMethod or InvalidRequest."""
+    made: EvictionMethod = _make("eviction", eviction_methods(), name, parameters)
+    return made
+
+
+def describe(methods: Mapping[str, type[Any]]) -> list[MethodInfo]:
+    """Names, first docstring paragraphs and parameter schemas, for `GET /v1/methods`."""
+    return [
+        MethodInfo(name, (cls.__doc__ or "").split("\n\n")[0].strip(), schema_of(cls))
+        for name, cls in sorted(methods.items())
+    ]
+
+
+def _found(package: ModuleType) -> dict[str, type[Any]]:
+    names = [m.name for m in iter_modules(package.__path__) if m.name != "base"]
+    return {name: import_module(f"{package.__name__}.{name}").Method for name in names}
+
+
+def _make(
+    where: str, methods: Mapping[str, type[Any]], name: str, parameters: Mapping[str, Any]
+) -> Any:
+    if name not in methods:
+        raise UnknownMethod(
+            f"{where}.method {name!r} is not known; known methods: {', '.join(sorted(methods))}",
+            field=f"{where}.method",
+        )
+    cls = methods[name]
+    return cls(**check(schema_of(cls), parameters, where=where))

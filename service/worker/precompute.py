@@ -1,0 +1,172 @@
+"""The background lane: prefills chunks when nobody waits, and stores their KV.
+
+A chunk is a prompt of its prefix and itself, run by the same layer loop; its rows' keys before
+RoPE and values are captured. Knows no socket and no request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvstore import TieredStore, encode_chunk
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.addressing import Address
+from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.layout import PromptLayout
+from service.worker.loader import Loader
+from service.worker.prefill import PrefillResult, prefill
+from service.worker.request import PrecomputedEvent
+
+# Chunks computed but not yet written: bounds the memory a slow disk can pile up.
+MAX_UNWRITTEN = 4
+
+
+class ScratchKV:
+    """Rotated K, V of one layer at a time: precompute never reads an earlier layer again."""
+
+    def __init__(self, adapter: DecoderAdapter, tokens: int) -> None:
+        shape = (adapter.kv_heads, tokens, adapter.head_dim)
+        self._k = torch.empty(shape, dtype=adapter.dtype, device=adapter.device)
+        self._v = torch.empty_like(self._k)
+
+    def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        return self._k[:, :tokens], self._v[:, :tokens]
+
+
+@dataclass
+class Task:
+    """One chunk to store. `id` None: nobody waits for the news (write-back after a miss)."""
+
+    address: Address
+    id: str | None
+    chunk_id: int
+    started_at: float = 0.0
+    write: Future[bool] | None = None
+    bytes: int = 0
+
+
+class PrecomputeLane:
+    """A queue of chunks; `advance` runs one layer of one of them."""
+
+    def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:
+        self._adapter = adapter
+        self._store = store
+        self._loader = loader
+        self._queue: deque[Task] = deque()
+        self._silent: set[str] = set()
+        self._current: Task | None = None
+        self._steps: Generator[None, None, PrefillResult] | None = None
+        self._captured: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._writing: list[Task] = []
+        self.counts = {"stored": 0, "present": 0, "failed": 0}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute right now (writes may still be under way)."""
+        if self._steps is None and len(self._writing) >= MAX_UNWRITTEN:
+            return True
+        return self._steps is None and not self._queue
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue) + len(self._writing) + (self._current is not None)
+
+    def add(self, address: Address, *, id: str | None = None, chunk_id: int = -1) -> None:
+        if id is None:
+            if address.key in self._silent:
+                return
+            self._silent.add(address.key)
+        self._queue.append(Task(address, id, chunk_id))
+
+    def compute_now(self, address: Address) -> None:
+        """Compute and store one chunk at once (tests, benchmarks)."""
+        self.add(address, id="now")
+        while self.pending:
+            if not self.idle:
+                self.advance()
+            elif self._writing and self._writing[0].write is not None:
+                self._writing[0].write.result()
+            self.finished()
+
+    def advance(self) -> None:
+        """One layer of the current chunk, or the start of the next."""
+        if self._steps is None:
+            self._start(self._queue.popleft())
+            return
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._store_current()
+
+    def finished(self) -> list[PrecomputedEvent]:
+        """News since the last call: chunks stored, found present, or failed."""
+        events = []
+        for task in [t for t in self._writing if t.write is None or t.write.done()]:
+            self._writing.remove(task)
+            event = self._event(task)
+            self.counts[event.status] += 1
+            if task.id is not None:
+                events.append(event)
+        return events
+
+    def fail_current(self, error: Exception) -> None:
+        """The engine caught `error` in `advance`: report it and go on with the next chunk."""
+        task, self._current, self._steps = self._current, None, None
+        if task is not None:
+            failed: Future[bool] = Future()
+            failed.set_exception(error)
+            task.write = failed
+            self._finish(task)
+
+    def _start(self, task: Task) -> None:
+        task.started_at = time.monotonic()
+        self._current = task
+        if self._store.contains([task.address.key]):
+            self._current = None
+            self._finish(task)  # write stays None: present
+            return
+        ids = [*task.address.prefix_ids, *task.address.ids]
+        layout = PromptLayout.of(ids, [], [], cold=[True], device=self._adapter.device)
+        first = len(task.address.prefix_ids)
+        self._captured = ([], [])
+        self._steps = prefill(
+            self._adapter,
+            layout,
+            [None],
+            Vanilla(),
+            ScratchKV(self._adapter, len(ids)),
+            capture=lambda _, k, v: self._capture(k[first:], v[first:]),
+        )
+
+    def _capture(self, k: Tensor, v: Tensor) -> None:
+        self._captured[0].append(k.clone())
+        self._captured[1].append(v.clone())
+
+    def _store_current(self) -> None:
+        task, self._current, self._steps = self._current, None, None
+        assert task is not None
+        k, v = self._captured
+        self._captured = ([], [])
+        chunk = encode_chunk(task.address.spec, k, v)
+        task.bytes = chunk.nbytes
+        task.write = self._loader.put(task.address, chunk)
+        self._finish(task)
+
+    def _finish(self, task: Task) -> None:
+        self._silent.discard(task.address.key)
+        self._writing.append(task)
+
+    def _event(self, task: Task) -> PrecomputedEvent:
+        status, message = "present", ""
+        if task.write is not None:
+            error = task.write.exception()
+            status, message = ("stored", "") if error is None else ("failed", str(error))
+        seconds = time.monotonic() - task.started_at
+        return PrecomputedEvent(task.id or "", task.chunk_id, status, task.bytes, seconds, message)

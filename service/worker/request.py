@@ -1,0 +1,57 @@
+"""What the engine is asked for and what it reports: plain records, no socket, no msgspec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from service.records import Chunk, Method, Report, Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt S ‖ D ‖ Q to answer; the fields of `messages.Generate`."""
+
+    id: str
+    system: Sequence[int]
+    documents: Sequence[Chunk]
+    question: Sequence[int]
+    fusion: Method = field(default_factory=lambda: Method("a3"))
+    eviction: Method | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    prefix_mode: str = "none"
+    tenant: str = ""
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    id: str
+    token: int
+
+
+@dataclass(frozen=True)
+class DoneEvent:
+    id: str
+    finish_reason: str
+    report: Report
+
+
+@dataclass(frozen=True)
+class FailedEvent:
+    id: str
+    code: str
+    message: str
+    field: str | None = None
+
+
+@dataclass(frozen=True)
+class PrecomputedEvent:
+    id: str
+    chunk_id: int
+    status: str
+    bytes: int
+    seconds: float
+    message: str = ""
+
+
+Event = TokenEvent | DoneEvent | FailedEvent | PrecomputedEvent

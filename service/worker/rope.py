@@ -1,0 +1,58 @@
+"""Rotary position embedding from fp32 tables: one rotation, at the request's position.
+
+Keys are stored before RoPE and rotated once, in fp32, then cast (METHODS §0). The frequencies are
+those of the model's own rotary module, built afresh so that a dtype cast of the model cannot have
+rounded them. Knows no cache and no layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.errors import ModelRefused
+
+# Frequencies fixed by the config; dynamic and longrope change them with the prompt's length, so a
+# key rotated for a short prompt would be wrong in a long one.
+STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+
+
+class RotaryTable:
+    """cos and sin `[positions, head_dim / 2]` in fp32, attention scaling folded in."""
+
+    def __init__(self, inv_freq: Tensor, scaling: float, positions: int) -> None:
+        angles = torch.outer(
+            torch.arange(positions, dtype=torch.float32, device=inv_freq.device), inv_freq.float()
+        )
+        self.cos = angles.cos() * scaling
+        self.sin = angles.sin() * scaling
+
+    @classmethod
+    def of(cls, config: Any, rotary: Any, positions: int, device: torch.device) -> RotaryTable:
+        """The table of a transformers rotary module. Raises ModelRefused if it varies by length."""
+        rope_type = str((config.rope_parameters or {}).get("rope_type", "default"))
+        if rope_type not in STATIC_ROPE_TYPES:
+            raise ModelRefused(
+                f"rope_type {rope_type!r} changes its frequencies with the prompt's length, so "
+                "stored keys cannot be moved to another position exactly; served types: "
+                + ", ".join(STATIC_ROPE_TYPES)
+                + ". Set rope_parameters in the model's config.json to one of them",
+                field="model",
+            )
+        fresh = type(rotary)(config).to(device)
+        return cls(fresh.inv_freq, float(fresh.attention_scaling), positions)
+
+    def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+        """x `[rows, heads, head_dim]` turned to `positions` `[rows]`; x's dtype, or into `out`."""
+        half = x.shape[-1] // 2
+        cos = self.cos[positions].unsqueeze(1)
+        sin = self.sin[positions].unsqueeze(1)
+        wide = x.float()
+        left, right = wide[..., :half], wide[..., half:]
+        if out is None:
+            out = torch.empty_like(x)
+        out[..., :half] = left * cos - right * sin
+        out[..., half:] = right * cos + left * sin
+        return out

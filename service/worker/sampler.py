@@ -1,0 +1,39 @@
+"""Next token from logits: greedy, or temperature and top-p with a seed of the request's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.records import Sampling
+
+
+class Sampler:
+    """One per sequence: its random stream does not depend on what else runs in the batch."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._random = torch.Generator(device="cpu")
+        if sampling.seed is None:
+            self.seed = self._random.seed() % 2**31
+        else:
+            self.seed = sampling.seed
+        self._random.manual_seed(self.seed)
+
+    def __call__(self, logits: Tensor) -> int:
+        """logits `[vocabulary]` fp32 → a token id. Temperature 0 is argmax, lowest id on ties."""
+        if self._sampling.temperature <= 0:
+            return int(logits.argmax())
+        probabilities = (logits.float().cpu() / self._sampling.temperature).softmax(-1)
+        if self._sampling.top_p < 1:
+            probabilities = _nucleus(probabilities, self._sampling.top_p)
+        return int(torch.multinomial(probabilities, 1, generator=self._random))
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """The smallest set of tokens whose mass reaches top_p, the most likely one always in it."""
+    ordered, index = probabilities.sort(descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.where(before < top_p, ordered, torch.zeros_like(ordered))
+    kept[0] = ordered[0]
+    return torch.zeros_like(probabilities).scatter_(0, index, kept)

@@ -1,0 +1,56 @@
+"""The worker's counters as (metric, labels, value); names are declared in service.metrics."""
+
+from __future__ import annotations
+
+from kvstore.stats import StoreStats
+from service.worker.engine import Engine
+
+Value = tuple[str, dict[str, str], float]
+
+
+def store_values(stats: StoreStats) -> list[Value]:
+    """Tier operations, bytes, seconds and gauges; new keys; dropped writes."""
+    values: list[Value] = [
+        ("kvstitch_tier_operations_total", {"tier": tier, "op": op, "outcome": outcome}, count)
+        for tier, op, outcome, count in stats.counters()
+    ]
+    for tier in stats.tiers:
+        name = {"tier": tier.name}
+        for metric, amounts in (
+            ("kvstitch_tier_operation_seconds_total", tier.seconds),
+            ("kvstitch_tier_transferred_bytes_total", tier.bytes),
+        ):
+            values.extend((metric, {**name, "op": op}, n) for op, n in amounts.items())
+        for metric, known in (
+            ("kvstitch_tier_used_bytes", tier.usage.used_bytes),
+            ("kvstitch_tier_capacity_bytes", tier.usage.capacity_bytes),
+            ("kvstitch_tier_entries", tier.usage.entries),
+            ("kvstitch_tier_evictions_total", tier.usage.evictions),
+        ):
+            if known is not None:
+                values.append((metric, name, known))
+        values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
+    values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
+    values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
+    values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
+    return values
+
+
+def engine_values(engine: Engine) -> list[Value]:
+    """Sequences by state, pool, decode steps, precomputed chunks."""
+    scheduler = engine.scheduler
+    states = {
+        "waiting": len(scheduler.waiting),
+        "prefilling": int(scheduler.prefilling is not None),
+        "running": len(scheduler.running),
+    }
+    values: list[Value] = [
+        ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
+    ]
+    values.append(("kvstitch_pool_free_ratio", {}, engine.pool.free_share))
+    values.append(("kvstitch_decode_steps_total", {}, engine.decode_steps))
+    values.extend(
+        ("kvstitch_precomputed_chunks_total", {"status": status}, count)
+        for status, count in engine.lane.counts.items()
+    )
+    return values
