@@ -165,7 +165,7 @@ def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
 def build_header(spec: ChunkSpec, checksums: Mapping[str, str]) -> ChunkHeader:
     """The header of a chunk whose tensors have these checksums (name to text)."""
     entries = [replace(entry, checksum=checksums[entry.name]) for entry in layout(spec)]
-    blank = f"{default_algorithm()}:{'0' * DIGEST_HEX}"
+    blank = _blank(default_algorithm())
     document: dict[str, object] = {"__metadata__": _metadata(spec, entries, blank)}
     for entry in entries:
         document[entry.name] = {
@@ -175,9 +175,15 @@ def build_header(spec: ChunkSpec, checksums: Mapping[str, str]) -> ChunkHeader:
         }
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
-    blanked = struct.pack("<Q", len(text)) + text
-    raw = blanked.replace(_field(blank), _field(checksum(blanked)), 1)
+    raw = seal(struct.pack("<Q", len(text)) + text, blank)
     return ChunkHeader(raw, spec, {entry.name: entry for entry in entries}, entries[-1].end)
+
+
+def seal(raw: bytes, stated: str) -> bytes:
+    """Header bytes whose checksum field says ``stated``, with the right checksum instead."""
+    blank = _blank(default_algorithm())
+    blanked = raw.replace(_field(stated), _field(blank), 1)
+    return blanked.replace(_field(blank), _field(checksum(blanked)), 1)
 
 
 def header_bytes(prefix: Buffer) -> int:
@@ -268,6 +274,11 @@ def _metadata(spec: ChunkSpec, entries: Iterable[TensorEntry], blank: str) -> di
     return facts | sums | {"header_checksum": blank}
 
 
+def _blank(algorithm: str) -> str:
+    """What stands in the field while the header is summed."""
+    return f"{algorithm}:{'0' * DIGEST_HEX}"
+
+
 def _field(value: str) -> bytes:
     """The checksum as it stands in the JSON; inside strings quotes are escaped, so it is unique."""
     return f'"header_checksum":"{value}"'.encode()
@@ -286,7 +297,6 @@ def _read_json(raw: bytes) -> tuple[dict[str, str], dict[str, object]]:
 
 def _check_header_checksum(raw: bytes, metadata: Mapping[str, str]) -> None:
     stated = metadata.get("header_checksum", "")
-    algorithm = stated.partition(":")[0]
-    field, blank = _field(stated), _field(f"{algorithm}:{'0' * DIGEST_HEX}")
+    field, blank = _field(stated), _field(_blank(stated.partition(":")[0]))
     if raw.count(field) != 1 or not matches(stated, raw.replace(field, blank, 1)):
         raise ChunkCorrupt("checksum of the header differs")

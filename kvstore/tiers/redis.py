@@ -227,9 +227,9 @@ class RedisTier:
             raise TierTimeout(f"{self.name}: {error}") from error
         except errors.ConnectionError as error:
             raise TierUnavailable(f"{self.name}: {error}") from error
+        except errors.OutOfMemoryError as error:
+            raise TierFull(f"{self.name}: {error}") from error
         except errors.RedisError as error:
-            if "OOM" in str(error):  # the class for it is younger than the redis-py we accept
-                raise TierFull(f"{self.name}: {error}") from error
             raise TierError(f"{self.name}: {error}") from error
 
 

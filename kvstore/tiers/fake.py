@@ -1,0 +1,107 @@
+"""A tier for tests: a dictionary with faults on demand.
+
+tier = FakeTier(kind="shared")
+tier.fail("read", TierTimeout("slow"))     # every read from now on
+tier.heal()
+tier.damage(key, offset=100)               # flip a stored byte
+tier.gate.clear()                          # operations block until gate.set()
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from torch import Tensor
+
+from kvstore.chunk import EncodedChunk
+from kvstore.header import ChunkHeader
+from kvstore.tiers.base import TierKind, Usage
+
+
+class FakeTier:
+    """Unbounded, in memory, and as broken as it is told to be.
+
+    Attributes:
+        calls: operation name to how often it was called, failures included.
+        gate: cleared, it blocks every operation that is called.
+    """
+
+    def __init__(self, name: str = "fake", *, kind: TierKind = "shared") -> None:
+        self.name = name
+        self.kind: TierKind = kind
+        self.calls: Counter[str] = Counter()
+        self.gate = threading.Event()
+        self.gate.set()
+        self._faults: dict[str, Exception] = {}
+        self._lock = threading.Lock()
+        self._chunks: dict[str, EncodedChunk] = {}
+
+    def fail(self, operation: str, error: Exception) -> None:
+        """Raise ``error`` from that operation until ``heal``; ``"*"`` means all of them."""
+        self._faults[operation] = error
+
+    def heal(self) -> None:
+        self._faults.clear()
+
+    def damage(self, key: str, offset: int = 0) -> None:
+        """Flip one bit of a stored chunk's data; readers of the old object see no change."""
+        chunk = self._chunks[key]
+        data = chunk.data.clone()
+        data[offset] ^= 1
+        self._chunks[key] = EncodedChunk(chunk.header, data)
+
+    def plant(self, key: str, chunk: EncodedChunk) -> None:
+        """Store a chunk under a key behind everybody's back."""
+        self._chunks[key] = chunk
+
+    def start(self) -> None:
+        self._enter("start")
+
+    def close(self) -> None:
+        """Keeps its chunks, like a disk."""
+
+    def put(self, key: str, chunk: EncodedChunk) -> None:
+        self._enter("put")
+        self._chunks[key] = chunk
+
+    def read_header(self, key: str) -> ChunkHeader | None:
+        self._enter("read_header")
+        chunk = self._chunks.get(key)
+        return chunk.header if chunk else None
+
+    def read(self, key: str) -> EncodedChunk | None:
+        chunk = self._chunks.get(key)  # found first: a transfer that takes its time
+        self._enter("read")
+        return chunk
+
+    def read_layers(
+        self, key: str, header: ChunkHeader, layers: Sequence[int]
+    ) -> dict[int, Tensor] | None:
+        chunk = self._chunks.get(key)
+        self._enter("read_layers")
+        return {layer: chunk.layer_bytes(layer) for layer in layers} if chunk else None
+
+    def contains(self, keys: Collection[str]) -> set[str]:
+        self._enter("contains")
+        return {key for key in keys if key in self._chunks}
+
+    def delete(self, keys: Collection[str]) -> int:
+        self._enter("delete")
+        return sum(self._chunks.pop(key, None) is not None for key in set(keys))
+
+    def keys(self) -> Iterable[str]:
+        self._enter("keys")
+        return list(self._chunks)
+
+    def usage(self) -> Usage:
+        self._enter("usage")
+        used = sum(chunk.nbytes for chunk in list(self._chunks.values()))
+        return Usage(len(self._chunks), used, None, 0)
+
+    def _enter(self, operation: str) -> None:
+        with self._lock:
+            self.calls[operation] += 1
+        self.gate.wait()
+        fault = self._faults.get(operation) or self._faults.get("*")
+        if fault is not None:
+            raise fault

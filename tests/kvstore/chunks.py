@@ -1,0 +1,54 @@
+"""Small chunks for tests."""
+
+import torch
+from torch import Tensor
+
+from kvstore import ChunkSpec, EncodedChunk, chunk_key, encode_chunk
+
+
+def make_spec(
+    codec: str = "raw",
+    dtype: str = "bfloat16",
+    *,
+    layers: int = 3,
+    tokens: int = 70,
+    fingerprint: str = "model-a",
+) -> ChunkSpec:
+    return ChunkSpec(
+        fingerprint=fingerprint,
+        codec=codec,
+        dtype=dtype,
+        layers=layers,
+        kv_heads=2,
+        head_dim=8,
+        tokens=tokens,
+    )
+
+
+def make_tensors(spec: ChunkSpec, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def one() -> Tensor:
+        return torch.randn(spec.shape, generator=generator).to(spec.torch_dtype)
+
+    return [one() for _ in range(spec.layers)], [one() for _ in range(spec.layers)]
+
+
+def make_chunk(spec: ChunkSpec | None = None, seed: int = 0) -> EncodedChunk:
+    spec = spec or make_spec()
+    return encode_chunk(spec, *make_tensors(spec, seed))
+
+
+def make_key(number: int = 0) -> str:
+    return chunk_key(
+        fingerprint="model-a",
+        dtype="bfloat16",
+        codec="raw",
+        prefix_mode="none",
+        prefix_ids=[],
+        chunk_ids=[number],
+    )
+
+
+def same_chunk(a: EncodedChunk | None, b: EncodedChunk) -> bool:
+    return a is not None and a.header_bytes == b.header_bytes and torch.equal(a.data, b.data)

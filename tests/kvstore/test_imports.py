@@ -1,0 +1,31 @@
+"""kvstore runs on a bare machine: torch, numpy and safetensors, nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+for name in ("redis", "xxhash", "fastapi", "pydantic", "faiss", "transformers", "msgspec"):
+    sys.modules[name] = None
+import torch
+import kvstore
+from kvstore import ChunkSpec, MemoryTier, RedisTier, TierError, TieredStore, encode_chunk
+spec = ChunkSpec("f", "raw", "float32", 1, 1, 2, 3)
+chunk = encode_chunk(spec, [torch.ones(3, 1, 2)], [torch.ones(3, 1, 2)])
+assert chunk.header.tensors["k.0"].checksum.startswith("blake2b_128:")
+with TieredStore([MemoryTier(1 << 20)]) as store:
+    assert store.put("0" * 32, chunk) and store.read("0" * 32, spec).chunk is chunk
+try:
+    TieredStore([RedisTier("redis://localhost")]).start()
+except TierError as error:
+    assert "pip install redis" in str(error)
+else:
+    raise SystemExit("started without the redis package")
+assert not [name for name in sys.modules if name.split(".")[0] in ("service", "retriever")]
+"""
+
+
+def test_bare_import():
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=root, timeout=120)

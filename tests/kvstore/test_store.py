@@ -1,0 +1,260 @@
+import threading
+import time
+
+import pytest
+import torch
+
+from kvstore import (
+    ChunkCorrupt,
+    ChunkSpecError,
+    MemoryTier,
+    RedisTier,
+    SsdTier,
+    TieredStore,
+    TierUnavailable,
+)
+from kvstore.tiers.fake import FakeTier
+from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+
+KEY = make_key()
+
+
+@pytest.fixture
+def shared():
+    return FakeTier("shared", kind="shared")
+
+
+@pytest.fixture
+def disk():
+    return FakeTier("disk", kind="disk")
+
+
+@pytest.fixture
+def store(disk, shared):
+    with TieredStore([MemoryTier(1 << 24), disk, shared]) as store:
+        yield store
+
+
+def test_put_goes_to_every_tier(store, disk, shared):
+    assert store.put(KEY, make_chunk())
+    assert disk.contains([KEY]), "disk is written before put returns"
+    assert store.flush(10) and shared.contains([KEY])
+    outcome = store.read(KEY, make_spec())
+    assert same_chunk(outcome.chunk, make_chunk())
+    assert (outcome.tier, outcome.nbytes) == ("memory", make_chunk().nbytes)
+    assert outcome.seconds > 0 and outcome.problems == ()
+
+
+def test_a_repeated_put_writes_nothing(store, disk, shared):
+    chunk = make_chunk()
+    assert store.put(KEY, chunk) and store.flush(10)
+    for _ in range(3):
+        assert not store.put(KEY, chunk)
+    assert store.flush(10)
+    assert (disk.calls["put"], shared.calls["put"]) == (1, 1)
+    stats = store.stats()
+    assert (stats.new_keys, stats.already_present) == (store.keys_written, 3) == (1, 3)
+
+
+def test_new_orders_of_known_chunks_write_no_key(store):
+    for n in range(4):
+        store.put(make_key(n), make_chunk(seed=n))
+    for order in ((3, 1, 2), (0, 3), (2, 2, 1)):
+        for n in order:
+            assert store.read(make_key(n)).chunk is not None
+            store.put(make_key(n), make_chunk(seed=n))
+    assert store.keys_written == 4
+
+
+def test_a_put_fills_the_tiers_that_lack_it(store, disk, shared):
+    store.put(KEY, make_chunk())
+    assert store.flush(10)
+    disk.delete([KEY])
+    assert not store.put(KEY, make_chunk())
+    assert disk.contains([KEY]) and store.keys_written == 1
+
+
+def test_put_refuses_bytes_that_changed_since_encoding(store, disk):
+    chunk = make_chunk()
+    chunk.data[5] ^= 1
+    with pytest.raises(ChunkCorrupt):
+        store.put(KEY, chunk)
+    assert not disk.contains([KEY])
+
+
+def test_a_read_promotes(store, disk, shared):
+    shared.plant(KEY, make_chunk())
+    assert store.locate([KEY]) == {KEY: "shared"}
+    assert store.read(KEY).tier == "shared"
+    assert store.locate([KEY]) == {KEY: "memory"}
+    assert store.flush(10) and disk.contains([KEY]), "promotion to disk is nobody's wait"
+    assert store.read(KEY).tier == "memory"
+
+
+def test_a_miss(store):
+    outcome = store.read(KEY)
+    assert (outcome.chunk, outcome.tier, outcome.nbytes, outcome.problems) == (None, None, 0, ())
+
+
+def test_layers_alone(store, disk):
+    chunk = make_chunk(make_spec("int8"))
+    disk.plant(KEY, chunk)
+    for layer in (2, 0):
+        outcome = store.read_layers(KEY, [layer], chunk.spec)
+        assert (outcome.tier, outcome.nbytes) == ("disk", chunk.layer_bytes(layer).numel())
+        k, v = outcome.header.decode_layer(layer, outcome.layers[layer])
+        assert torch.equal(k, chunk.layer(layer)[0]) and torch.equal(v, chunk.layer(layer)[1])
+    assert disk.calls["read_header"] == 1, "the second layer needs no header again"
+    assert store.locate([KEY]) == {KEY: "disk"}, "parts are not promoted"
+    assert store.read_layers(make_key(1), [0]).header is None
+    with pytest.raises(ChunkSpecError, match="layer 3"):
+        store.read_layers(KEY, [3])
+
+
+def test_locate_contains_keys(store, disk, shared):
+    store.put(KEY, make_chunk())
+    disk.plant(make_key(1), make_chunk())
+    shared.plant(make_key(2), make_chunk())
+    keys = [make_key(n) for n in range(4)]
+    assert store.locate(keys) == {KEY: "memory", make_key(1): "disk", make_key(2): "shared"}
+    assert store.contains(keys) == store.keys() == set(keys[:3])
+    assert disk.calls["read"] == shared.calls["read"] == 0
+
+
+def test_delete_reaches_every_copy_and_the_queue(store, shared):
+    shared.gate.clear()
+    putter = threading.Thread(target=store.put, args=(KEY, make_chunk()))
+    putter.start()
+    while shared.calls["contains"] == 0:
+        time.sleep(0.001)
+    threading.Timer(0.1, shared.gate.set).start()
+    assert store.delete([KEY, make_key(1)]).keys() == {"memory", "disk", "shared"}
+    putter.join(10)
+    assert store.flush(10) and store.contains([KEY]) == set()
+
+
+def test_a_read_under_way_does_not_bring_a_deleted_chunk_back(store, disk):
+    disk.plant(KEY, make_chunk())
+    disk.gate.clear()
+    reader = threading.Thread(target=store.read, args=(KEY,))
+    reader.start()
+    while disk.calls["read"] == 0:
+        time.sleep(0.001)
+    deleter = threading.Thread(target=store.delete, args=([KEY],))
+    deleter.start()
+    while disk.calls["delete"] == 0:
+        time.sleep(0.001)
+    disk.gate.set()
+    reader.join(10)
+    deleter.join(10)
+    assert store.flush(10) and store.contains([KEY]) == set()
+
+
+def test_delete_counts_copies(store):
+    for n in range(3):
+        store.put(make_key(n), make_chunk(seed=n))
+    assert store.flush(10)
+    assert store.delete([make_key(0), make_key(1), make_key(9)]) == {
+        "memory": 2,
+        "disk": 2,
+        "shared": 2,
+    }
+    assert store.keys() == {make_key(2)}
+
+
+def test_many_readers_share_one_read(store, disk):
+    disk.plant(KEY, make_chunk())
+    disk.gate.clear()
+    outcomes = []
+    threads = [threading.Thread(target=lambda: outcomes.append(store.read(KEY))) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    while disk.calls["read"] == 0:
+        time.sleep(0.001)
+    time.sleep(0.05)  # let the others arrive
+    disk.gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert all(same_chunk(outcome.chunk, make_chunk()) for outcome in outcomes)
+    # A thread that came late read from memory: the slow tier was read once whatever happened.
+    assert disk.calls["read"] == 1
+    assert store.stats().shared_reads + store.stats().tier("memory").count("read", "hit") == 11
+
+
+def test_many_writers_make_one_key(store, disk):
+    chunk = make_chunk()
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(store.put(KEY, chunk))) for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sum(results) == 1 and disk.calls["put"] == 1
+    assert (store.stats().new_keys, store.stats().already_present) == (1, 11)
+
+
+@pytest.mark.parametrize("operation", ["put", "read", "read_layers", "delete"])
+def test_only_chunk_keys(store, operation):
+    arguments = {
+        "put": ("../x", make_chunk()),
+        "read": ("../x",),
+        "read_layers": ("../x", [0]),
+        "delete": (["../x"],),
+    }[operation]
+    with pytest.raises(ChunkSpecError, match="not a chunk key"):
+        getattr(store, operation)(*arguments)
+
+
+def test_names_are_unique():
+    with pytest.raises(ValueError, match="different names"):
+        TieredStore([MemoryTier(1), MemoryTier(1)])
+
+
+def test_a_tier_that_cannot_start_closes_the_others(tmp_path):
+    owner = SsdTier(tmp_path / "b", 1 << 20)
+    owner.start()
+    first = SsdTier(tmp_path / "a", 1 << 20, name="first")
+    with pytest.raises(TierUnavailable):
+        TieredStore([first, SsdTier(tmp_path / "b", 1 << 20)]).start()
+    with pytest.raises(TierUnavailable, match="not started"):
+        first.read(KEY)
+    owner.close()
+
+
+def test_stats_are_counters(store, disk):
+    store.put(KEY, make_chunk())
+    store.read(KEY)
+    store.read(make_key(1))
+    assert store.flush(10)
+    counters = {(tier, op, outcome): n for tier, op, outcome, n in store.stats().counters()}
+    assert counters["memory", "read", "hit"] == counters["memory", "read", "miss"] == 1
+    assert counters["disk", "read", "miss"] == counters["shared", "write", "ok"] == 1
+    memory = store.stats().tier("memory")
+    assert memory.bytes["read"] == memory.bytes["write"] == make_chunk().nbytes
+    assert memory.usage.entries == 1 and memory.healthy and memory.seconds["read"] > 0
+    with pytest.raises(KeyError):
+        store.stats().tier("tape")
+
+
+def test_real_tiers_together(tmp_path, redis_at):
+    """Memory loses everything at restart, the disk keeps it, another machine finds it in Redis."""
+    specs = [make_spec(codec) for codec in ("raw", "int8")]
+    chunks = {make_key(n): make_chunk(spec, seed=n) for n, spec in enumerate(specs)}
+
+    def open_store(directory: str) -> TieredStore:
+        redis = RedisTier(redis_at.url, timeout_s=5)
+        return TieredStore([MemoryTier(1 << 24), SsdTier(tmp_path / directory, 1 << 24), redis])
+
+    with open_store("a") as store:
+        assert all(store.put(key, chunk) for key, chunk in chunks.items())
+    for directory, tier in (("a", "ssd"), ("b", "redis"), ("b", "ssd")):
+        with open_store(directory) as store:
+            for key, chunk in chunks.items():
+                outcome = store.read(key, chunk.spec)
+                assert (outcome.tier, outcome.problems) == (tier, ())
+                assert same_chunk(outcome.chunk, chunk)
+    with open_store("b") as store:
+        assert store.delete(list(chunks)) == {"memory": 0, "ssd": 2, "redis": 2}
+        assert store.keys() == set()

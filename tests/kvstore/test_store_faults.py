@@ -1,0 +1,259 @@
+"""Bad bytes, slow and dead tiers: never an exception, never a wrong answer, always counted."""
+
+import os
+import time
+
+import pytest
+
+from kvstore import (
+    MemoryTier,
+    RedisTier,
+    SsdTier,
+    TieredStore,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TierUnavailable,
+)
+from kvstore.tiers.breaker import BreakerSettings
+from kvstore.tiers.fake import FakeTier
+from kvstore.tiers.scan import chunk_path
+from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.redis_server import redis_server
+
+KEY = make_key()
+FAST = BreakerSettings(failures=3, cooldown_s=0.2)
+
+
+@pytest.fixture
+def near():
+    return FakeTier("near", kind="disk")
+
+
+@pytest.fixture
+def far():
+    return FakeTier("far", kind="shared")
+
+
+@pytest.fixture
+def store(near, far):
+    with TieredStore([near, far], breaker=FAST) as store:
+        yield store
+
+
+def read_whole(store):
+    return store.read(KEY, make_spec())
+
+
+def read_layer(store):
+    return store.read_layers(KEY, [1], make_spec())
+
+
+@pytest.mark.parametrize("read", [read_whole, read_layer])
+def test_a_corrupt_copy_is_deleted_and_the_next_tier_answers(store, near, far, read):
+    for tier in (near, far):
+        tier.plant(KEY, make_chunk())
+    near.damage(KEY, make_chunk().header.layer_range(1)[0])
+    outcome = read(store)
+    assert (outcome.tier, outcome.problems) == ("far", (("near", "corrupt"),))
+    stats = store.stats().tier("near")
+    assert sum(stats.count(op, "corrupt") for op in ("read", "read_layers")) == 1
+    assert stats.healthy, "bad bytes are not a bad tier"
+    if read is read_whole:
+        assert store.flush(10) and same_chunk(near.read(KEY), make_chunk()), "healed"
+    else:
+        assert not near.contains([KEY])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [make_spec(fingerprint="model-b"), make_spec("int8"), make_spec(tokens=71)],
+    ids=["fingerprint", "codec", "tokens"],
+)
+@pytest.mark.parametrize("read", [read_whole, read_layer])
+def test_another_chunk_is_refused_and_deleted(store, near, far, read, other):
+    near.plant(KEY, make_chunk(other))
+    far.plant(KEY, make_chunk(other))
+    outcome = read(store)
+    assert outcome.tier is None
+    assert outcome.problems == (("near", "refused"), ("far", "refused"))
+    assert store.contains([KEY]) == set()
+
+
+def test_only_the_layers_asked_for_are_judged(store, near):
+    near.plant(KEY, make_chunk())
+    near.damage(KEY, make_chunk().header.layer_range(0)[0])
+    assert read_layer(store).tier == "near"
+    assert read_whole(store).problems == (("near", "corrupt"),)
+
+
+def test_a_replaced_chunk_is_not_taken_for_a_corrupt_one(store, far):
+    """Another worker wrote the same key with other low bits after we saw the header."""
+    far.plant(KEY, make_chunk())
+    assert read_layer(store).tier == "far"
+    far.plant(KEY, make_chunk(seed=1))
+    outcome = read_layer(store)
+    assert (outcome.tier, outcome.problems) == ("far", ())
+    assert outcome.header == make_chunk(seed=1).header
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TierTimeout("slow"), "timeout"),
+        (TimeoutError("slow"), "timeout"),
+        (TierUnavailable("down"), "unavailable"),
+        (TierError("odd"), "error"),
+        (OSError(5, "I/O error"), "error"),
+        (RuntimeError("bug in a tier"), "error"),
+    ],
+)
+def test_a_failing_tier_is_named_and_passed_over(store, near, far, error, kind):
+    far.plant(KEY, make_chunk())
+    near.fail("*", error)
+    outcome = read_whole(store)
+    assert (outcome.tier, outcome.problems) == ("far", (("near", kind),))
+    assert store.stats().tier("near").count("read", kind) == 1
+    assert store.put(make_key(1), make_chunk()) is True
+    assert store.flush(10) and far.contains([make_key(1)])
+
+
+def test_a_total_miss_says_what_went_wrong(store, near, far):
+    near.plant(KEY, make_chunk())
+    near.damage(KEY)
+    far.fail("read", TierTimeout("slow"))
+    outcome = read_whole(store)
+    assert outcome.chunk is None
+    assert outcome.problems == (("near", "corrupt"), ("far", "timeout"))
+
+
+def test_no_room_is_counted_and_no_fault(store, near, far):
+    near.fail("put", TierFull("full"))
+    for n in range(10):
+        assert store.put(make_key(n), make_chunk())
+    assert store.flush(10) and len(set(far.keys())) == 10
+    stats = store.stats().tier("near")
+    assert stats.count("write", "rejected") == 10 and stats.healthy
+
+
+def test_the_breaker_spares_a_slow_tier(store, near, far):
+    far.plant(KEY, make_chunk())
+    near.fail("read", TierTimeout("slow"))
+    kinds = [read_whole(store).problems[0][1] for _ in range(4)]
+    assert kinds == ["timeout", "unavailable", "unavailable", "unavailable"]
+    assert near.calls["read"] == 1 and not store.stats().tier("near").healthy
+    time.sleep(0.25)
+    assert read_whole(store).problems == (("near", "timeout"),)
+    assert near.calls["read"] == 2, "one probe per cool-down"
+    near.heal()
+    time.sleep(0.25)
+    assert read_whole(store).problems == () and store.stats().tier("near").healthy
+
+
+def test_a_delete_that_failed_is_kept_and_retried(store, near, far):
+    assert store.put(KEY, make_chunk()) and store.flush(10)
+    far.fail("delete", TierUnavailable("down"))
+    assert store.delete([KEY]) == {"near": 1}
+    assert store.stats().tier("far").pending_deletes == 1
+    assert far.contains([KEY]), "still there"
+    assert store.contains([KEY]) == store.keys() == set(), "but nobody gets it"
+    assert read_whole(store).chunk is None and read_layer(store).header is None
+    far.heal()
+    give_up_at = time.monotonic() + 20
+    while far.contains([KEY]) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    assert not far.contains([KEY])
+
+
+def test_a_new_put_ends_a_pending_delete(store, far):
+    store.put(KEY, make_chunk())
+    assert store.flush(10)
+    far.fail("delete", TierUnavailable("down"))
+    store.delete([KEY])
+    store.put(KEY, make_chunk())
+    assert store.flush(10)
+    assert store.stats().tier("far").pending_deletes == 0
+    assert store.locate([KEY]) == {KEY: "near"} and read_whole(store).chunk is not None
+
+
+@pytest.mark.parametrize("where", ["header", "first", "last", "truncated", "emptied"])
+def test_damage_on_a_real_disk(tmp_path, where):
+    chunk = make_chunk(make_spec("int8"))
+    with TieredStore([SsdTier(tmp_path, 1 << 24)]) as store:
+        store.put(KEY, chunk)
+        path = chunk_path(tmp_path, KEY)
+        damaged = bytearray(path.read_bytes())
+        match where:
+            case "header":
+                damaged[30] ^= 4
+            case "first":
+                damaged[chunk.header.data_start] ^= 4
+            case "last":
+                damaged[-1] ^= 4
+            case "truncated":
+                del damaged[-10:]
+            case "emptied":
+                damaged.clear()
+        path.write_bytes(damaged)
+        assert store.read(KEY, chunk.spec).problems == (("ssd", "corrupt"),)
+        assert not path.exists() and store.read(KEY).problems == ()
+        assert store.put(KEY, chunk), "new again"
+        assert store.read(KEY, chunk.spec).tier == "ssd"
+
+
+def test_a_full_disk_is_counted_not_raised(tmp_path, monkeypatch):
+    def no_space(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with TieredStore([MemoryTier(1 << 24), SsdTier(tmp_path, 1 << 24)]) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", no_space)
+            assert store.put(KEY, make_chunk())
+        assert store.stats().tier("ssd").count("write", "rejected") == 1
+        assert store.stats().tier("ssd").usage.used_bytes == 0
+        assert store.read(KEY).tier == "memory"
+
+
+def test_redis_dies_and_comes_back(tmp_path):
+    with redis_server() as server:
+        redis = RedisTier(server.url, timeout_s=5)
+        with TieredStore([redis], breaker=BreakerSettings(failures=2, cooldown_s=0.1)) as store:
+            assert store.put(KEY, make_chunk()) and store.flush(10)
+            server.stop()
+            kinds = [store.read(KEY).problems for _ in range(5)]
+            assert kinds == [(("redis", "unavailable"),)] * 5
+            assert store.put(make_key(1), make_chunk()) and store.flush(10)
+            assert not store.stats().tier("redis").healthy
+            server.start()
+            time.sleep(0.15)
+            assert store.read(KEY).problems == ()
+            assert store.put(KEY, make_chunk()) and store.flush(10)
+            assert same_chunk(store.read(KEY).chunk, make_chunk())
+
+
+def test_a_frozen_redis_costs_one_timeout(tmp_path):
+    with redis_server() as server:
+        tiers = [SsdTier(tmp_path, 1 << 24), RedisTier(server.url, timeout_s=0.3)]
+        with TieredStore(tiers, breaker=BreakerSettings(cooldown_s=600)) as store:
+            server.freeze()
+            begun = time.monotonic()
+            for n in range(30):
+                assert store.put(make_key(n), make_chunk(seed=n))
+                assert store.read(make_key(n)).tier == "ssd"
+                assert store.read(make_key(100 + n)).chunk is None
+            assert store.flush(10)
+            assert time.monotonic() - begun < 20, "90 operations would be 27 s of timeouts"
+            redis = store.stats().tier("redis")
+            assert sum(n for (_, outcome), n in redis.ops.items() if outcome == "timeout") == 1
+            server.thaw()
+
+
+def test_a_redis_without_room_loses_no_request():
+    with redis_server(maxmemory="3mb") as server:
+        chunk = make_chunk(make_spec(tokens=4000))
+        with TieredStore([MemoryTier(1 << 24), RedisTier(server.url, timeout_s=5)]) as store:
+            assert all(store.put(make_key(n), chunk) for n in range(8))
+            assert store.flush(30)
+            stats = store.stats().tier("redis")
+            assert stats.count("write", "rejected") > 0 and stats.healthy
+            assert all(store.read(make_key(n)).tier == "memory" for n in range(8))

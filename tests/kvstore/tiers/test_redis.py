@@ -1,0 +1,170 @@
+"""Against a real redis-server."""
+
+import time
+
+import pytest
+import redis
+
+from kvstore import RedisTier, TierError, TierFull, TierTimeout, TierUnavailable
+from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.redis_server import redis_server
+
+
+def started(url, **options):
+    tier = RedisTier(url, **{"timeout_s": 5, **options})
+    tier.start()
+    return tier
+
+
+@pytest.fixture
+def tier(redis_at):
+    tier = started(redis_at.url)
+    yield tier
+    tier.close()
+
+
+@pytest.fixture
+def raw(redis_at):
+    with redis.Redis.from_url(redis_at.url) as client:
+        yield client
+
+
+def test_one_value_per_layer_in_one_slot(tier, raw):
+    chunk = make_chunk()
+    tier.put(make_key(), chunk)
+    head = f"kvstitch:{{{make_key()}}}"
+    assert set(raw.keys()) == {f"{head}:{part}".encode() for part in ("h", 0, 1, 2)}
+    assert raw.get(f"{head}:h") == chunk.header_bytes
+    assert raw.get(f"{head}:1") == chunk.layer_bytes(1).numpy().tobytes()
+    assert raw.ttl(f"{head}:h") == -1
+
+
+def test_ttl_is_set_and_renewed_by_a_read(redis_at, raw):
+    tier = started(redis_at.url, ttl_s=100)
+    tier.put(make_key(), make_chunk())
+    names = raw.keys()
+    assert len(names) == 4 and all(90 < raw.ttl(name) <= 100 for name in names)
+    for name in names:
+        raw.expire(name, 5)
+    tier.read(make_key())
+    assert all(90 < raw.ttl(name) <= 100 for name in names)
+    tier.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_partly_evicted_chunk_is_a_miss_and_cleaned_up(tier, raw, whole):
+    chunk = make_chunk()
+    tier.put(make_key(), chunk)
+    raw.delete(f"kvstitch:{{{make_key()}}}:1")
+    if whole:
+        assert tier.read(make_key()) is None
+    else:
+        assert tier.read_layers(make_key(), chunk.header, [0, 1]) is None
+    assert raw.keys() == []
+
+
+def test_delete_finds_layers_without_their_header(tier, raw):
+    tier.put(make_key(), make_chunk())
+    raw.delete(f"kvstitch:{{{make_key()}}}:h")
+    assert tier.contains([make_key()]) == set() and tier.read(make_key()) is None
+    assert tier.delete([make_key()]) == 1
+    assert raw.keys() == []
+
+
+def test_a_chunk_without_its_header_can_be_put_again(tier, raw):
+    tier.put(make_key(), make_chunk())
+    raw.delete(f"kvstitch:{{{make_key()}}}:h")
+    tier.put(make_key(), make_chunk(seed=1))
+    assert same_chunk(tier.read(make_key()), make_chunk(seed=1))
+
+
+def test_many_batches(redis_at, monkeypatch):
+    monkeypatch.setattr("kvstore.tiers.redis._BATCH_BYTES", 1)
+    tier = started(redis_at.url)
+    chunk = make_chunk(make_spec("int8", layers=20))
+    tier.put(make_key(), chunk)
+    assert same_chunk(tier.read(make_key()), chunk)
+    tier.close()
+
+
+def test_no_room_is_no_chunk():
+    with redis_server(maxmemory="3mb") as server, redis.Redis.from_url(server.url) as client:
+        tier = started(server.url)
+        chunk = make_chunk(make_spec(tokens=4000))
+        stored = 0
+        with pytest.raises(TierFull):
+            while True:
+                tier.put(make_key(stored), chunk)
+                stored += 1
+        assert stored < 10 and client.dbsize() == 4 * stored
+        assert all(same_chunk(tier.read(make_key(n)), chunk) for n in range(stored))
+        assert tier.usage().capacity_bytes == 3 << 20
+        tier.close()
+
+
+def test_redis_own_eviction_never_gives_half_a_chunk():
+    with redis_server(maxmemory="6mb", policy="allkeys-random") as server:
+        tier = started(server.url)
+        chunks = [make_chunk(make_spec(tokens=1000), seed=n) for n in range(4)]
+        for n in range(80):
+            tier.put(make_key(n), chunks[n % 4])
+        got = [tier.read(make_key(n)) for n in range(80)]
+        assert tier.usage().evictions > 0
+        assert 0 < sum(chunk is not None for chunk in got) < 80
+        assert all(same_chunk(c, chunks[n % 4]) for n, c in enumerate(got) if c is not None)
+        tier.close()
+
+
+def test_stopped_and_started_again():
+    with redis_server() as server:
+        tier = started(server.url)
+        tier.put(make_key(), make_chunk())
+        server.stop()
+        with pytest.raises(TierUnavailable):
+            tier.read(make_key())
+        server.start()
+        assert tier.read(make_key()) is None
+        tier.put(make_key(), make_chunk())
+        assert same_chunk(tier.read(make_key()), make_chunk())
+        tier.close()
+
+
+def test_a_frozen_server_is_a_timeout_not_a_hang():
+    with redis_server() as server:
+        tier = started(server.url, timeout_s=0.2)
+        tier.put(make_key(), make_chunk())
+        server.freeze()
+        begun = time.monotonic()
+        for call in (
+            lambda: tier.read(make_key()),
+            lambda: tier.contains([make_key()]),
+            lambda: tier.put(make_key(1), make_chunk()),
+            lambda: tier.delete([make_key()]),
+            tier.usage,
+            tier.keys,
+        ):
+            with pytest.raises(TierTimeout):
+                call()
+        assert time.monotonic() - begun < 20
+        server.thaw()
+        assert same_chunk(tier.read(make_key()), make_chunk())
+        tier.close()
+
+
+def test_the_deadline_of_a_read(redis_at):
+    tier = started(redis_at.url, deadline_s=-1.0)
+    tier.put(make_key(), make_chunk())
+    with pytest.raises(TierTimeout, match="took over"):
+        tier.read(make_key())
+    tier.close()
+
+
+def test_other_server_errors_are_tier_errors(tier, raw):
+    raw.lpush(f"kvstitch:{{{make_key()}}}:h", "a list")
+    with pytest.raises(TierError, match="WRONGTYPE"):
+        tier.read(make_key())
+
+
+def test_bad_url():
+    with pytest.raises(TierError, match="bad Redis URL"):
+        RedisTier("localhost:6379").start()
