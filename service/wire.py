@@ -10,8 +10,8 @@ from service.messages import FromWorker, Message, ToWorker
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 def encode(message: Message) -> bytes:

@@ -41,7 +41,7 @@ class _Captured:
 @torch.inference_mode()
 def check(adapter: DecoderAdapter) -> tuple[float, float]:
     """The two relative differences. Raises ModelRefused if either is too large."""
-    s, d, q = PROBE
+    s, d, _ = PROBE
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(0, adapter.vocabulary, (sum(PROBE),), generator=random).tolist()
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]

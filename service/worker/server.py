@@ -134,8 +134,9 @@ class Server:
             self._send(outlet, [FailedEvent(message.id, "worker_fault", text)])
 
     def _precompute(self, outlet: Outlet, gateway: bytes, message: m.Precompute) -> None:
-        self._owners[message.id] = gateway
-        self._unstored[message.id] = len(message.documents)
+        if message.documents:
+            self._owners[message.id] = gateway
+            self._unstored[message.id] = len(message.documents)
         system, *documents = self._addresses(message)
         if system is not None:
             self._engine.lane.add(system)

@@ -1,0 +1,37 @@
+# make demo    set up, serve the embedded default, ingest the sample corpus, ask, compare, stop
+# make test    everything CI runs except the static checks
+# make check   ruff, mypy strict, import rules
+PYTHON ?= python3
+VENV := .venv/bin
+# Contended cores spin 10 to 500 times longer without this.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: setup demo serve test check bench clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
+	PYTHON=$(PYTHON) scripts/setup.sh dev
+	@touch $@
+
+demo: setup
+	$(VENV)/python -m demo.run
+
+serve: setup
+	$(VENV)/kvstitch serve
+
+test: setup
+	scripts/install-redis.sh
+	$(VENV)/python -m pytest
+
+check: setup
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+
+bench: setup
+	$(VENV)/python -m benchmarks.ttft_shape --out benchmarks/results/ttft_shape.json
+
+clean:
+	rm -rf .venv build *.egg-info
