@@ -55,8 +55,8 @@ class ChunkSettings:
     @property
     def fingerprint(self) -> str:
         """Changes whenever chunks may come out differently, by tokens or by rendering."""
-        sample = self.render("{title}", "{text}")
-        parts = [_ALGORITHM, self.max_tokens, self.tokenizer.revision, sample]
+        samples = [self.render("{title}", "{text}"), self.render("", "{text}")]
+        parts = [_ALGORITHM, self.max_tokens, self.tokenizer.revision, *samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def split(self, text: str, title: str = "") -> list[Span]:
@@ -122,8 +122,8 @@ def _next_span(
         high = starts[fits] if fits < len(starts) else len(text)
         high = max(high, position + 1)
         if high < len(text):
-            low = max(starts[first + budget // 2], position)
-            end = borders.best(min(low, high - 1), high)
+            half = starts[first + budget // 2]
+            end = borders.best(max(half - 1, position), high)
         else:
             end = high
         tokens = count(text[position:end])

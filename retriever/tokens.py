@@ -27,19 +27,20 @@ class TokenCounter(Protocol):
 
 
 class TokenizerCounter:
-    """Adapter over `tokenizers.Tokenizer`, through a copy without truncation and padding.
+    """Adapter over `tokenizers.Tokenizer`, through a copy set to count all of a user's text.
 
-    The copy matters: many tokenizer.json files carry a truncation that would silently hide all
-    but the first tokens, and switching it off in place would change the owner's object.
+    Truncation and padding are off: many tokenizer.json files carry a truncation that would hide
+    all but the first tokens. The name of a special token in a document is plain text, not one
+    token. A copy, because setting this in place would change the owner's object.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         from tokenizers import Tokenizer
 
-        state = tokenizer.to_str()
-        self._tokenizer = Tokenizer.from_str(state)
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
         self._revision = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     @classmethod

@@ -28,8 +28,9 @@ class LocalEmbedder:
     """Pools the last hidden states over the attention mask and scales them to length 1.
 
     A text longer than the model reads is embedded window by window, and the windows' vectors are
-    averaged by their tokens: truncating would make the rest of a chunk impossible to find. Texts
-    that fit get exactly the model's own embedding.
+    averaged by their tokens: truncating would make the rest of a chunk nearly impossible to find,
+    though it finds the beginning better and costs less. Texts that fit get exactly the model's own
+    embedding, so chunks of at most the model's length are found best.
     """
 
     def __init__(self, path: str | Path | None = None, *, name: str | None = None) -> None:

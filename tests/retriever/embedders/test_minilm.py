@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retriever.embedders import LocalEmbedder
+from retriever.embedders.folder import ModelFolder
+from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT of one layer with MiniLM's tokenizer, and no sentence-transformers files."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    source = ModelFolder.read(None).path
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copyfile(source / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "tiny-bert"))
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def states(embedder: LocalEmbedder, text: str) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """The model's last hidden states [tokens, dim], from transformers alone."""
+    import torch
+
+    assert embedder._loaded is not None
+    inputs = embedder._loaded.tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = embedder._loaded.model(**inputs).last_hidden_state[0]
+    return np.asarray(hidden.numpy())
+
+
+def test_installed_model_is_found(minilm: LocalEmbedder) -> None:
+    assert (minilm.name, minilm.dim) == ("all-MiniLM-L6-v2", 384)
+    assert len(minilm.revision) == 64
+
+
+def test_vectors_have_length_one(minilm: LocalEmbedder) -> None:
+    vectors = minilm.embed(["one", "", "a much longer text " * 20])
+    assert vectors.shape == (3, 384) and vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_no_texts(minilm: LocalEmbedder) -> None:
+    assert minilm.embed([]).shape == (0, 384)
+
+
+def test_meaning_is_closer_than_words(minilm: LocalEmbedder) -> None:
+    query, near, far = minilm.embed(
+        ["How do I feed my cat?", "Kittens eat twice a day.", "How do I paint my car?"]
+    )
+    assert query @ near > query @ far
+
+
+def test_batching_changes_nothing_and_keeps_the_order(minilm: LocalEmbedder) -> None:
+    texts = [f"text number {number} " * (number % 7 + 1) for number in range(40)]
+    alone = np.concatenate([minilm.embed([text]) for text in texts])
+    assert np.abs(minilm.embed(texts) - alone).max() < 1e-5
+
+
+def test_text_within_the_window_is_the_models_own_embedding(minilm: LocalEmbedder) -> None:
+    text = "The quick brown fox jumps over the lazy dog."
+    pooled = states(minilm, text).mean(axis=0)
+    assert np.abs(minilm.embed([text])[0] - pooled / np.linalg.norm(pooled)).max() < 1e-5
+
+
+def test_end_of_a_long_text_can_be_found(minilm: LocalEmbedder) -> None:
+    beginning = "The harbour was quiet and the boats lay still in the morning fog. " * 25
+    ending = "Photosynthesis turns sunlight, water and carbon dioxide into sugar. " * 25
+    query, whole, half = minilm.embed(
+        ["How do plants make sugar from light?", beginning + ending, beginning]
+    )
+    assert query @ whole > query @ half + 0.2
+
+
+def test_threads_may_share_it(minilm: LocalEmbedder) -> None:
+    texts = ["short", "a longer text " * 100]
+    expected = minilm.embed(texts)
+    wrong: list[float] = []
+
+    def embed() -> None:
+        for _ in range(3):
+            difference = float(np.abs(minilm.embed(texts) - expected).max())
+            if difference > 1e-5:
+                wrong.append(difference)
+
+    threads = [threading.Thread(target=embed) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_use_before_start_and_after_close(tiny_folder: Path) -> None:
+    embedder = LocalEmbedder(tiny_folder)
+    with pytest.raises(EmbedderNotStarted):
+        embedder.embed(["text"])
+    embedder.start()
+    embedder.start()
+    assert embedder.embed(["text"]).shape == (1, 16)
+    embedder.close()
+    with pytest.raises(EmbedderNotStarted):
+        _ = embedder.revision
+
+
+def test_bare_folder_is_mean_pooled_and_named_after_it(tiny_folder: Path) -> None:
+    folder = ModelFolder.read(tiny_folder)
+    assert folder.pooling == "mean"
+    assert folder.max_tokens == 64
+    assert folder.name == tiny_folder.name
+
+
+@pytest.mark.parametrize("spelling", ["old", "new"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+def test_pooling_is_what_the_folder_asks_for(folder: Path, pooling: str, spelling: str) -> None:
+    token = "token" if pooling == "cls" else "tokens"
+    others = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}
+    old = others | {"word_embedding_dimension": 16, f"pooling_mode_{pooling}_{token}": True}
+    new = {"embedding_dimension": 16, "pooling_mode": pooling}
+    write_json(folder / "1_Pooling" / "config.json", old if spelling == "old" else new)
+    embedder = LocalEmbedder(folder)
+    embedder.start()
+    hidden = states(embedder, "a few words")
+    expected = {"cls": hidden[0], "mean": hidden.mean(axis=0), "max": hidden.max(axis=0)}[pooling]
+    # Beside a longer text, so that padding would show.
+    vector = embedder.embed(["a few words", "a longer text " * 10])[0]
+    assert np.abs(vector - expected / np.linalg.norm(expected)).max() < 1e-5
+    embedder.close()
+
+
+def test_length_is_read_from_the_folder(folder: Path) -> None:
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+    embedder = LocalEmbedder(folder)
+    embedder.start()
+    assert embedder._loaded is not None
+    rows, owners = embedder._loaded.tokenize(["word " * 30, "word"])
+    assert [len(row) for row in rows] == [16, 16, 4, 3]
+    assert owners == [0, 0, 0, 1]
+    embedder.close()
+
+
+def test_unknown_pooling_is_refused(folder: Path) -> None:
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(EmbedderUnsupported, match="weightedmean"):
+        LocalEmbedder(folder).start()
+
+
+def test_step_that_is_not_run_here_is_refused(folder: Path) -> None:
+    write_json(folder / "modules.json", [{"type": "sentence_transformers.models.Dense"}])
+    with pytest.raises(EmbedderUnsupported, match="Dense"):
+        LocalEmbedder(folder).start()
+
+
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EmbedderUnsupported, match="not a model folder"):
+        LocalEmbedder(tmp_path / "nothing").start()
+
+
+@pytest.mark.parametrize("change", ["weights", "pooling", "length", "tokenizer"])
+def test_revision_follows_all_that_decides_a_vector(
+    folder: Path, tiny_folder: Path, change: str
+) -> None:
+    before = ModelFolder.read(folder).revision()
+    assert before == ModelFolder.read(tiny_folder).revision()
+    match change:
+        case "weights":
+            weights = folder / "model.safetensors"
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+        case "pooling":
+            write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+        case "length":
+            write_json(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+        case "tokenizer":
+            path = folder / "tokenizer.json"
+            path.write_text(path.read_text() + " ")
+    assert ModelFolder.read(folder).revision() != before

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from retriever.documents import Document, check, revision_of
+from retriever.errors import InvalidDocument
+
+DOCUMENT = Document("a", "text", "title", {"x": 1, "y": [None, "é"]})
+
+
+def test_revision_follows_all_but_the_id() -> None:
+    changed = [
+        replace(DOCUMENT, text="other"),
+        replace(DOCUMENT, title="other"),
+        replace(DOCUMENT, metadata={"x": 2}),
+        replace(DOCUMENT, text="texttitle", title=""),
+    ]
+    revisions = {revision_of(document, "c") for document in [DOCUMENT, *changed]}
+    assert len(revisions | {revision_of(DOCUMENT, "d")}) == 6
+    assert revision_of(replace(DOCUMENT, doc_id="b"), "c") in revisions
+
+
+def test_order_of_metadata_does_not_matter() -> None:
+    turned = replace(DOCUMENT, metadata={"y": [None, "é"], "x": 1})
+    assert revision_of(turned, "c") == revision_of(DOCUMENT, "c")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document("", "text"),
+        Document("  ", "text"),
+        Document("x" * 513, "text"),
+        Document("a", "lone \ud83d surrogate"),
+        Document("a", "text", "\udc00"),
+        Document("a", 3),  # type: ignore[arg-type]
+        Document("a", "text", metadata={"x": float("nan")}),
+        Document("a", "text", metadata={"x": object()}),
+        Document("a", "text", metadata={"x": "\ud83d"}),
+    ],
+)
+def test_what_cannot_be_stored_as_it_is_is_refused(document: Document) -> None:
+    with pytest.raises(InvalidDocument):
+        check(document)
