@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from demo import words
-from demo.relations import KINDS, Relation
+from demo.kinds import KINDS, Relation
 
 PRONOUN_SHARE = 0.08
 SHORT_NAME_SHARE = 0.35

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from demo import words
-from demo.relations import KINDS
+from demo.kinds import KINDS
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -80,7 +80,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def _known_words() -> list[str]:
     known = set(words.CLOSED) | {"She", "He", "It", "The", "the", "and"}
-    for text in _templates() + [SYSTEM, QUESTION]:
+    for text in [*_templates(), SYSTEM, QUESTION]:
         known |= set(_bare(text).split())
     return sorted(known)
 

@@ -13,12 +13,14 @@ def _split(words: str) -> tuple[str, ...]:
 
 
 GIVEN = _split(
-    "Mara Jonas Elena Viktor Nadia Oskar Paula Tomas Irene Felix Greta Hugo Lena Marco Nora Otto "
-    "Petra Quentin Rosa Samuel Ursula Walter Yvonne Albert Bella Conrad Diana Edgar Fiona "
+    "Mara Jonas Elena Viktor Nadia Oskar Paula Tomas Irene Felix Greta Hugo Lena Marco Nora "
+    "Otto  Petra Quentin Rosa Samuel Ursula Walter Yvonne Albert Bella Conrad Diana Edgar Fiona "
     "Gilbert Hanna Igor Julia Karl Louisa Martin Ophelia Rupert Sylvia"
 )
 TOWN_PREFIX = _split("Port Mount Fort Saint New Old Upper Lower North South Lake Castle")
-SHIP_PREFIX = _split("Silver Golden Crimson Royal Swift Proud Gentle Northern Brave Lucky Iron Quiet")
+SHIP_PREFIX = _split(
+    "Silver Golden Crimson Royal Swift Proud Gentle Northern Brave Lucky Iron Quiet"
+)
 FIRM_SUFFIX = _split("Works Brothers Trading Company Partners Factory House Group Supply Union")
 
 CITIES = _split(
@@ -33,13 +35,16 @@ INSTRUMENTS = _split(
     "violin piano flute trumpet harp guitar cello organ drum clarinet banjo oboe lute accordion "
     "tuba mandolin"
 )
-PETS = _split("cat dog parrot rabbit tortoise goat pony ferret hamster canary donkey hen lizard goose")
+PETS = _split(
+    "cat dog parrot rabbit tortoise goat pony ferret hamster canary donkey hen lizard goose"
+)
 FOODS = _split(
-    "soup rice bread pasta fish lamb cake pie salad omelette stew curry porridge pancakes beans mushrooms"
+    "soup rice bread pasta fish lamb cake pie salad omelette stew curry porridge pancakes beans "
+    "mushrooms"
 )
 LANGUAGES = _split(
-    "French German Spanish Italian Greek Polish Russian Arabic Hindi Turkish Dutch Swedish Danish "
-    "Korean Latin Welsh"
+    "French German Spanish Italian Greek Polish Russian Arabic Hindi Turkish Dutch Swedish "
+    "Danish  Korean Latin Welsh"
 )
 HOBBIES = _split(
     "chess painting gardening fishing sailing climbing dancing singing reading cooking swimming "
@@ -51,8 +56,8 @@ MONTHS = _split(
 DAYS = _split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 COLOURS = _split("red blue green yellow white black purple orange grey brown pink turquoise")
 GOODS = _split(
-    "honey cheese wool salt copper silk timber coal wine glass sugar coffee cotton leather paper "
-    "olives spices marble wheat amber"
+    "honey cheese wool salt copper silk timber coal wine glass sugar coffee cotton leather "
+    "paper  olives spices marble wheat amber"
 )
 RIVERS = _split("Danube Rhine Volga Tagus Elbe Loire Oder Seine Thames Ganges Nile Amur Congo Po")
 TREES = _split("oak birch willow maple cedar pine elm chestnut poplar cherry linden walnut")
@@ -72,14 +77,34 @@ SYLLABLES_FIRST = _split(
     "Ste Tri Ven Wes Bel"
 )
 SYLLABLES_LAST = _split(
-    "en vik dor mar ska lin tov ric hagen brook ley nar oth und ira ova esk and ell ing ost ham "
+    "en vik dor mar ska lin tov ric hagen brook ley nar oth und ira ova ulf and ell ing ost ham "
     "by mund gar eth olf wyn sen dal"
 )
 
 CLOSED: tuple[str, ...] = tuple(
     dict.fromkeys(
-        GIVEN + TOWN_PREFIX + SHIP_PREFIX + FIRM_SUFFIX + CITIES + WORKPLACES + INSTRUMENTS + PETS
-        + FOODS + LANGUAGES + HOBBIES + MONTHS + DAYS + COLOURS + GOODS + RIVERS + TREES + STONES
-        + BIRDS + BEASTS + YEARS + PRODUCTS + SHAPES
+        GIVEN
+        + TOWN_PREFIX
+        + SHIP_PREFIX
+        + FIRM_SUFFIX
+        + CITIES
+        + WORKPLACES
+        + INSTRUMENTS
+        + PETS
+        + FOODS
+        + LANGUAGES
+        + HOBBIES
+        + MONTHS
+        + DAYS
+        + COLOURS
+        + GOODS
+        + RIVERS
+        + TREES
+        + STONES
+        + BIRDS
+        + BEASTS
+        + YEARS
+        + PRODUCTS
+        + SHAPES
     )
 )

@@ -1,0 +1,30 @@
+"""Reads the committed corpus and questions back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.make_corpus import CORPUS, QUESTIONS, Question
+
+
+@dataclass(frozen=True)
+class CorpusDocument:
+    """One markdown file: the title without its '#', and the body."""
+
+    doc_id: str
+    title: str
+    text: str
+
+
+def read_documents(folder: Path = CORPUS) -> list[CorpusDocument]:
+    documents = []
+    for path in sorted(folder.glob("*.md")):
+        title, _, text = path.read_text().partition("\n")
+        documents.append(CorpusDocument(path.stem, title.removeprefix("# "), text.strip()))
+    return documents
+
+
+def read_questions(path: Path = QUESTIONS) -> list[Question]:
+    return [Question(**json.loads(line)) for line in path.read_text().splitlines()]

@@ -1,0 +1,92 @@
+"""Muon for matrices, AdamW for the rest, on fp32 master weights of a bf16 model.
+
+Muon: Jordan et al. 2024, orthogonalised momentum by five Newton-Schulz steps. Matrices of one
+shape are orthogonalised together, which is what makes it cheap on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MUON_RATE = 0.01
+ADAM_RATE = 6e-4
+MOMENTUM = 0.95
+
+
+class MasterOptimizer:
+    """Holds the fp32 truth; `step` updates it and copies it into the model's own dtype."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        self._parameters = dict(model.named_parameters())
+        self.master = {n: p.detach().float().clone() for n, p in self._parameters.items()}
+        self._rest: list[str] = []
+        for name, parameter in self._parameters.items():
+            if parameter.ndim == 2 and "embed" not in name:
+                self._groups[tuple(parameter.shape)].append(name)
+            else:
+                self._rest.append(name)
+        self._momentum = {s: torch.zeros(len(n), *s) for s, n in self._groups.items()}
+        for name in self._rest:
+            self.master[name].requires_grad_(True)
+        self._adam = torch.optim.AdamW(
+            [self.master[n] for n in self._rest], lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0
+        )
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        """One update at `scale` times the base rates; gradients are consumed."""
+        for shape, names in self._groups.items():
+            gradient = torch.stack([self._gradient(name) for name in names])
+            momentum = self._momentum[shape]
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            update = orthogonalise(gradient.lerp(momentum, MOMENTUM))
+            rate = scale * MUON_RATE * max(1.0, shape[0] / shape[1]) ** 0.5
+            for name, direction in zip(names, update, strict=True):
+                self.master[name].sub_(direction.float(), alpha=rate)
+        for name in self._rest:
+            self.master[name].grad = self._gradient(name)
+        for group in self._adam.param_groups:
+            group["lr"] = scale * ADAM_RATE
+        self._adam.step()
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self.master[name])
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "master": {n: t.detach() for n, t in self.master.items()},
+            "momentum": self._momentum,
+            "adam": self._adam.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, tensor in state["master"].items():
+            self.master[name].copy_(tensor)
+            self._parameters[name].copy_(tensor)
+        self._momentum = state["momentum"]
+        self._adam.load_state_dict(state["adam"])
+
+    def _gradient(self, name: str) -> Tensor:
+        gradient = self._parameters[name].grad
+        assert gradient is not None, name
+        return gradient.float()
+
+
+def orthogonalise(gradient: Tensor) -> Tensor:
+    """Nearest semi-orthogonal matrices of `[matrices, rows, columns]`, about, in bf16."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x: Tensor = gradient.bfloat16()
+    wide = x.shape[1] <= x.shape[2]
+    if not wide:
+        x = x.transpose(1, 2)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.transpose(1, 2)
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if wide else x.transpose(1, 2)

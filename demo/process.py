@@ -1,0 +1,62 @@
+"""Starts the service as a subprocess on a free port, and stops it again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from demo.client import Client, ServiceError
+
+START_SECONDS = 180.0
+STOP_SECONDS = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def service(data_dir: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The running, ready service; SIGTERM on leaving, SIGKILL if that is not heard."""
+    command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--data-dir", str(data_dir)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_ready(process, port, log)
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    with Client(f"http://127.0.0.1:{port}", timeout=5.0) as client:
+        while not client.ready():
+            if process.poll() is not None:
+                raise ServiceError(f"service exited with {process.returncode}:\n{tail(log)}")
+            if time.monotonic() > deadline:
+                raise ServiceError(f"service not ready in {START_SECONDS:.0f} s:\n{tail(log)}")
+            time.sleep(0.2)
+
+
+def tail(log: Path, lines: int = 25) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

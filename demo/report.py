@@ -1,0 +1,92 @@
+"""The demo's table and verdict: answers, citations and times to first token per method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from demo.client import Answer
+from demo.make_corpus import Question
+
+BASELINE = "vanilla"
+"""Full prefill, which the others are compared with."""
+MINIMUM_RIGHT = 16
+MAXIMUM_DIFFERENCE = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question and its answer under every method."""
+
+    question: Question
+    answers: dict[str, Answer]
+
+    def right(self, method: str) -> bool:
+        return self.answers[method].text == self.question.answer
+
+    def ratio(self, method: str) -> float:
+        """TTFT relative to full prefill of the same question."""
+        return self.answers[method].ttft / self.answers[BASELINE].ttft
+
+
+def print_table(console: Console, outcomes: list[Outcome], methods: tuple[str, ...]) -> None:
+    table = Table(title=f"{len(outcomes)} questions, time to first token at the client")
+    table.add_column("question", overflow="fold")
+    table.add_column("expected")
+    for method in methods:
+        table.add_column(f"{method}: answer")
+        table.add_column("cited")
+        table.add_column("TTFT ms", justify="right")
+        if method != BASELINE:
+            table.add_column("ratio", justify="right")
+    for outcome in outcomes:
+        cells = [outcome.question.question, outcome.question.answer]
+        for method in methods:
+            answer = outcome.answers[method]
+            colour, mark = ("green", "✓") if outcome.right(method) else ("red", "✗")
+            cells.append(f"[{colour}]{mark} {answer.text or '(nothing)'}[/]")
+            cells.append(answer.cited[0] if answer.cited else "-")
+            cells.append(f"{answer.ttft * 1e3:.1f}")
+            if method != BASELINE:
+                cells.append(f"{outcome.ratio(method):.2f}")
+        table.add_row(*cells)
+    console.print(table)
+
+
+def print_summary(console: Console, outcomes: list[Outcome], methods: tuple[str, ...]) -> None:
+    table = Table(title="Summary (medians; ratio to full prefill, paired by question)")
+    for heading in ("method", "right", "TTFT ms", "server TTFT ms", "ratio"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for method in methods:
+        own = [o.answers[method].server_ttft for o in outcomes]
+        known = [t for t in own if t is not None]
+        table.add_row(
+            "full prefill (vanilla)" if method == BASELINE else method,
+            f"{num_right(outcomes, method)}/{len(outcomes)}",
+            f"{median(o.answers[method].ttft for o in outcomes) * 1e3:.1f}",
+            f"{median(known) * 1e3:.1f}" if known else "-",
+            f"{median(o.ratio(method) for o in outcomes):.2f}",
+        )
+    console.print(table)
+    console.print(
+        "The demo model is tiny and its documents are short: prefill is nearly free here, so its "
+        "TTFT shows overheads, not the gain. The shape below has the sizes at which reuse pays."
+    )
+
+
+def num_right(outcomes: list[Outcome], method: str) -> int:
+    return sum(outcome.right(method) for outcome in outcomes)
+
+
+def problems(outcomes: list[Outcome], compared: str) -> list[str]:
+    """Why the demo fails, if it does: too few right, or reuse answers differently."""
+    full, reused = num_right(outcomes, BASELINE), num_right(outcomes, compared)
+    found = []
+    if full < MINIMUM_RIGHT:
+        found.append(f"only {full} of {len(outcomes)} right with full prefill")
+    if abs(full - reused) > MAXIMUM_DIFFERENCE:
+        found.append(f"{compared} has {reused} right where full prefill has {full}")
+    return found
