@@ -1,10 +1,11 @@
 """A tier for tests: a dictionary with faults on demand.
 
-tier = FakeTier(kind="shared")
-tier.fail("read", TierTimeout("slow"))     # every read from now on
-tier.heal()
-tier.damage(key, offset=100)               # flip a stored byte
-tier.gate.clear()                          # operations block until gate.set()
+    tier = FakeTier(kind="shared")
+    tier.fail("read", TierTimeout("slow"))     # every read from now on, until tier.heal()
+    tier.block("put")                          # puts wait until tier.release()
+    tier.damage(key, offset=100)               # flip a stored bit
+
+Knows nothing of files or networks.
 """
 
 import threading
@@ -23,15 +24,13 @@ class FakeTier:
 
     Attributes:
         calls: operation name to how often it was called, failures included.
-        gate: cleared, it blocks every operation that is called.
     """
 
     def __init__(self, name: str = "fake", *, kind: TierKind = "shared") -> None:
         self.name = name
         self.kind: TierKind = kind
         self.calls: Counter[str] = Counter()
-        self.gate = threading.Event()
-        self.gate.set()
+        self._blocked: dict[str, threading.Event] = {}
         self._faults: dict[str, Exception] = {}
         self._lock = threading.Lock()
         self._chunks: dict[str, EncodedChunk] = {}
@@ -39,6 +38,16 @@ class FakeTier:
     def fail(self, operation: str, error: Exception) -> None:
         """Raise ``error`` from that operation until ``heal``; ``"*"`` means all of them."""
         self._faults[operation] = error
+
+    def block(self, operation: str) -> None:
+        """Make that operation wait for ``release``, as if the tier were slow."""
+        self._blocked[operation] = threading.Event()
+
+    def release(self) -> None:
+        """Let every waiting and every later operation go on."""
+        blocked, self._blocked = self._blocked, {}
+        for event in blocked.values():
+            event.set()
 
     def heal(self) -> None:
         self._faults.clear()
@@ -101,7 +110,9 @@ class FakeTier:
     def _enter(self, operation: str) -> None:
         with self._lock:
             self.calls[operation] += 1
-        self.gate.wait()
+        blocked = self._blocked.get(operation)
+        if blocked is not None:
+            blocked.wait(30)  # bounded, so that a failing test ends
         fault = self._faults.get(operation) or self._faults.get("*")
         if fault is not None:
             raise fault

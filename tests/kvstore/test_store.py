@@ -121,33 +121,58 @@ def test_locate_contains_keys(store, disk, shared):
     assert disk.calls["read"] == shared.calls["read"] == 0
 
 
-def test_delete_reaches_every_copy_and_the_queue(store, shared):
-    shared.gate.clear()
+def wait_for(tier: FakeTier, operation: str) -> None:
+    while tier.calls[operation] == 0:
+        time.sleep(0.001)
+
+
+def test_delete_waits_for_a_put_under_way(store, disk):
+    disk.block("put")
     putter = threading.Thread(target=store.put, args=(KEY, make_chunk()))
     putter.start()
-    while shared.calls["contains"] == 0:
-        time.sleep(0.001)
-    threading.Timer(0.1, shared.gate.set).start()
-    assert store.delete([KEY, make_key(1)]).keys() == {"memory", "disk", "shared"}
+    wait_for(disk, "put")
+    deleter = threading.Thread(target=store.delete, args=([KEY],))
+    deleter.start()
+    deleter.join(0.05)
+    assert disk.calls["delete"] == 0
+    disk.release()
     putter.join(10)
+    deleter.join(10)
     assert store.flush(10) and store.contains([KEY]) == set()
+
+
+def test_delete_empties_the_queue_and_waits_for_a_write_under_way(store, shared):
+    shared.block("put")
+    for n in range(3):
+        store.put(make_key(n), make_chunk(seed=n))
+    wait_for(shared, "put")
+    threading.Timer(0.05, shared.release).start()
+    removed = store.delete([make_key(0), make_key(1)])
+    assert removed == {"memory": 2, "disk": 2, "shared": 1}
+    assert store.flush(10) and store.keys() == {make_key(2)}
 
 
 def test_a_read_under_way_does_not_bring_a_deleted_chunk_back(store, disk):
     disk.plant(KEY, make_chunk())
-    disk.gate.clear()
+    disk.block("read")
     reader = threading.Thread(target=store.read, args=(KEY,))
     reader.start()
-    while disk.calls["read"] == 0:
-        time.sleep(0.001)
-    deleter = threading.Thread(target=store.delete, args=([KEY],))
-    deleter.start()
-    while disk.calls["delete"] == 0:
-        time.sleep(0.001)
-    disk.gate.set()
+    wait_for(disk, "read")
+    assert store.delete([KEY])["disk"] == 1
+    disk.release()
     reader.join(10)
-    deleter.join(10)
     assert store.flush(10) and store.contains([KEY]) == set()
+
+
+def test_what_waits_to_be_written_is_present(shared):
+    shared.block("put")
+    with TieredStore([shared]) as store:
+        assert store.put(KEY, make_chunk()) and not store.put(KEY, make_chunk())
+        wait_for(shared, "put")
+        assert not store.put(KEY, make_chunk())
+        shared.release()
+        assert store.flush(10)
+    assert shared.calls["put"] == 1
 
 
 def test_delete_counts_copies(store):
@@ -164,15 +189,14 @@ def test_delete_counts_copies(store):
 
 def test_many_readers_share_one_read(store, disk):
     disk.plant(KEY, make_chunk())
-    disk.gate.clear()
+    disk.block("read")
     outcomes = []
     threads = [threading.Thread(target=lambda: outcomes.append(store.read(KEY))) for _ in range(12)]
     for thread in threads:
         thread.start()
-    while disk.calls["read"] == 0:
-        time.sleep(0.001)
+    wait_for(disk, "read")
     time.sleep(0.05)  # let the others arrive
-    disk.gate.set()
+    disk.release()
     for thread in threads:
         thread.join(10)
     assert all(same_chunk(outcome.chunk, make_chunk()) for outcome in outcomes)

@@ -31,7 +31,7 @@ def writer(limits=None):
 
 def blocked(fake, guarded, queue):
     """Put the thread into a write of key 0 that does not return."""
-    fake.gate.clear()
+    fake.block("put")
     queue.submit(guarded, make_key(0), CHUNK)
     while fake.calls["put"] == 0:
         time.sleep(0.001)
@@ -55,7 +55,7 @@ def test_a_full_queue_drops_the_oldest_and_counts(fake, guarded, limits):
     for n in range(1, 7):
         queue.submit(guarded, make_key(n), CHUNK)
     assert (queue.dropped, queue.pending) == (3, 4)
-    fake.gate.set()
+    fake.release()
     assert queue.flush(10)
     assert set(fake.keys()) == {make_key(n) for n in (0, 4, 5, 6)}
     queue.close()
@@ -68,7 +68,7 @@ def test_the_same_write_waits_once(fake, guarded):
         queue.submit(guarded, make_key(0), CHUNK)
         queue.submit(guarded, make_key(1), CHUNK)
     assert queue.pending == 2 and queue.holds(guarded, make_key(1))
-    fake.gate.set()
+    fake.release()
     assert queue.flush(10) and fake.calls["put"] == 2
     queue.close()
 
@@ -79,7 +79,7 @@ def test_discard_forgets_what_waits(fake, guarded):
     for n in (1, 2):
         queue.submit(guarded, make_key(n), CHUNK)
     queue.discard({make_key(1)})
-    fake.gate.set()
+    fake.release()
     assert queue.flush(10)
     assert set(fake.keys()) == {make_key(0), make_key(2)} and queue.dropped == 0
     queue.close()
@@ -89,7 +89,7 @@ def test_flush_gives_up(fake, guarded):
     queue = writer(QueueLimits(drain_s=0))
     blocked(fake, guarded, queue)
     assert not queue.flush(0.01)
-    fake.gate.set()
+    fake.release()
     queue.close()
 
 
@@ -97,7 +97,7 @@ def test_close_drops_what_does_not_go_and_counts(fake, guarded):
     queue = writer(QueueLimits(drain_s=0.05))
     blocked(fake, guarded, queue)
     queue.submit(guarded, make_key(1), CHUNK)
-    threading.Timer(0.3, fake.gate.set).start()
+    threading.Timer(0.3, fake.release).start()
     queue.close()
     assert queue.dropped == 1 and set(fake.keys()) == {make_key(0)}
 

@@ -1,5 +1,6 @@
 """Against a real redis-server."""
 
+import socket
 import time
 
 import pytest
@@ -168,3 +169,25 @@ def test_other_server_errors_are_tier_errors(tier, raw):
 def test_bad_url():
     with pytest.raises(TierError, match="bad Redis URL"):
         RedisTier("localhost:6379").start()
+
+
+def test_nothing_is_retried():
+    """Behind the client's back redis-py would retry and turn one timeout into several."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tier = started(f"redis://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
+        with pytest.raises(TierTimeout):
+            tier.read(make_key())
+        tier.close()
+        silent.setblocking(False)
+        connections = [silent.accept()[0]]
+        with pytest.raises(BlockingIOError):
+            connections.append(silent.accept()[0])
+        for connection in connections:
+            connection.close()
+
+
+def test_the_first_writer_stays(tier):
+    """Two workers may compute one chunk with other low bits; readers must not see two mixed."""
+    tier.put(make_key(), make_chunk(seed=0))
+    tier.put(make_key(), make_chunk(seed=1))
+    assert same_chunk(tier.read(make_key()), make_chunk(seed=0))

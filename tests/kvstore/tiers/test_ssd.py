@@ -1,5 +1,6 @@
 import os
 import random
+import stat
 import threading
 
 import pytest
@@ -192,3 +193,32 @@ def test_partial_reads_and_writes_are_continued(tmp_path, monkeypatch):
         first, second = bytearray(4), bytearray(8)
         read_fully(handle.fileno(), [memoryview(first), memoryview(second)], 0)
     assert bytes(first + second) == b"0123456789ab"
+
+
+def test_durable_before_visible(tmp_path, monkeypatch):
+    """A crash test cannot show a missing fsync, for the page cache survives; the order can."""
+    events: list[str] = []
+
+    def spy(name: str, label) -> None:
+        original = getattr(os, name)
+
+        def call(*args):
+            events.append(label(*args))
+            return original(*args)
+
+        monkeypatch.setattr(os, name, call)
+
+    def kind(fd: int) -> str:
+        return "directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"
+
+    spy("writev", lambda fd, buffers: "write")
+    spy("fsync", lambda fd: f"fsync {kind(fd)}")
+    spy("replace", lambda source, target: "rename")
+    tier = SsdTier(tmp_path, 1 << 20)
+    tier.start()
+    for end in "01":
+        tier.put(make_key()[:-1] + end, make_chunk())
+    tier.close()
+    first, second = events[:6], events[6:]
+    assert first == ["write", "fsync file", "rename"] + ["fsync directory"] * 3
+    assert second == ["write", "fsync file", "rename", "fsync directory"], "directory known already"
