@@ -58,7 +58,7 @@ def measure(*, tokens: int, chunks: int, repetitions: int, threads: int, seed: i
         addressing = Addressing(adapter, fingerprint=f"random-{seed}", codec="raw")
         engine = Engine(adapter, addressing, store, loader, pool_tokens=tokens + 256)
         with torch.inference_mode():
-            for address in engine.addresses(system, documents, "none", ""):
+            for address in engine.admission.addresses(system, documents, "none", ""):
                 assert address is not None
                 engine.lane.compute_now(address)
         for turn in range(repetitions + 1):

@@ -14,20 +14,18 @@ import time
 import torch
 
 from kvstore import TieredStore
-from service.errors import InvalidRequest, KvstitchError, PromptTooLong, WorkerFault
-from service.records import Chunk
+from service.errors import KvstitchError, WorkerFault
 from service.worker.adapters.base import DecoderAdapter
-from service.worker.addressing import Address, Addressing
+from service.worker.addressing import Addressing
+from service.worker.admission import Admission
 from service.worker.decode import decode_step
 from service.worker.evict import evict
 from service.worker.kv_pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.loader import Loader
-from service.worker.methods import make_eviction, make_fusion
 from service.worker.precompute import PrecomputeLane
 from service.worker.prefill import PrefillResult, prefill
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
-from service.worker.sampler import Sampler
 from service.worker.scheduler import Scheduler
 from service.worker.sequence import Sequence
 
@@ -49,6 +47,7 @@ class Engine:
         max_waiting: int = 256,
     ) -> None:
         self._adapter = adapter
+        self.admission = Admission(adapter, addressing, pool_tokens=pool_tokens)
         self._addressing = addressing
         self._store = store
         self._loader = loader
@@ -83,7 +82,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request. Raises a KvstitchError if it can never be answered or the queue is full;
         after that it ends in exactly one DoneEvent or FailedEvent."""
-        sequence = self._sequence(request)
+        sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
         if sequence.fusion.reads_cache:
             sequence.loads = [self._loader.load(a) if a else None for a in sequence.addresses]
@@ -93,18 +92,6 @@ class Engine:
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             sequence.abort_reason = reason
-
-    def addresses(
-        self, system: list[int], documents: list[Chunk], prefix_mode: str, tenant: str
-    ) -> list[Address | None]:
-        """Of S and every document, None where a segment is empty."""
-        naming = self._addressing
-        first = naming.system(system, tenant) if system else None
-        rest = [
-            naming.document(d.ids, prefix_mode, system, tenant) if d.ids else None
-            for d in documents
-        ]
-        return [first, *rest]
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -120,42 +107,6 @@ class Engine:
         self._events.extend(self.lane.finished())
         events, self._events = self._events, []
         return events
-
-    def _sequence(self, request: Request) -> Sequence:
-        fusion = make_fusion(request.fusion.name, request.fusion.parameters)
-        eviction = request.eviction and make_eviction(
-            request.eviction.name, request.eviction.parameters
-        )
-        documents = list(request.documents)
-        if not request.question:
-            raise InvalidRequest("the question has no tokens", field="question")
-        addresses = self.addresses(
-            list(request.system), documents, request.prefix_mode, request.tenant
-        )
-        sequence = Sequence(
-            request,
-            fusion,
-            eviction or None,
-            addresses,
-            loads=[None] * len(addresses),
-            max_tokens=request.sampling.max_tokens,
-            sampler=Sampler(request.sampling),
-        )
-        self._fit_context(sequence)
-        return sequence
-
-    def _fit_context(self, sequence: Sequence) -> None:
-        limit = min(self._adapter.max_context, self.pool.tokens)
-        room = limit - sequence.prompt_tokens
-        if room < 1:
-            raise PromptTooLong(
-                f"the prompt has {sequence.prompt_tokens} tokens; this worker takes {limit - 1} "
-                f"(model context {self._adapter.max_context}, KV pool {self.pool.tokens})",
-                field="question",
-            )
-        if sequence.max_tokens > room:
-            sequence.warnings.append(f"max_tokens was lowered from {sequence.max_tokens} to {room}")
-            sequence.max_tokens = room
 
     def _drop_aborted(self) -> None:
         scheduler = self.scheduler

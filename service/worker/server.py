@@ -148,7 +148,7 @@ class Server:
                 self._engine.lane.add(address, id=message.id, chunk_id=chunk.chunk_id)
 
     def _addresses(self, message: m.Prefetch | m.Precompute | m.Purge) -> list[Address | None]:
-        return self._engine.addresses(
+        return self._engine.admission.addresses(
             message.system, message.documents, message.prefix_mode, message.tenant
         )
 

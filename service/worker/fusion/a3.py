@@ -42,7 +42,8 @@ class Method(FusionMethod):
             return None
         layout = view.layout
         candidates = layout.cached_document_rows
-        wanted = math.floor(self.ratio * layout.tokens)
+        # A hair more, or 0.29 · 100 would count 28 in binary.
+        wanted = math.floor(self.ratio * layout.tokens + 1e-9)
         top = stable_topk(self._question_attention(view)[candidates], wanted)
         return union(candidates[top], layout.question_rows)
 

@@ -1,0 +1,76 @@
+"""From a request to a sequence: checks everything that can be checked before any work.
+
+Methods and parameters, the context, the pool's size; addresses of all segments. Knows no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from service.errors import InvalidRequest, PromptTooLong
+from service.records import Chunk
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.addressing import Address, Addressing
+from service.worker.methods import make_eviction, make_fusion
+from service.worker.request import Request
+from service.worker.sampler import Sampler
+from service.worker.sequence import Sequence
+
+
+class Admission:
+    """Refuses what can never be answered, with the field and the remedy."""
+
+    def __init__(
+        self, adapter: DecoderAdapter, addressing: Addressing, *, pool_tokens: int
+    ) -> None:
+        self._adapter = adapter
+        self._addressing = addressing
+        self._pool_tokens = pool_tokens
+
+    def addresses(
+        self, system: Many[int], documents: Many[Chunk], prefix_mode: str, tenant: str
+    ) -> list[Address | None]:
+        """Of S and every document, None where a segment is empty."""
+        naming = self._addressing
+        first = naming.system(system, tenant) if system else None
+        rest = [
+            naming.document(d.ids, prefix_mode, system, tenant) if d.ids else None
+            for d in documents
+        ]
+        return [first, *rest]
+
+    def sequence(self, request: Request) -> Sequence:
+        """Raises UnknownMethod, InvalidRequest or PromptTooLong."""
+        fusion = make_fusion(request.fusion.name, request.fusion.parameters)
+        eviction = request.eviction and make_eviction(
+            request.eviction.name, request.eviction.parameters
+        )
+        if not request.question:
+            raise InvalidRequest("the question has no tokens", field="question")
+        addresses = self.addresses(
+            request.system, request.documents, request.prefix_mode, request.tenant
+        )
+        sequence = Sequence(
+            request,
+            fusion,
+            eviction or None,
+            addresses,
+            loads=[None] * len(addresses),
+            max_tokens=request.sampling.max_tokens,
+            sampler=Sampler(request.sampling),
+        )
+        self._fit_context(sequence)
+        return sequence
+
+    def _fit_context(self, sequence: Sequence) -> None:
+        limit = min(self._adapter.max_context, self._pool_tokens)
+        room = limit - sequence.prompt_tokens
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {sequence.prompt_tokens} tokens; this worker takes {limit - 1} "
+                f"(model context {self._adapter.max_context}, KV pool {self._pool_tokens})",
+                field="question",
+            )
+        if sequence.max_tokens > room:
+            sequence.warnings.append(f"max_tokens was lowered from {sequence.max_tokens} to {room}")
+            sequence.max_tokens = room
