@@ -28,6 +28,8 @@ from retriever.locks import ReadWriteLock
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
+# FAISS may sum one product in another order when it looks for a range instead of the best k.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -103,15 +105,14 @@ class VectorIndex:
                 return []
             parameters = None if allowed_ids is None else _selector(allowed)
             query = np.ascontiguousarray(vector, dtype=np.float32).reshape(1, -1)
-            want = min(k, len(allowed))
-            while True:
-                # One more than wanted shows whether the last place is shared.
-                fetched = min(want + 1, len(allowed))
-                scores, ids = self._faiss.search(query, fetched, params=parameters)
-                if fetched == len(allowed) or scores[0, -1] < scores[0, min(k, fetched) - 1]:
-                    break
-                want *= 2
-        hits = [(int(i), float(s)) for i, s in zip(ids[0], scores[0], strict=True) if i >= 0]
+            # One more than wanted shows whether the last place is shared.
+            fetched = min(k + 1, len(allowed))
+            scores, ids = self._faiss.search(query, fetched, params=parameters)
+            scores, ids = scores[0], ids[0]
+            if fetched > k and scores[k] == scores[k - 1]:
+                below = float(scores[k]) - _ROUNDING
+                _, scores, ids = self._faiss.range_search(query, below, params=parameters)
+        hits = [(int(i), float(score)) for i, score in zip(ids, scores, strict=True)]
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from retriever.catalog import Catalog, CatalogState, Counts, Upsert
+from retriever.catalog import Catalog, Counts, Upsert
 from retriever.chunker import ChunkSettings, Span
 from retriever.documents import Chunk, DocFilter, Document, DocumentPage, Passage, StoredDocument
 from retriever.embedders.base import Embedder, EmbeddingSpace, Vectors, space_of
@@ -24,6 +24,7 @@ from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing, Inv
 from retriever.index import VectorIndex
 from retriever.ingest import IngestResult, ingest
 from retriever.locks import ReadWriteLock
+from retriever.rows import CatalogState
 
 logger = logging.getLogger(__name__)
 

@@ -76,7 +76,8 @@ def test_removed_ids_are_gone_and_added_ones_replace(index: VectorIndex) -> None
     assert index.remove([3, 4, 77]) == 2
     index.add([5], vectors[3:4])
     assert len(index) == 8
-    assert index.search(vectors[3], 1)[0] == (5, pytest.approx(1.0))
+    [(found, score)] = index.search(vectors[3], 1)
+    assert found == 5 and score == pytest.approx(1.0)
     assert index.ids == {0, 1, 2, 5, 6, 7, 8, 9}
 
 
