@@ -9,7 +9,8 @@ KvstitchError
 ├── Overloaded              503  queue or KV pool full; come back after `retry_after_s`
 ├── WorkerUnavailable       503  the worker is starting, restarting or gone
 ├── WorkerFault             500  the engine failed on this request (logged with its traceback)
-└── ModelRefused            500  start-up only: this model cannot be served correctly
+├── ModelRefused            500  start-up only: this model cannot be served correctly
+└── InvalidSetting          500  start-up only: a setting is out of range or contradicts another
 
 Knows nothing of FastAPI: the gateway maps `status` and `code` in one handler.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 __all__ = [
     "Conflict",
     "InvalidRequest",
+    "InvalidSetting",
     "KvstitchError",
     "ModelRefused",
     "NotFound",
@@ -87,6 +89,11 @@ class WorkerFault(KvstitchError):
 
 class ModelRefused(KvstitchError):
     code = "model_refused"
+    status = 500
+
+
+class InvalidSetting(KvstitchError):
+    code = "invalid_setting"
     status = 500
 
 

@@ -49,6 +49,7 @@ class PromptFormat:
     max_tokens: int = 256
     prefix_mode: str = "none"
     stop: tuple[str, ...] = ()
+    bos: str | None = ""  # the token that starts a prompt; "": the tokenizer's own; None: none
 
     def __post_init__(self) -> None:
         if self.prefix_mode not in PREFIX_MODES:

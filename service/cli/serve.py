@@ -1,0 +1,39 @@
+"""`kvstitch serve`: settings, model folder, gateway, server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from service.settings import Settings, load
+
+
+def run(given: argparse.Namespace) -> int:
+    """Serve until a signal. Raises KvstitchError for what prevents the start."""
+    # Read by OpenMP when the embedder's torch is loaded, which is later: threads that spin while
+    # they wait would take the cores from the worker.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from service.gateway.gateway import Gateway
+    from service.gateway.model_folder import resolve
+    from service.gateway.server import serve
+
+    names = set(Settings.model_fields)
+    settings = load(**{name: value for name, value in vars(given).items() if name in names})
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "transformers", "huggingface_hub"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    folder = resolve(settings.model)
+    gateway = Gateway(settings, folder)
+    print(
+        f"kvstitch: {gateway.prompts.model} from {folder}, data in {settings.data_dir}; "
+        f"listening on http://{settings.host}:{settings.port} as soon as it is loaded",
+        file=sys.stderr,
+    )
+    failure = serve(gateway)
+    if failure is not None:
+        print(f"kvstitch: {failure}", file=sys.stderr)
+        return 3
+    return 0

@@ -1,0 +1,301 @@
+"""The use case of an answer: POST /v1/rag/generate without the HTTP.
+
+    open     check ── admit ── embed, search ── prefetch ── plan        errors become a status
+    events   sources ── submit ── tokens to text, stop strings ── done  errors end the stream
+
+Every answer that was opened is closed, and counted, exactly once. Knows no HTTP and no tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from service.errors import InvalidRequest, KvstitchError, NotFound, from_code
+from service.gateway import results
+from service.gateway.admission import Admission, Ticket
+from service.gateway.client import Worker
+from service.gateway.library import Found, Library
+from service.gateway.methods import chosen
+from service.gateway.prompts import Prompts
+from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
+from service.messages import Chunk, Done, Failed, Generate, Method, Prefetch, Sampling, TokenItem
+from service.metrics import Metrics
+from service.prompt import PromptPlan
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Sources:
+    citations: list[Citation]
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    response: GenerateResponse
+
+
+AnswerEvent = Sources | Text | Finished
+DISCONNECT = "disconnect"
+
+
+class Answerer:
+    """Opens answers. Everything it needs is handed in; it holds no state of its own."""
+
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        library: Library,
+        prompts: Prompts,
+        admission: Admission,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> None:
+        self.worker = worker
+        self.library = library
+        self.prompts = prompts
+        self.metrics = metrics
+        self._admission = admission
+        self._settings = settings
+
+    async def open(self, request: GenerateRequest, arrived: float) -> Answer:
+        """An answer ready to stream; `arrived` is the request's time by time.perf_counter.
+
+        Raises InvalidRequest and its kinds, NotFound, Overloaded, WorkerUnavailable.
+        """
+        fusion_label = "none"
+        ticket: Ticket | None = None
+        try:
+            top_k = self._check(request)
+            ready = self.worker.require()
+            self.library.require()
+            fusion = chosen("fusion", request.fusion, ready.fusion)
+            fusion_label = fusion.name
+            eviction = None
+            if request.eviction is not None:
+                eviction = chosen("eviction", request.eviction, ready.eviction)
+            ticket = self._admission.enter(self.prompts.estimate(request.question, top_k))
+            return await self._prepare(request, arrived, ticket, top_k, fusion, eviction)
+        except BaseException as error:
+            if ticket is not None:
+                ticket.close()
+            self.metrics.requests.labels(fusion_label, _outcome(error)).inc()
+            raise
+
+    def _check(self, request: GenerateRequest) -> int:
+        """What can be checked without the worker; returns top_k."""
+        limits = self._settings
+        if not request.question.strip():
+            raise InvalidRequest("question is empty: send the question's text", field="question")
+        if len(request.question) > limits.max_question_chars:
+            raise InvalidRequest(
+                f"question has {len(request.question)} characters, the limit is "
+                f"{limits.max_question_chars}: shorten it",
+                field="question",
+            )
+        top_k = self.prompts.format.top_k if request.top_k is None else request.top_k
+        if top_k > limits.max_top_k:
+            raise InvalidRequest(
+                f"top_k must be at most {limits.max_top_k}, not {top_k}", field="top_k"
+            )
+        if request.documents is not None and not request.documents:
+            raise InvalidRequest(
+                "documents is empty: name documents, or leave it out to search all of them",
+                field="documents",
+            )
+        return top_k
+
+    async def _prepare(
+        self,
+        request: GenerateRequest,
+        arrived: float,
+        ticket: Ticket,
+        top_k: int,
+        fusion: Method,
+        eviction: Method | None,
+    ) -> Answer:
+        if request.documents is not None:
+            unknown = await self.library.unknown(request.documents)
+            if unknown:
+                raise NotFound(f"there is no document {unknown[0]!r}", field="documents")
+        found = Found([], 0.0, 0.0)
+        if top_k:
+            found = await self.library.search(request.question, top_k, request.documents)
+        started = time.perf_counter()
+        plan = await self._plan(request.question, found)
+        max_tokens, warnings = self._room(request.max_tokens, plan)
+        if top_k and not found.passages:
+            warnings.append("there are no documents to answer from: the answer cites nothing")
+        generate = Generate(
+            id=f"rag-{uuid.uuid4().hex}",
+            system=plan.system,
+            documents=[Chunk(d.chunk_id, d.ids) for d in plan.documents],
+            question=plan.question,
+            fusion=fusion,
+            eviction=eviction,
+            sampling=Sampling(max_tokens, request.temperature, request.top_p, request.seed),
+            prefix_mode=self.prompts.prefix_mode,
+        )
+        plan_s = time.perf_counter() - started
+        stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": plan_s}
+        return Answer(self, request, generate, ticket, found, stages, arrived, warnings)
+
+    async def _plan(self, question: str, found: Found) -> PromptPlan:
+        """Segments of ids; the worker hears about the documents before the rest is planned."""
+        passages = [passage.chunk for passage in found.passages]
+        in_thread = self.library.in_search_thread
+        documents = await in_thread(lambda: self.prompts.segments(passages))
+        if documents:
+            chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
+            self.worker.prefetch(Prefetch(self.prompts.system, chunks, self.prompts.prefix_mode))
+        context = self.worker.require().model.max_context
+        return await in_thread(lambda: self.prompts.plan(documents, question, max_context=context))
+
+    def _room(self, wanted: int | None, plan: PromptPlan) -> tuple[int, list[str]]:
+        """max_tokens as it fits behind the prompt, and a warning if that is less than asked."""
+        room = self.worker.require().model.max_context - plan.tokens
+        room = min(room, self._settings.max_tokens_limit)
+        if wanted is None:
+            return min(self.prompts.format.max_tokens, room), []
+        if wanted <= room:
+            return wanted, []
+        return room, [
+            f"max_tokens was lowered from {wanted} to {room}: the prompt has {plan.tokens} tokens"
+        ]
+
+
+@dataclass
+class Answer:
+    """One answer on its way: iterate `events()` once, and always `aclose()` it."""
+
+    answerer: Answerer
+    request: GenerateRequest
+    generate: Generate
+    ticket: Ticket
+    found: Found
+    stages: dict[str, float]
+    arrived: float
+    warnings: list[str]
+    _first: float | None = None
+    _last: float | None = None
+    _ended: bool = False
+    _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._text = self.answerer.prompts.answer_text(self.request.stops)
+        self.citations = results.citations(self.found.passages, with_text=self.request.include_text)
+
+    def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Sources, then Text as it comes, then Finished. Raises the KvstitchError of a Failed.
+
+        Closing or cancelling it aborts the sequence in the worker.
+        """
+        self._events = self._run()
+        return self._events
+
+    async def collect(self) -> GenerateResponse:
+        """The whole answer. Raises as `events`."""
+        try:
+            async for event in self.events():
+                if isinstance(event, Finished):
+                    return event.response
+        finally:
+            await self.aclose()
+        raise KvstitchError("the answer ended without a result")
+
+    async def aclose(self) -> None:
+        """Release everything; an answer that had not ended is aborted."""
+        if self._events is not None:
+            await self._events.aclose()
+        self._end(DISCONNECT, None)
+
+    async def _run(self) -> AsyncGenerator[AnswerEvent, None]:
+        try:
+            yield Sources(self.citations)
+            async with aclosing(self.answerer.worker.submit(self.generate)) as stream:
+                async for event in stream:
+                    match event:
+                        case TokenItem(token=token):
+                            if text := self._token(token):
+                                yield Text(text)
+                        case Failed():
+                            raise from_code(event.code, event.message, event.field)
+                        case Done():
+                            if text := self._text.finish():
+                                yield Text(text)
+                            response = self._response(event)
+                            self._end("ok", response.timing.total_s)
+                            yield Finished(response)
+        except BaseException as error:
+            self._end(_outcome(error), None)
+            raise
+
+    def _token(self, token: int) -> str:
+        now = time.perf_counter()
+        if self._last is None:
+            self._first = now
+            self.ticket.prefilled()
+        else:
+            self.answerer.metrics.inter_token.observe(now - self._last)
+        self._last = now
+        stopped_before = self._text.stopped
+        text = self._text.push(token)
+        if self._text.stopped and not stopped_before:
+            self.answerer.worker.abort(self.generate.id, "stop")
+        return text
+
+    def _response(self, done: Done) -> GenerateResponse:
+        total_s = time.perf_counter() - self.arrived
+        ttft_s = total_s if self._first is None else self._first - self.arrived
+        report, prompts = done.report, self.answerer.prompts
+        times = results.timing(ttft_s, total_s, report.completion_tokens)
+        stages = {**self.stages, **report.stages}
+        results.observe(self.answerer.metrics, times, stages, report)
+        eviction = self.generate.eviction
+        return GenerateResponse(
+            id=self.generate.id,
+            model=prompts.model,
+            text=self._text.text,
+            finish_reason=done.finish_reason,
+            citations=self.citations,
+            usage=results.usage(report),
+            cache=results.cache(report, self.found.passages),
+            stages=stages,
+            timing=times,
+            fusion=_as_dict(self.generate.fusion),
+            eviction=None if eviction is None else _as_dict(eviction),
+            seed=report.seed,
+            warnings=[*self.warnings, *report.warnings],
+        )
+
+    def _end(self, outcome: str, seconds: float | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self.ticket.close(seconds)
+        metrics = self.answerer.metrics
+        metrics.requests.labels(self.generate.fusion.name, outcome).inc()
+        if outcome == DISCONNECT:
+            metrics.disconnects.inc()
+
+
+def _as_dict(method: Method) -> dict[str, object]:
+    return {"method": method.name, **method.parameters}
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, KvstitchError):
+        return error.code
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return DISCONNECT
+    return KvstitchError.code

@@ -1,0 +1,34 @@
+"""The FastAPI application around a gateway: routes, errors, lifespan. Decides nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from service import __version__
+from service.gateway import problems
+from service.gateway.gateway import Gateway
+from service.gateway.middleware import RequestContext
+from service.gateway.routes import corpus, health, models, rag
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """An application that starts and closes `gateway` with its lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    app = FastAPI(title="kvstitch", version=__version__, lifespan=lifespan)
+    app.state.gateway = gateway
+    app.add_middleware(RequestContext, max_body_bytes=gateway.settings.max_body_bytes)
+    problems.install(app)
+    for module in (rag, models, corpus, health):
+        app.include_router(module.router)
+    return app

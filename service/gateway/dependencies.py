@@ -1,0 +1,49 @@
+"""What routes ask for, as `Annotated` aliases. Knows where things are kept, not what they do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+
+from service.errors import InvalidRequest
+from service.gateway.answer import Answerer
+from service.gateway.corpus import Corpus
+from service.gateway.gateway import Gateway
+from service.gateway.uploads import read_documents
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+def _answerer(request: Request) -> Answerer:
+    return _gateway(request).answerer
+
+
+def _corpus(request: Request) -> Corpus:
+    return _gateway(request).corpus
+
+
+def _arrived(request: Request) -> float:
+    return float(request.state.arrived)
+
+
+async def _documents(request: Request) -> list[dict[str, Any]]:
+    documents = await read_documents(request)
+    limit = _gateway(request).settings.max_documents
+    if len(documents) > limit:
+        raise InvalidRequest(
+            f"documents holds {len(documents)} documents, the limit is {limit}: send several calls",
+            field="documents",
+        )
+    return documents
+
+
+GatewayDep = Annotated[Gateway, Depends(_gateway)]
+AnswererDep = Annotated[Answerer, Depends(_answerer)]
+CorpusDep = Annotated[Corpus, Depends(_corpus)]
+Arrived = Annotated[float, Depends(_arrived)]
+Upload = Annotated[list[dict[str, Any]], Depends(_documents)]
+Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -1,0 +1,172 @@
+"""Puts the gateway together and runs its life: the composition root. Knows no route.
+
+start ──┬── supervisor ── worker loads its model ──┐
+        └── library loads embedder and index ──────┴── ready
+drain ── new requests are refused, open ones finish ── close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from retriever import Embedder, LocalEmbedder, Retriever
+from service.errors import InvalidSetting, KvstitchError
+from service.gateway.admission import Admission
+from service.gateway.answer import Answerer
+from service.gateway.client import WorkerClient
+from service.gateway.corpus import Corpus
+from service.gateway.jobs import JobStore
+from service.gateway.library import Library, TimedEmbedder
+from service.gateway.prompts import Prompts
+from service.gateway.supervisor import COMMAND, Supervisor
+from service.messages import Stats
+from service.metrics import Metrics
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """All parts of one gateway process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model_folder: Path,
+        *,
+        embedder: Embedder | None = None,
+        worker_command: Sequence[str] = COMMAND,
+        worker_address: str = "",
+    ) -> None:
+        """`worker_address`: a worker that runs already; else one is started and supervised.
+
+        Raises ModelRefused if the model folder's tokenizer or prompt format cannot be used.
+        """
+        self.settings = settings
+        self.metrics = Metrics()
+        self.prompts = Prompts(model_folder, settings)
+        self.worker = WorkerClient(on_stats=self._on_stats, on_change=self._on_change)
+        self._address = worker_address
+        self._supervisor = Supervisor(
+            self.worker,
+            lambda address: settings.worker(model_folder, address),
+            on_refused=self.give_up,
+            on_restart=self.metrics.worker_restarts.inc,
+            command=worker_command,
+        )
+        timed = TimedEmbedder(embedder or LocalEmbedder(settings.embedder or None))
+        retriever = Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking())
+        self.library = Library(retriever, timed)
+        self.admission = Admission(
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            metrics=self.metrics,
+        )
+        self._jobs = JobStore(settings.data_dir / "jobs.sqlite3")
+        self.corpus = Corpus(self._jobs, self.library, self.worker, self.prompts, self.metrics)
+        self.answerer = Answerer(
+            worker=self.worker,
+            library=self.library,
+            prompts=self.prompts,
+            admission=self.admission,
+            settings=settings,
+            metrics=self.metrics,
+        )
+        self.on_failure: Callable[[], None] = lambda: None  # set by the server: stop serving
+        self.failure: str | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._lock: IO[str] | None = None
+
+    @property
+    def worker_pid(self) -> int | None:
+        return self._supervisor.pid
+
+    async def start(self) -> None:
+        """Begin loading; `not_ready` tells when it is over. Raises InvalidSetting."""
+        self._lock = _lock(self.settings.data_dir)
+        self._jobs.start()
+        if self._address:
+            self.worker.connect(self._address)
+        else:
+            await self._supervisor.start()
+        self._loading = asyncio.create_task(self._load())
+
+    async def close(self) -> None:
+        """Stop everything; what is left of ingest jobs is resumed at the next start."""
+        if self._loading is not None:
+            await asyncio.gather(self._loading, return_exceptions=True)
+        await self.corpus.close()
+        await self._supervisor.stop()
+        await self.worker.close()
+        await self.library.close()
+        self._jobs.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def not_ready(self) -> str | None:
+        """Why requests are refused now, None if they are served."""
+        if self.failure is not None:
+            return self.failure
+        if self.admission.draining:
+            return "the service is shutting down"
+        if self.worker.ready is None:
+            return self.worker.reason
+        if not self.library.started:
+            return "the document index is being loaded"
+        return None
+
+    async def drain(self) -> None:
+        """Refuse new requests; returns when the open ones are done, or the time is up."""
+        self.admission.draining = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.settings.drain_timeout_s
+        while self.admission.in_flight and loop.time() < end:
+            await asyncio.sleep(0.05)
+
+    def give_up(self, reason: str) -> None:
+        """Something that will not pass by itself: stop the service and say why."""
+        self.failure = self.failure or reason
+        self.on_failure()
+
+    async def _load(self) -> None:
+        try:
+            await self.library.start()
+            await self.corpus.start()
+        except KvstitchError as error:
+            self.give_up(error.message)
+        except Exception as error:
+            logger.exception("the document index cannot be opened")
+            self.give_up(f"the document index cannot be opened: {error}")
+
+    def _on_stats(self, stats: Stats) -> None:
+        self.metrics.worker.update(stats.values)
+
+    def _on_change(self, up: bool) -> None:
+        self.metrics.worker_up.set(int(up))
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Held as long as the file is open. Two gateways on one folder would undo each other's work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise InvalidSetting(f"data_dir {folder} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise InvalidSetting(
+            f"another kvstitch serves from {folder}: stop it, or give another --data-dir"
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file

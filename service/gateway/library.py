@@ -1,0 +1,170 @@
+"""The retriever behind the event loop: its blocking calls run in threads. Knows no KV or HTTP.
+
+Searches have threads of their own, so that a long ingest does not hold them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from retriever import (
+    Chunk,
+    Counts,
+    DocFilter,
+    Document,
+    DocumentPage,
+    Embedder,
+    IngestResult,
+    Passage,
+    Retriever,
+    StoredDocument,
+)
+from retriever.embedders.base import Vectors
+from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
+from service.errors import InvalidRequest, KvstitchError, WorkerUnavailable
+
+T = TypeVar("T")
+
+SEARCH_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """Passages, best first, and the seconds it took to embed the question and to search."""
+
+    passages: list[Passage]
+    embed_s: float
+    retrieve_s: float
+
+
+class TimedEmbedder:
+    """An embedder that remembers, per thread, how long its last call took."""
+
+    def __init__(self, inner: Embedder) -> None:
+        self._inner = inner
+        self._local = threading.local()
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def revision(self) -> str:
+        return self._inner.revision
+
+    @property
+    def dim(self) -> int:
+        return self._inner.dim
+
+    @property
+    def last_s(self) -> float:
+        return float(getattr(self._local, "last_s", 0.0))
+
+    def start(self) -> None:
+        self._inner.start()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        started = time.perf_counter()
+        try:
+            return self._inner.embed(texts)
+        finally:
+            self._local.last_s = time.perf_counter() - started
+
+
+class Library:
+    """Documents and passages, for coroutines. Usable once start() has returned."""
+
+    def __init__(self, retriever: Retriever, embedder: TimedEmbedder) -> None:
+        """`embedder` is the retriever's own."""
+        self._retriever = retriever
+        self._embedder = embedder
+        self._searching = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
+        self._changing = ThreadPoolExecutor(1, thread_name_prefix="ingest")
+        self.started = False
+
+    async def start(self) -> None:
+        """Load the embedder, the catalog and the index. Raises KvstitchError."""
+        await self._in(self._changing, self._retriever.start)
+        self.started = True
+
+    async def close(self) -> None:
+        """Save and close; waits for what is under way."""
+        if self.started:
+            self.started = False
+            await self._in(self._changing, self._retriever.save)
+            await self._in(self._changing, self._retriever.close)
+        self._searching.shutdown(wait=False, cancel_futures=True)
+        self._changing.shutdown(wait=False, cancel_futures=True)
+
+    def require(self) -> None:
+        """Raises WorkerUnavailable while the index is being loaded."""
+        if not self.started:
+            raise WorkerUnavailable("the document index is being loaded", retry_after_s=5.0)
+
+    async def search(self, query: str, top_k: int, doc_ids: Sequence[str] | None) -> Found:
+        """The best `top_k` passages, among the documents `doc_ids` if given."""
+        where = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
+
+        def run() -> Found:
+            started = time.perf_counter()
+            passages = self._retriever.search(query, top_k, where)
+            embed_s = self._embedder.last_s
+            return Found(passages, embed_s, time.perf_counter() - started - embed_s)
+
+        return await self.in_search_thread(run)
+
+    async def in_search_thread(self, run: Callable[[], T]) -> T:
+        """Short work that must not hold up the event loop."""
+        return await self._in(self._searching, run)
+
+    async def unknown(self, doc_ids: Sequence[str]) -> list[str]:
+        """Those of `doc_ids` that are not stored."""
+
+        def run() -> list[str]:
+            return [d for d in doc_ids if self._retriever.get_document(d) is None]
+
+        return await self.in_search_thread(run)
+
+    async def ingest(self, documents: Sequence[Document]) -> list[IngestResult]:
+        return await self._in(self._changing, lambda: self._retriever.ingest(documents))
+
+    async def delete(self, doc_id: str) -> list[int]:
+        """The ids of the chunks that were removed."""
+        return await self._in(self._changing, lambda: self._retriever.delete([doc_id]))
+
+    async def save(self) -> None:
+        await self._in(self._changing, self._retriever.save)
+
+    async def get(self, doc_id: str) -> StoredDocument | None:
+        return await self.in_search_thread(lambda: self._retriever.get_document(doc_id))
+
+    async def page(self, limit: int, cursor: str | None) -> DocumentPage:
+        return await self.in_search_thread(lambda: self._retriever.list_documents(limit, cursor))
+
+    async def chunks_of(self, doc_id: str) -> list[Chunk]:
+        return await self.in_search_thread(lambda: self._retriever.chunks_of(doc_id))
+
+    async def alive(self, chunk_ids: Collection[int]) -> set[int]:
+        """Those of `chunk_ids` that are stored."""
+        chunks = await self.in_search_thread(lambda: self._retriever.get_chunks(chunk_ids))
+        return {chunk.chunk_id for chunk in chunks}
+
+    async def counts(self) -> Counts:
+        return await self.in_search_thread(self._retriever.counts)
+
+    async def _in(self, pool: ThreadPoolExecutor, run: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, run)
+        except (InvalidDocument, InvalidQuery) as error:
+            raise InvalidRequest(str(error)) from error
+        except RetrieverError as error:
+            raise KvstitchError(f"the document index failed: {error}") from error

@@ -1,0 +1,25 @@
+"""Checks a client's choice of method against what the worker offers. Knows no method by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.errors import UnknownMethod
+from service.gateway.schemas import MethodChoice
+from service.messages import Method, MethodInfo
+from service.parameters import check
+
+
+def chosen(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:
+    """The method with all its parameters. `kind` is "fusion" or "eviction".
+
+    Raises UnknownMethod or InvalidRequest, naming the field and what is accepted.
+    """
+    found = next((info for info in offered if info.name == choice.method), None)
+    if found is None:
+        known = ", ".join(sorted(info.name for info in offered))
+        raise UnknownMethod(
+            f"{kind}.method {choice.method!r} is not known; known methods: {known}",
+            field=f"{kind}.method",
+        )
+    return Method(found.name, check(found.parameters, choice.parameters, where=kind))

@@ -1,0 +1,70 @@
+"""What happens to every request before routing: id, clock, size limit. Plain ASGI, no use case."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.gateway.problems import BodyTooLarge, respond
+
+_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+HEADER = "X-Request-Id"
+
+
+class RequestContext:
+    """Puts `arrived` (time.perf_counter) and `request_id` into the request's state.
+
+    A client's X-Request-Id is echoed if it is harmless, else replaced. A body above the limit is
+    refused by its Content-Length, or cut off while it comes in.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self._app = app
+        self._max = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get(HEADER, "")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state["arrived"], state["request_id"] = time.perf_counter(), request_id
+        started = False
+        received = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max:
+                raise self._too_large()
+            return message
+
+        length = headers.get("content-length", "")
+        try:
+            if length.isdigit() and int(length) > self._max:
+                raise self._too_large()
+            await self._app(scope, receive_bounded, send_with_id)
+        except BodyTooLarge as error:
+            if started:
+                raise
+            await respond(Request(scope), error)(scope, receive, send_with_id)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"the body is larger than {self._max} bytes: send it in several calls", field="body"
+        )

@@ -1,0 +1,183 @@
+"""The one place where errors become responses. Knows every error, no use case.
+
+/v1/*        {"error": {"message", "type", "code", "param"}}     as OpenAI's clients expect
+elsewhere    application/problem+json (RFC 9457)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from service.errors import InvalidRequest, KvstitchError, WorkerFault
+from service.gateway.schemas import DocumentIn, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5.0  # where the error does not know better
+NOT_UTF8 = "is not valid UTF-8: save or send the text encoded as UTF-8"
+
+
+class BadBody(InvalidRequest):
+    """The body cannot even be read: malformed JSON or not UTF-8."""
+
+    code = "bad_body"
+    status = 400
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+    status = 413
+
+
+class Unroutable(KvstitchError):
+    """No such path, method or media type: what the framework refuses."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+
+
+def install(app: FastAPI) -> None:
+    """Route every error of `app` through `respond`."""
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, KvstitchError)
+        return respond(request, error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return respond(request, from_validation(error.errors(), GenerateRequest))
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return respond(request, not_utf8(error.__cause__))
+        if isinstance(error.__cause__, RecursionError):
+            return respond(request, BadBody("the body is nested too deeply", field="body"))
+        return respond(request, Unroutable(error.status_code, str(error.detail)))
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return respond(request, WorkerFault("something went wrong here; the log says what"))
+
+    app.add_exception_handler(KvstitchError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def respond(request: Request, error: KvstitchError) -> JSONResponse:
+    headers = {}
+    if error.status == 503:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
+    if request.url.path.startswith("/v1/"):
+        return JSONResponse({"error": error_object(error)}, error.status, headers)
+    problem = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "instance": request.url.path,
+    }
+    if error.field is not None:
+        problem["field"] = error.field
+    media_type = "application/problem+json"
+    return JSONResponse(problem, error.status, headers, media_type=media_type)
+
+
+def error_object(error: KvstitchError) -> dict[str, Any]:
+    """OpenAI's error object, in responses and in the stream."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "message": error.message,
+        "type": "overloaded_error" if error.status == 503 else kind,
+        "code": error.code,
+        "param": error.field,
+    }
+
+
+def from_validation(faults: Sequence[Any], body: type[BaseModel]) -> KvstitchError:
+    """pydantic's faults as one message that names the first field and the remedy.
+
+    `body` is the model that was validated, for the names of the fields that do exist.
+    """
+    first = faults[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        where = first["loc"][-1] if first["loc"] else 0
+        at = f" at character {where}" if isinstance(where, int) else ""
+        return BadBody(f"the body is not valid JSON{at}: {reason}", field="body")
+    field = _path(first["loc"])
+    message = f"{field}: {_remedy(first, body)}"
+    others = sorted({_path(fault["loc"]) for fault in faults[1:]} - {field})
+    if others:
+        message += f" (also wrong: {', '.join(others[:5])})"
+    return InvalidRequest(message, field=field)
+
+
+def not_utf8(error: UnicodeDecodeError) -> BadBody:
+    """Names the JSON field that holds the bad byte if the rest can be read."""
+    field = "body"
+    try:
+        loose = json.loads(error.object.decode("utf-8", "surrogateescape"))
+        field = _undecodable(loose) or field
+    except ValueError:
+        pass
+    return BadBody(f"{field} {NOT_UTF8} (byte {error.start} of the body)", field=field)
+
+
+def _undecodable(value: Any, path: str = "") -> str | None:
+    """Path of the first string with a byte that could not be decoded."""
+    if isinstance(value, str):
+        return path if any("\udc80" <= char <= "\udcff" for char in value) else None
+    items: Sequence[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    found = (_undecodable(item, name) for name, item in items)
+    return next((name for name in found if name is not None), None)
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """("body", "documents", 0, "text") as documents[0].text."""
+    out = ""
+    for part in loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc:
+        if isinstance(part, int):
+            out += f"[{part}]"
+        elif part.startswith(("constrained-", "list[")) or part in ("str", "function-after"):
+            continue  # a branch of a union: not something the client wrote
+        else:
+            out += f".{part}" if out else part
+    return out or "body"
+
+
+def _remedy(fault: Any, body: type[BaseModel]) -> str:
+    kind, message = fault["type"], str(fault["msg"])
+    if kind == "missing":
+        return "required, but it is missing"
+    if kind == "extra_forbidden":
+        return f"not a known field; known are: {', '.join(_at(fault['loc'], body).model_fields)}"
+    if kind == "string_unicode":
+        return NOT_UTF8
+    return message[:1].lower() + message[1:] + f", not {_shown(fault.get('input'))}"
+
+
+def _at(loc: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
+    return DocumentIn if any(isinstance(part, int) for part in loc) else body
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

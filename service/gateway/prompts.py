@@ -1,0 +1,75 @@
+"""The prompts of one model: format, tokenizer and cached segments. Knows no request or socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from retriever import Chunk, ChunkSettings
+from service import prompt
+from service.gateway.model_folder import ModelFolder
+from service.gateway.prompt_format import load_format, without_bos
+from service.gateway.text import AnswerText
+from service.gateway.tokenizer import DocumentIds, ServingTokenizer
+from service.settings import Settings
+
+
+class Prompts:
+    """Turns chunks and questions into segments of ids, and answers' ids into text."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        """Raises ModelRefused if the folder's tokenizer or prompt format cannot be used."""
+        folder = ModelFolder(path)
+        fmt = load_format(folder)
+        self.tokenizer = ServingTokenizer(folder, bos=fmt.bos)
+        overrides: dict[str, Any] = {
+            name: value
+            for name in ("chunk_tokens", "top_k", "prefix_mode")
+            if (value := getattr(settings, name)) is not None
+        }
+        self.format = replace(without_bos(fmt, self.tokenizer.bos_text), **overrides)
+        self.model = folder.name
+        self.end_ids = folder.end_ids
+        self.system = prompt.system_ids(self.format, self.tokenizer)
+        self._ids = DocumentIds()
+
+    @property
+    def prefix_mode(self) -> str:
+        return self.format.prefix_mode
+
+    def chunking(self) -> ChunkSettings:
+        """How the retriever is to cut documents so that rendered segments fit."""
+        own = self.format.prefix_mode == "bos_keep" and self.tokenizer.bos is not None
+        return ChunkSettings(
+            tokenizer=self.tokenizer,
+            max_tokens=self.format.chunk_tokens - own,
+            render=self.format.render_document,
+        )
+
+    def segment(self, chunk: Chunk) -> list[int]:
+        """The ids of a chunk, the same at precompute and at every request."""
+        return self._ids.get(
+            chunk.chunk_id,
+            chunk.revision,
+            lambda: prompt.document_ids(self.format, self.tokenizer, chunk.title, chunk.text),
+        )
+
+    def segments(self, chunks: Sequence[Chunk]) -> list[prompt.DocumentSegment]:
+        return [prompt.DocumentSegment(c.chunk_id, self.segment(c)) for c in chunks]
+
+    def plan(
+        self, documents: Sequence[prompt.DocumentSegment], question: str, *, max_context: int
+    ) -> prompt.PromptPlan:
+        """S ‖ D ‖ Q. Raises PromptTooLong."""
+        return prompt.plan(
+            self.format, self.tokenizer, documents, question, max_context=max_context
+        )
+
+    def estimate(self, question: str, top_k: int) -> int:
+        """About how many tokens a prompt will have, known before any work."""
+        return len(self.system) + top_k * self.format.chunk_tokens + len(question) // 3
+
+    def answer_text(self, stops: Sequence[str]) -> AnswerText:
+        return AnswerText(self.tokenizer.decode, self.end_ids, [*self.format.stop, *stops])

@@ -1,0 +1,108 @@
+"""The worker's report and the gateway's clock, as response and as metrics: the same numbers.
+
+Knows no HTTP and no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retriever import Passage
+from service.gateway.schemas import (
+    CacheDocument,
+    CacheReport,
+    CacheSegment,
+    Citation,
+    PromptTokensDetails,
+    Timing,
+    Usage,
+)
+from service.messages import Report, SegmentReport
+from service.metrics import PROMPT_SOURCES, STAGES, Metrics
+
+TIERS = ("memory", "ssd", "redis")
+
+
+def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]:
+    return [
+        Citation(
+            index=index,
+            doc_id=passage.chunk.doc_id,
+            chunk_id=passage.chunk.chunk_id,
+            title=passage.chunk.title,
+            char_start=passage.chunk.char_start,
+            char_end=passage.chunk.char_end,
+            score=passage.score,
+            text=passage.chunk.text if with_text else None,
+        )
+        for index, passage in enumerate(passages, 1)
+    ]
+
+
+def usage(report: Report) -> Usage:
+    return Usage(
+        prompt_tokens=report.prompt_tokens,
+        completion_tokens=report.completion_tokens,
+        total_tokens=report.prompt_tokens + report.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=report.cached_tokens),
+    )
+
+
+def cache(report: Report, passages: Sequence[Passage]) -> CacheReport:
+    doc_ids = {passage.chunk.chunk_id: passage.chunk.doc_id for passage in passages}
+    return CacheReport(
+        system=CacheSegment(**_segment(report.system)),
+        documents=[
+            CacheDocument(doc_id=doc_ids[d.chunk_id], chunk_id=d.chunk_id, **_segment(d))
+            for d in report.documents
+        ],
+        rows_per_layer=report.rows_per_layer,
+        kept_per_layer=report.kept_per_layer,
+        recomputed_tokens=report.recomputed_tokens,
+    )
+
+
+def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
+    """TPOT = (end to end - TTFT) / (tokens - 1)."""
+    tpot_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else None
+    return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
+
+
+def observe(metrics: Metrics, times: Timing, stages: dict[str, float], report: Report) -> None:
+    """Count a finished answer."""
+    metrics.ttft.observe(times.ttft_s)
+    metrics.e2e.observe(times.total_s)
+    if times.tpot_s is not None:
+        metrics.tpot.observe(times.tpot_s)
+    for stage in STAGES:
+        if stage in stages:
+            metrics.stage.labels(stage).observe(stages[stage])
+    metrics.completion_tokens.inc(report.completion_tokens)
+    for source, tokens in sources(report).items():
+        metrics.prompt_tokens.labels(source).inc(tokens)
+
+
+def sources(report: Report) -> dict[str, int]:
+    """Prompt tokens by where their KV came from; they add up to the prompt."""
+    out = dict.fromkeys(PROMPT_SOURCES, 0)
+    segments = [report.system, *report.documents]
+    for segment in segments:
+        if segment.tier in TIERS:
+            out[segment.tier] += max(0, segment.tokens - segment.rows_recomputed)
+            out["recomputed"] += segment.rows_recomputed
+        else:
+            out["cold"] += segment.tokens
+    out["question"] = max(0, report.prompt_tokens - sum(s.tokens for s in segments))
+    return out
+
+
+def _segment(segment: SegmentReport) -> dict[str, Any]:
+    return {
+        "tier": segment.tier,
+        "bytes": segment.bytes,
+        "tokens": segment.tokens,
+        "rows_recomputed": segment.rows_recomputed,
+        "load_s": segment.load_s,
+        "problems": segment.problems,
+    }

@@ -1,0 +1,1 @@
+"""HTTP routes, each a few lines around a use case."""

@@ -1,0 +1,42 @@
+"""Health, status and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service import __version__
+from service.gateway.client import RETRY_AFTER_S
+from service.gateway.dependencies import GatewayDep
+from service.gateway.status import status as status_of
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """This process answers; nothing else is looked at."""
+    return {"status": "ok"}
+
+
+@router.get("/health/ready")
+async def ready(gateway: GatewayDep) -> JSONResponse:
+    """200 while requests are served, else 503 with the reason."""
+    if (reason := gateway.not_ready()) is None:
+        return JSONResponse({"status": "ready"})
+    headers = {"Retry-After": str(round(RETRY_AFTER_S))}
+    return JSONResponse({"status": "not ready", "reason": reason}, 503, headers)
+
+
+@router.get("/status")
+async def status(gateway: GatewayDep) -> dict[str, Any]:
+    """What a person wants to know at a glance."""
+    return {"version": __version__, **await status_of(gateway)}
+
+
+@router.get("/metrics")
+async def metrics(gateway: GatewayDep) -> Response:
+    return Response(gateway.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,122 @@
+"""Server-sent events: framing, pings, and noticing that the client left. Knows no use case."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.errors import KvstitchError, WorkerFault
+from service.gateway.answer import AnswerEvent, Finished, Sources, Text
+from service.gateway.problems import error_object
+
+logger = logging.getLogger(__name__)
+
+PING = b": ping\n\n"
+PING_S = 15.0
+
+
+class Source(Protocol):
+    """What is streamed: its events, and a close that is always called."""
+
+    def events(self) -> AsyncGenerator[AnswerEvent, None]: ...
+
+    async def aclose(self) -> None: ...
+
+
+def frame(event: str, data: Any) -> bytes:
+    """One event; JSON has no line break, so one data line does."""
+    return f"event: {event}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+def _framed(event: AnswerEvent) -> bytes:
+    match event:
+        case Sources(citations):
+            cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
+            return frame("sources", {"citations": cited})
+        case Text(text):
+            return frame("token", {"text": text})
+        case Finished(response):
+            return frame("done", response.model_dump(mode="json"))
+
+
+class EventStream(Response):
+    """Streams an answer. A client that leaves ends it at once, also between two tokens."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, source: Source, *, ping_s: float = PING_S) -> None:
+        self.status_code = 200
+        self.background = None
+        self._source = source
+        self._ping_s = ping_s
+        # Proxies must neither hold the stream back nor keep it.
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send(send))
+        tasks = {sending, asyncio.create_task(_disconnected(receive))}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._source.aclose()
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            raise error
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        last = asyncio.get_running_loop().time()
+
+        async def write(data: bytes, more: bool = True) -> None:
+            nonlocal last
+            last = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(self._ping_s / 4)
+                if asyncio.get_running_loop().time() - last >= self._ping_s:
+                    await write(PING)
+
+        pinging = asyncio.create_task(ping())
+        try:
+            async for event in self._source.events():
+                await write(_framed(event))
+        except KvstitchError as error:
+            await write(frame("error", {"error": error_object(error)}))
+        except Exception:
+            logger.exception("an answer failed")
+            fault = WorkerFault("something went wrong here; the log says what")
+            await write(frame("error", {"error": error_object(fault)}))
+        finally:
+            pinging.cancel()
+        await write(b"", more=False)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(answer_coroutine: Any, receive: Receive) -> Any:
+    """The coroutine's result; if the client leaves first it is cancelled, and None returned."""
+    work = asyncio.ensure_future(answer_coroutine)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await work if work.done() else None
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""Ids to text as they come, and stop strings. Knows no tokenizer library, model or HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+Decode = Callable[[Sequence[int]], str]
+
+_PARTIAL = "\ufffd"  # what an incomplete character decodes to
+
+
+class Detokenizer:
+    """Emits the text that is certain: never half a character, never changed afterwards.
+
+    ids   … [context  | new ......]
+             ^ start    ^ read
+    Only ids[start:] are decoded. The context is the last piece that ended on a whole
+    character: a tokenizer that strips or adds a blank at the beginning of a text then does
+    so in the context, not in the new text.
+    """
+
+    def __init__(self, decode: Decode, skip: Collection[int] = ()) -> None:
+        """`skip`: ids that are never text, e.g. those that end an answer."""
+        self._decode = decode
+        self._skip = skip
+        self._ids: list[int] = []
+        self._start = 0
+        self._read = 0
+        self._sent = 0  # characters of decode(ids[start:]) already emitted
+
+    def push(self, token: int) -> str:
+        """The text that `token` makes certain, often its own, sometimes none."""
+        if token in self._skip:
+            return ""
+        self._ids.append(token)
+        text = self._decode(self._ids[self._start :])
+        whole = text.rstrip(_PARTIAL)
+        new = whole[self._sent :]
+        self._sent = max(self._sent, len(whole))
+        if whole == text:
+            self._start, self._read = self._read, len(self._ids)
+            self._sent = len(self._decode(self._ids[self._start :]))
+        return new
+
+
+class StopStrings:
+    """Passes text on until a stop string appears; it and what follows are dropped.
+
+    Text that may be the beginning of a stop string is held back until that is decided.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The text that may go out now; nothing once `stopped`."""
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """The answer ended without a stop string: what was held back is text after all."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+class AnswerText:
+    """Ids in, answer text out: detokenised, cut at stop strings, without leading blanks."""
+
+    def __init__(self, decode: Decode, skip: Collection[int], stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(decode, skip)
+        self._stops = StopStrings(stops)
+        self.text = ""
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.stopped
+
+    def push(self, token: int) -> str:
+        return self._emit(self._stops.push(self._detokenizer.push(token)))
+
+    def finish(self) -> str:
+        return self._emit(self._stops.finish())
+
+    def _emit(self, text: str) -> str:
+        if not self.text:
+            # "Answer:" is followed by " Paris" in most vocabularies.
+            text = text.lstrip()
+        self.text += text
+        return text

@@ -1,0 +1,136 @@
+"""The gateway's settings: read once at the entry point, frozen, handed down by slice.
+
+Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DATA_DIR`,
+`KVSTITCH_REDIS_URL`, …); the command line overrides them. Knows no FastAPI, torch or socket.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import InvalidSetting
+from service.prompt import PREFIX_MODES
+from service.worker_settings import MIB, WorkerSettings
+
+PREFIX = "KVSTITCH_"
+
+
+def default_data_dir() -> Path:
+    """`$XDG_DATA_HOME/kvstitch`, by default ~/.local/share/kvstitch."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "kvstitch"
+
+
+def demo_model() -> Path:
+    """The embedded default model: `demo/model` beside the installed `demo` package."""
+    spec = find_spec("demo")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0] if folders else "demo") / "model"
+
+
+class Settings(BaseSettings):
+    """All knobs of one service. Build it with `load`, which explains what is wrong."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
+    )
+
+    # The model and where things are kept.
+    model: str = Field("", description="model folder or Hugging Face id; empty: the demo model")
+    data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
+
+    # The engine.
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    codec: Literal["raw", "int8"] = Field("raw", description="how KV is stored")
+    memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
+    ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
+    redis_url: str = Field("", description="shared tier, redis://host:port/db; empty: none")
+    redis_ttl_s: int = Field(0, ge=0, description="0: until Redis evicts")
+    pool_tokens: int = Field(0, ge=0, description="KV pool of running prompts; 0: derived")
+    max_running: int = Field(32, ge=1, description="sequences decoded together")
+    max_waiting: int = Field(256, ge=0, description="requests that may wait for a place")
+    max_waiting_tokens: int = Field(
+        1_048_576, ge=1, description="prompt tokens that may be before their first answer token"
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of the worker; 0: torch's choice")
+    tenant_secret: str = Field("", pattern=r"^([0-9a-fA-F]{2})*$", description="hex; keys chunks")
+
+    # Retrieval and prompt; None: the model folder's kvstitch.json, or the built-in default.
+    embedder: str = Field("", description="sentence-embedding folder; empty: all-MiniLM-L6-v2")
+    chunk_tokens: int | None = Field(None, ge=16, le=32768)
+    top_k: int | None = Field(None, ge=0, le=1024)
+    prefix_mode: str | None = None
+
+    # Limits of one call.
+    max_top_k: int = Field(64, ge=1)
+    max_question_chars: int = Field(65_536, ge=1)
+    max_body_bytes: int = Field(64 * MIB, ge=1024)
+    max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
+    max_tokens_limit: int = Field(65_536, ge=1)
+
+    drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
+
+    @field_validator("prefix_mode")
+    @classmethod
+    def _known_prefix_mode(cls, value: str | None) -> str | None:
+        if value is not None and value not in PREFIX_MODES:
+            raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_scheme(cls, value: str) -> str:
+        if value and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+    @property
+    def kv_dir(self) -> Path:
+        return self.data_dir / "kv"
+
+    def worker(self, model_folder: Path, address: str) -> WorkerSettings:
+        """The worker's slice, for the model in `model_folder` behind `address`."""
+        return WorkerSettings(
+            model=str(model_folder),
+            address=address,
+            kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
+            dtype=self.dtype,
+            device=self.device,
+            codec=self.codec,
+            memory_tier_bytes=self.memory_tier_mib * MIB,
+            ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
+            redis_url=self.redis_url,
+            redis_ttl_s=self.redis_ttl_s,
+            pool_tokens=self.pool_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            threads=self.threads,
+            tenant_secret=self.tenant_secret,
+        )
+
+
+def load(**overrides: Any) -> Settings:
+    """Settings from the environment; `overrides` that are not None win.
+
+    Raises InvalidSetting with one readable line per wrong value.
+    """
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise InvalidSetting("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _explain(fault: Any) -> str:
+    name = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"{name} ({PREFIX}{name.upper()}) = {fault['input']!r}: {message}"
