@@ -3,10 +3,11 @@
     kvstitch:{<key>}:h      the header
     kvstitch:{<key>}:<l>    the data of layer l, so that a layer can be fetched alone
 
-The braces are a hash tag: all values of a chunk share a cluster slot, so one MULTI/EXEC writes
-them. Inside it the header comes last, and a chunk counts as present only by its header; a writer
-that dies, or runs out of memory, leaves nothing behind. Redis may evict values one by one: a chunk
-with a missing layer is a miss, and what remains of it is deleted.
+The braces are a hash tag: all values of a chunk share a cluster slot (the client here is still for
+a single server), so one MULTI/EXEC writes them. Inside it the header comes last, and a chunk counts
+as present only by its header; a writer that dies, or runs out of memory, leaves nothing behind.
+Redis may evict values one by one: a chunk with a missing layer is a miss, and what remains of it is
+deleted.
 
 Time is bounded per socket operation and per call. Retries, back-off and the circuit breaker are
 the store's business. The redis package is imported by ``start``.
@@ -30,12 +31,12 @@ from kvstore.tiers.base import TierKind, Usage
 
 T = TypeVar("T")
 
-_BATCH_BYTES = 8 << 20  # per MGET: bounds what one reply holds in memory beside the result
+_BATCH_BYTES = 2 << 20  # per MGET: redis-py gets slower with larger replies
 _BATCH_KEYS = 512  # per pipeline
 
 
 class RedisTier:
-    """A Redis server (or a cluster's address) that holds chunks.
+    """A Redis server that holds chunks.
 
     Args:
         url: ``redis://host:port/db``, ``rediss://`` or ``unix://``.
@@ -134,6 +135,8 @@ class RedisTier:
         self, key: str, header: ChunkHeader, layers: Sequence[int]
     ) -> dict[int, Tensor] | None:
         ordered = sorted(set(layers))
+        if not ordered:
+            return {} if self.contains([key]) else None
         sizes = [end - start for start, end in map(header.layer_range, ordered)]
         data = allocate(sum(sizes), pin=self._pin)
         if not self._fetch(key, header, ordered, data):

@@ -146,7 +146,7 @@ def test_delete_empties_the_queue_and_waits_for_a_write_under_way(store, shared)
     for n in range(3):
         store.put(make_key(n), make_chunk(seed=n))
     wait_for(shared, "put")
-    threading.Timer(0.05, shared.release).start()
+    threading.Timer(0.5, shared.release).start()
     removed = store.delete([make_key(0), make_key(1)])
     assert removed == {"memory": 2, "disk": 2, "shared": 1}
     assert store.flush(10) and store.keys() == {make_key(2)}

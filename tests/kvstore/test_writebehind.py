@@ -97,7 +97,7 @@ def test_close_drops_what_does_not_go_and_counts(fake, guarded):
     queue = writer(QueueLimits(drain_s=0.05))
     blocked(fake, guarded, queue)
     queue.submit(guarded, make_key(1), CHUNK)
-    threading.Timer(0.3, fake.release).start()
+    threading.Timer(1.0, fake.release).start()
     queue.close()
     assert queue.dropped == 1 and set(fake.keys()) == {make_key(0)}
 

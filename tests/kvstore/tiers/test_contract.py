@@ -36,7 +36,7 @@ def test_put_and_read_back(tier, codec):
     assert tier.read_header(make_key()) == chunk.header
 
 
-@pytest.mark.parametrize("layers", [[0], [2, 0], [0, 1, 2], [1, 1]])
+@pytest.mark.parametrize("layers", [[0], [2, 0], [0, 1, 2], [1, 1], []])
 def test_layers_alone(tier, layers):
     chunk = make_chunk(make_spec("int8"))
     assert tier.read_layers(make_key(), chunk.header, layers) is None
