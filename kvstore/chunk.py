@@ -11,7 +11,8 @@ from kvstore.checksum import checksum
 from kvstore.codecs import codec
 from kvstore.codecs.base import Role
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
-from kvstore.header import ChunkHeader, build_header, layout, parse_header
+from kvstore.header import ChunkHeader, build_header, parse_header
+from kvstore.layout import layout
 from kvstore.spec import ChunkSpec
 
 __all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]

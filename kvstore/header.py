@@ -16,7 +16,6 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from torch import Tensor
 from kvstore.buffers import typed_view, view_bytes
 from kvstore.checksum import DIGEST_HEX, Buffer, checksum, default_algorithm, matches
 from kvstore.codecs import codec
-from kvstore.codecs.base import Part, Role
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstore.layout import ROLES, TensorEntry, layer_names, layout
 from kvstore.spec import ChunkSpec
 
 FORMAT = "kvstitch-chunk"
@@ -41,19 +40,6 @@ _SAFETENSORS_DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-_ROLES: tuple[Role, Role] = ("k", "v")
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """One tensor of the data section: bytes ``[start, end)`` counted from ``data_start``."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,7 @@ class ChunkHeader:
         Raises:
             ChunkSpecError: no such layer.
         """
-        names = _layer_names(self.spec, layer)
+        names = layer_names(self.spec, layer)
         return tuple(self.tensors[name] for name in names)
 
     def layer_range(self, layer: int) -> tuple[int, int]:
@@ -132,7 +118,7 @@ class ChunkHeader:
         base = entries[0].start
         chunk_codec = codec(self.spec.codec)
         decoded = []
-        for role in _ROLES:
+        for role in ROLES:
             stored = [
                 typed_view(raw[entry.start - base : entry.end - base], entry.dtype, entry.shape)
                 for entry in entries
@@ -140,26 +126,6 @@ class ChunkHeader:
             ]
             decoded.append(chunk_codec.decode(role, stored, self.spec))
         return decoded[0], decoded[1]
-
-
-@lru_cache(maxsize=256)
-def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """Where every tensor of a chunk of this spec lies; checksums empty.
-
-    Raises:
-        ChunkSpecError: unknown codec.
-    """
-    entries: list[TensorEntry] = []
-    offset = 0
-    for layer in range(spec.layers):
-        for role, part in _layer_parts(spec):
-            size = part.dtype.itemsize
-            for length in part.shape:
-                size *= length
-            name = f"{role}.{layer}{part.suffix}"
-            entries.append(TensorEntry(name, part.dtype, part.shape, offset, offset + size))
-            offset += size
-    return tuple(entries)
 
 
 def build_header(spec: ChunkSpec, checksums: Mapping[str, str]) -> ChunkHeader:
@@ -243,19 +209,6 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
         text = metadata.get(f"checksum.{entry.name}", "")
         entries[entry.name] = replace(entry, checksum=text)
     return ChunkHeader(raw, spec, entries, expected[-1].end)
-
-
-def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, Part]]:
-    """Main tensors first, then scales: k and v are one size, so what follows them is aligned."""
-    parts = [(role, codec(spec.codec).parts(role, spec)) for role in _ROLES]
-    most = max(len(of_role) for _, of_role in parts)
-    return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]
-
-
-def _layer_names(spec: ChunkSpec, layer: int) -> list[str]:
-    if not 0 <= layer < spec.layers:
-        raise ChunkSpecError(f"layer {layer} is outside a chunk of {spec.layers} layers")
-    return [f"{role}.{layer}{part.suffix}" for role, part in _layer_parts(spec)]
 
 
 def _metadata(spec: ChunkSpec, entries: Iterable[TensorEntry], blank: str) -> dict[str, str]:
