@@ -1,0 +1,423 @@
+"""A slow eager decoder and the fusion and eviction methods on it, written from METHODS alone.
+
+It shares no code with service/ and none with transformers' modules: it sees a state dict and a
+config dict. Every step runs over all n rows with full [n, n] masks; the hidden state of a row that
+a method does not compute at a layer is NaN there, so a value that leaked from it would show in
+every later number. Everything is float32 `[tokens, heads, head_dim]`, batch 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Which keys j the rows t of a layer see: (row indices computed at the layer, n) -> bool [n, n].
+MaskRule = Callable[[list[int], int], Tensor]
+
+
+def index_mask(rows: list[int], n: int) -> Tensor:
+    """Row t sees key j iff j <= t (METHODS §0)."""
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    for t in range(n):
+        mask[t, : t + 1] = True
+    return mask
+
+
+def bottom_right_mask(rows: list[int], n: int) -> Tensor:
+    """The bug of public code (METHODS §1.3 a): the i-th of m rows sees the first n - m + i + 1."""
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    for i, t in enumerate(rows):
+        mask[t, : n - len(rows) + i + 1] = True
+    return mask
+
+
+@dataclass
+class Trace:
+    """One pass. Per layer: k rotated, v, q rotated, attention `[heads, n, n]`, hidden input."""
+
+    n: int
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    k: list[Tensor] = field(default_factory=list)
+    v: list[Tensor] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    k_pre: list[Tensor] = field(default_factory=list)
+    attention: list[Tensor] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Stored:
+    """Precomputed KV of one segment: per layer keys before RoPE and values `[T, kv_heads, d]`;
+    `offset`: the position its first token had."""
+
+    k_pre: list[Tensor]
+    v: list[Tensor]
+    offset: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.k_pre[0])
+
+
+@dataclass
+class Prompt:
+    """S ‖ D_1..D_k ‖ Q with each cacheable segment's stored KV, None where it is cold."""
+
+    system: list[int]
+    documents: list[list[int]]
+    question: list[int]
+    stored: list[Stored | None]
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.system, *(t for d in self.documents for t in d), *self.question]
+
+    @property
+    def starts(self) -> list[int]:
+        """First index of S, of every document and of Q."""
+        starts, at = [], 0
+        for segment in (self.system, *self.documents, self.question):
+            starts.append(at)
+            at += len(segment)
+        return starts
+
+    @property
+    def question_indices(self) -> list[int]:
+        return list(range(self.starts[-1], len(self.ids)))
+
+    def indices(self, *, cold: bool, documents_only: bool = False) -> list[int]:
+        """Token indices of the cold (or the warm) cacheable segments."""
+        out: list[int] = []
+        for number, segment in enumerate((self.system, *self.documents)):
+            if (self.stored[number] is None) == cold and not (documents_only and number == 0):
+                start = self.starts[number]
+                out.extend(range(start, start + len(segment)))
+        return out
+
+
+class Reference:
+    """A Llama-like decoder of a state dict and a config dict."""
+
+    def __init__(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+        self.w = {name: tensor.detach().float() for name, tensor in weights.items()}
+        self.layers = int(config["num_hidden_layers"])
+        self.heads = int(config["num_attention_heads"])
+        self.kv_heads = int(config["num_key_value_heads"])
+        self.d = int(config.get("head_dim") or config["hidden_size"] // self.heads)
+        self.eps = float(config["rms_norm_eps"])
+        self.tied = bool(config["tie_word_embeddings"])
+        self.frequencies, self.rope_factor = frequencies(config["rope_parameters"], self.d)
+        self._rotations: dict[int, Tensor] = {}
+        self._full: dict[tuple[int, ...], Trace] = {}
+
+    # -- pieces -----------------------------------------------------------------------------------
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
+        return x / torch.sqrt(mean_square + self.eps) * self.w[name + ".weight"]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        out = x @ self.w[name + ".weight"].T
+        return out + self.w[name + ".bias"] if name + ".bias" in self.w else out
+
+    def rotation(self, position: int) -> Tensor:
+        """The `[d, d]` matrix that RoPE multiplies a head by: pairs (i, i + d/2) turn."""
+        if position in self._rotations:
+            return self._rotations[position]
+        half = self.d // 2
+        matrix = torch.zeros(self.d, self.d, dtype=torch.float64)
+        for i, frequency in enumerate(self.frequencies):
+            cos = math.cos(position * frequency) * self.rope_factor
+            sin = math.sin(position * frequency) * self.rope_factor
+            matrix[i, i], matrix[i, i + half] = cos, -sin
+            matrix[i + half, i], matrix[i + half, i + half] = sin, cos
+        self._rotations[position] = matrix.float()
+        return self._rotations[position]
+
+    def rotate(self, x: Tensor, positions: Sequence[int]) -> Tensor:
+        """x `[m, heads, d]`, every row by its own position."""
+        if not len(positions):
+            return x
+        return torch.stack(
+            [(self.rotation(p) @ row.T).T for p, row in zip(positions, x, strict=True)]
+        )
+
+    def project(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k before RoPE and v of hidden rows `[m, hidden]`."""
+        prefix = f"model.layers.{layer}."
+        normed = self.norm(x, prefix + "input_layernorm")
+        q = self.linear(normed, prefix + "self_attn.q_proj").reshape(-1, self.heads, self.d)
+        k = self.linear(normed, prefix + "self_attn.k_proj").reshape(-1, self.kv_heads, self.d)
+        v = self.linear(normed, prefix + "self_attn.v_proj").reshape(-1, self.kv_heads, self.d)
+        if prefix + "self_attn.q_norm.weight" in self.w:
+            q = self.norm(q, prefix + "self_attn.q_norm")
+            k = self.norm(k, prefix + "self_attn.k_norm")
+        return q, k, v
+
+    def attention(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+        """Weights `[heads, m, n]`, keys repeated per query head; visible `[m, n]` or per head."""
+        repeated = k.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        scores = torch.stack(
+            [q[:, h] @ repeated[:, h].T / math.sqrt(self.d) for h in range(self.heads)]
+        )
+        scores = torch.where(visible, scores, torch.tensor(float("-inf")))
+        peak = scores.max(-1, keepdim=True).values
+        weights = torch.exp(scores - peak)
+        return weights / weights.sum(-1, keepdim=True)
+
+    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
+        """Weighted values, heads side by side `[m, heads · d]`."""
+        repeated = v.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        return torch.cat([weights[h] @ repeated[:, h] for h in range(self.heads)], dim=-1)
+
+    def block_tail(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+        prefix = f"model.layers.{layer}."
+        x = x + self.linear(attended, prefix + "self_attn.o_proj")
+        normed = self.norm(x, prefix + "post_attention_layernorm")
+        gate = self.linear(normed, prefix + "mlp.gate_proj")
+        up = self.linear(normed, prefix + "mlp.up_proj")
+        gated = gate / (1 + torch.exp(-gate)) * up
+        return x + self.linear(gated, prefix + "mlp.down_proj")
+
+    def head(self, x: Tensor) -> Tensor:
+        name = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
+        return self.norm(x, "model.norm") @ self.w[name].T
+
+    # -- passes -----------------------------------------------------------------------------------
+
+    def stitched(
+        self,
+        ids: Sequence[int],
+        cached: Sequence[tuple[Tensor, Tensor]] | None,
+        computed: Sequence[Sequence[int]],
+        *,
+        mask: MaskRule = index_mask,
+    ) -> Trace:
+        """The prompt where row t has fresh KV at layer l iff t is in `computed[l]`; every other
+        row's K (rotated) and V are `cached[l]`, `[n, kv_heads, d]`. Row sets must shrink."""
+        n = len(ids)
+        trace = Trace(n)
+        x = self.w["model.embed_tokens.weight"][torch.tensor(list(ids), dtype=torch.long)]
+        for layer in range(self.layers):
+            fresh = torch.zeros(n, dtype=torch.bool)
+            fresh[torch.tensor(list(computed[layer]), dtype=torch.long)] = True
+            x = torch.where(fresh[:, None], x, torch.tensor(float("nan")))
+            trace.hidden.append(x)
+            q, k_pre, v = self.project(layer, x)
+            q, k = self.rotate(q, range(n)), self.rotate(k_pre, range(n))
+            if cached is not None:
+                k = torch.where(fresh[:, None, None], k, cached[layer][0])
+                v = torch.where(fresh[:, None, None], v, cached[layer][1])
+            weights = self.attention(q, k, mask(sorted(computed[layer]), n))
+            x = self.block_tail(layer, x, self.mix(weights, v))
+            trace.k.append(k)
+            trace.v.append(v)
+            trace.q.append(q)
+            trace.k_pre.append(k_pre)
+            trace.attention.append(weights)
+        trace.logits = self.head(x)
+        return trace
+
+    def vanilla(self, ids: Sequence[int]) -> Trace:
+        """Full prefill; remembered, because every test asks for the same few."""
+        key = tuple(ids)
+        if key not in self._full:
+            self._full[key] = self.stitched(ids, None, [range(len(ids))] * self.layers)
+        return self._full[key]
+
+    def precompute(self, ids: Sequence[int], prefix: Sequence[int] = ()) -> Stored:
+        """A segment's KV as it is stored: prefilled behind `prefix`, whose rows are dropped.
+        Prefix modes: none (), bos (BOS,), system (S); bos_keep is none with BOS in `ids`."""
+        if not ids:
+            empty = [torch.empty(0, self.kv_heads, self.d)] * self.layers
+            return Stored(empty, empty, len(prefix))
+        trace = self.vanilla([*prefix, *ids])
+        a = len(prefix)
+        return Stored([k[a:] for k in trace.k_pre], [v[a:] for v in trace.v], a)
+
+    def placed(self, prompt: Prompt, *, local: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Cached K rotated to global (or, FullReuse, to their own local) positions and V, per
+        layer; NaN where nothing is stored."""
+        n, starts = len(prompt.ids), prompt.starts
+        out = []
+        for layer in range(self.layers):
+            k = torch.full((n, self.kv_heads, self.d), float("nan"))
+            v = k.clone()
+            for stored, start in zip(prompt.stored, starts, strict=False):
+                if stored is None or not stored.tokens:
+                    continue
+                first = stored.offset if local else start
+                positions = range(first, first + stored.tokens)
+                k[start : start + stored.tokens] = self.rotate(stored.k_pre[layer], positions)
+                v[start : start + stored.tokens] = stored.v[layer]
+            out.append((k, v))
+        return out
+
+    # -- fusion methods (METHODS §1) --------------------------------------------------------------
+
+    def pie(self, prompt: Prompt, exact_layers: int = 0, *, local: bool = False) -> Trace:
+        """PIE (§1.2): everything cached but Q; the KV of the first layers exact if asked for."""
+        every = range(len(prompt.ids))
+        always = [*prompt.indices(cold=True), *prompt.question_indices]
+        exact = min(exact_layers, self.layers)
+        computed = [every] * exact + [always] * (self.layers - exact)
+        return self.stitched(prompt.ids, self.placed(prompt, local=local), computed)
+
+    def full_reuse(self, prompt: Prompt) -> Trace:
+        """FullReuse (§1.1): as PIE, keys at their precomputed positions."""
+        return self.pie(prompt, local=True)
+
+    def a3_scores(self, prompt: Prompt, selection_layer: int = 1) -> Tensor:
+        """s(t) of §1.5 step 3 for every t: eager attention at the layer, summed over Q and heads.
+        Layers before it are full, so they are those of the vanilla pass."""
+        weights = self.vanilla(prompt.ids).attention[selection_layer]
+        total = torch.zeros(len(prompt.ids))
+        for j in prompt.question_indices:
+            for h in range(self.heads):
+                total += weights[h, j]
+        return total
+
+    def a3_selected(self, prompt: Prompt, ratio: float, selection_layer: int = 1) -> list[int]:
+        """Re: the top ⌊ratio · n⌋ warm document tokens, lower index first among equals."""
+        scores = self.a3_scores(prompt, selection_layer).tolist()
+        candidates = prompt.indices(cold=False, documents_only=True)
+        wanted = math.floor(Fraction(str(ratio)) * len(prompt.ids))  # 0.29 · 100 is 29
+        return sorted(sorted(candidates, key=lambda t: (-scores[t], t))[:wanted])
+
+    def a3(self, prompt: Prompt, ratio: float, selection_layer: int = 1) -> Trace:
+        """A3 (§1.5)."""
+        every = range(len(prompt.ids))
+        rows = {
+            *self.a3_selected(prompt, ratio, selection_layer),
+            *prompt.indices(cold=True),
+            *prompt.question_indices,
+        }
+        full = selection_layer + 1
+        computed = [every] * full + [sorted(rows)] * (self.layers - full)
+        return self.stitched(prompt.ids, self.placed(prompt), computed)
+
+    def forced_rows(
+        self, prompt: Prompt, rows: Sequence[int], *, mask: MaskRule = index_mask
+    ) -> Trace:
+        """Given rows and Q from the embedding on (EPIC with a free choice of rows)."""
+        chosen = sorted({*rows, *prompt.question_indices})
+        return self.stitched(prompt.ids, self.placed(prompt), [chosen] * self.layers, mask=mask)
+
+    # -- decoding ---------------------------------------------------------------------------------
+
+    def decode(
+        self,
+        trace: Trace,
+        tokens: Sequence[int],
+        visible: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Logits after each of `tokens`, fed one by one at positions n, n+1, … over the trace's
+        cache. `visible[l]` `[kv_heads, n]`: prompt entries not evicted (default: all)."""
+        cache = [(k.clone(), v.clone()) for k, v in zip(trace.k, trace.v, strict=True)]
+        out = []
+        for step, token in enumerate(tokens):
+            x = self.w["model.embed_tokens.weight"][token][None]
+            for layer in range(self.layers):
+                q, k, v = self.project(layer, x)
+                position = [trace.n + step]
+                k_all = torch.cat([cache[layer][0], self.rotate(k, position)])
+                v_all = torch.cat([cache[layer][1], v])
+                cache[layer] = (k_all, v_all)
+                seen = torch.ones(self.heads, 1, len(k_all), dtype=torch.bool)
+                if visible is not None:
+                    group = self.heads // self.kv_heads
+                    for h in range(self.heads):
+                        seen[h, 0, : trace.n] = visible[layer][h // group]
+                weights = self.attention(self.rotate(q, position), k_all, seen)
+                x = self.block_tail(layer, x, self.mix(weights, v_all))
+            out.append(self.head(x)[0])
+        return out
+
+
+def frequencies(rope: Mapping[str, Any], d: int) -> tuple[list[float], float]:
+    """Angles per position of the d/2 pairs, and the factor on cos and sin, from the config.
+
+    default: Su et al. 2021. linear: Chen et al. 2023, positions divided by the factor. llama3: by
+    wavelength, long ones slowed by the factor, a linear blend between. yarn: Peng et al. 2023,
+    eq. 17–25, a ramp over the pair index between β_fast and β_slow rotations in the original
+    context, and cos, sin scaled by 0.1 ln(factor) + 1.
+    """
+    kind, base = rope["rope_type"], float(rope["rope_theta"])
+    plain = [base ** (-2.0 * i / d) for i in range(d // 2)]
+    if kind == "default":
+        return plain, 1.0
+    factor = float(rope["factor"])
+    if kind == "linear":
+        return [f / factor for f in plain], 1.0
+    original = float(rope["original_max_position_embeddings"])
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        out = []
+        for f in plain:
+            rotations = original * f / (2 * math.pi)
+            blend = min(1.0, max(0.0, (rotations - low) / (high - low)))
+            out.append(blend * f + (1 - blend) * f / factor)
+        return out, 1.0
+    if kind == "yarn":
+        edges = [
+            d * math.log(original / (2 * math.pi * beta)) / (2 * math.log(base))
+            for beta in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
+        ]
+        first, last = max(0, math.floor(edges[0])), min(d - 1, math.ceil(edges[1]))
+        out = []
+        for i, f in enumerate(plain):
+            slowed = min(1.0, max(0.0, (i - first) / ((last - first) or 0.001)))
+            out.append((1 - slowed) * f + slowed * f / factor)
+        return out, 0.1 * math.log(factor) + 1.0
+    raise ValueError(f"no formula for rope_type {kind!r}")
+
+
+# -- eviction (METHODS §2) ------------------------------------------------------------------------
+
+
+def snapkv_kept(
+    q: Tensor,
+    k: Tensor,
+    *,
+    system: int,
+    question: int,
+    budget: int,
+    window: int,
+    kernel: int,
+) -> list[list[int]]:
+    """Kept indices per KV head (§1.6 with §2.3): S, Q and the best document tokens.
+
+    q `[n, heads, d]`, k `[n, kv_heads, d]`, both rotated; system and question are |S| and |Q|.
+    Window attention is the mean over the last w queries, candidates are the tokens before the
+    window, the group mean is pooled over candidates only, ties go to the lower index.
+    """
+    n, heads, d = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    w = min(window, question)
+    kept = []
+    for g in range(kv_heads):
+        score = [0.0] * n
+        for h in range(g * group, (g + 1) * group):
+            for i in range(n - w, n):
+                logits = [float(q[i, h] @ k[j, g]) / math.sqrt(d) for j in range(i + 1)]
+                peak = max(logits)
+                total = sum(math.exp(s - peak) for s in logits)
+                for j, s in enumerate(logits):
+                    score[j] += math.exp(s - peak) / total / w / group
+        candidates = score[: n - w]
+        reach = kernel // 2
+        pooled = [
+            max(candidates[max(0, t - reach) : t + reach + 1]) for t in range(len(candidates))
+        ]
+        documents = range(system, n - question)
+        best = sorted(documents, key=lambda t: (-pooled[t], t))
+        chosen = best[: max(0, budget - system - question)]
+        kept.append(sorted([*range(system), *chosen, *range(n - question, n)]))
+    return kept
