@@ -7,8 +7,6 @@ import logging
 import os
 import sys
 
-from service.settings import Settings, load
-
 
 def run(given: argparse.Namespace) -> int:
     """Serve until a signal. Raises KvstitchError for what prevents the start."""
@@ -16,14 +14,17 @@ def run(given: argparse.Namespace) -> int:
     # they wait would take the cores from the worker.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # A `_created` series beside every metric tells Prometheus nothing that it would use.
+    os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
     from service.gateway.gateway import Gateway
     from service.gateway.model_folder import resolve
     from service.gateway.server import serve
+    from service.settings import Settings, load
 
     names = set(Settings.model_fields)
     settings = load(**{name: value for name, value in vars(given).items() if name in names})
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "transformers", "huggingface_hub"):
+    for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     folder = resolve(settings.model)
     gateway = Gateway(settings, folder)

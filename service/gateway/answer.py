@@ -192,7 +192,7 @@ class Answer:
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._text = self.answerer.prompts.answer_text(self.request.stops)
+        self._text = self.answerer.prompts.answer_text(self.request.stop)
         self.citations = results.citations(self.found.passages, with_text=self.request.include_text)
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]:

@@ -96,6 +96,8 @@ class FakeWorker:
 
     async def stop(self) -> None:
         """Vanish at once, whatever is under way: what a crash looks like on the wire."""
+        if self._context.closed:
+            return
         tasks = [*self._tasks, *self._running.values()]
         for task in tasks:
             task.cancel()
@@ -221,6 +223,7 @@ async def _serve(worker: FakeWorker) -> None:
     stopped = asyncio.create_task(worker.stopped.wait())
     await asyncio.wait({end_of_input, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await worker.stop()
+    os._exit(0)  # a thread may still wait for the end of the input
 
 
 def main() -> None:
@@ -244,7 +247,6 @@ def main() -> None:
     worker = FakeWorker(settings.address, token_delay_s=given.token_delay, on_token=crash)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(worker))
-    os._exit(0)  # a thread may still wait for the end of the input
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class Gateway:
         embedder: Embedder | None = None,
         worker_command: Sequence[str] = COMMAND,
         worker_address: str = "",
+        heartbeat_timeout_s: float = 10.0,
     ) -> None:
         """`worker_address`: a worker that runs already; else one is started and supervised.
 
@@ -51,7 +52,11 @@ class Gateway:
         self.settings = settings
         self.metrics = Metrics()
         self.prompts = Prompts(model_folder, settings)
-        self.worker = WorkerClient(on_stats=self._on_stats, on_change=self._on_change)
+        self.worker = WorkerClient(
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            on_stats=self._on_stats,
+            on_change=self._on_change,
+        )
         self._address = worker_address
         self._supervisor = Supervisor(
             self.worker,

@@ -171,6 +171,7 @@ def _remedy(fault: Any, body: type[BaseModel]) -> str:
         return f"not a known field; known are: {', '.join(_at(fault['loc'], body).model_fields)}"
     if kind == "string_unicode":
         return NOT_UTF8
+    message = message.removeprefix("Value error, ")
     return message[:1].lower() + message[1:] + f", not {_shown(fault.get('input'))}"
 
 

@@ -5,9 +5,10 @@ Requests are strict: an unknown field or a number as a string is an error that n
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 MAX_STOPS = 16
@@ -30,7 +31,28 @@ def _default_fusion() -> MethodChoice:
     return MethodChoice.model_validate({"method": "a3", "ratio": 0.15})
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+def _encodable(value: Any) -> Any:
+    """JSON can spell half a surrogate pair (a lone \\ud800), which is no text."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair: send valid Unicode") from None
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+Unicode = Annotated[str, AfterValidator(_encodable)]
+StopString = Annotated[
+    str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(_encodable)
+]
+DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_encodable)]
+Title = Annotated[str, Field(max_length=2048), AfterValidator(_encodable)]
+Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
 
 
 class GenerateRequest(BaseModel):
@@ -38,22 +60,18 @@ class GenerateRequest(BaseModel):
 
     model_config = STRICT
 
-    question: str
+    question: Unicode
     top_k: int | None = Field(None, ge=0, description="passages to answer from; 0: none")
-    documents: list[str] | None = Field(None, description="answer from these documents only")
+    documents: list[Unicode] | None = Field(None, description="answer from these documents only")
     fusion: MethodChoice = Field(default_factory=_default_fusion)
     eviction: MethodChoice | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(0.0, ge=0, le=10, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
     include_text: bool = Field(False, description="citations hold the passage's text")
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else (self.stop or [])
 
 
 class DocumentIn(BaseModel):
@@ -61,10 +79,12 @@ class DocumentIn(BaseModel):
 
     model_config = STRICT
 
-    doc_id: str = Field(min_length=1, max_length=512)
-    text: str
-    title: str = Field("", max_length=2048)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    doc_id: DocId
+    text: Unicode
+    title: Title = ""
+    metadata: Annotated[dict[str, JsonValue], AfterValidator(_encodable)] = Field(
+        default_factory=dict
+    )
 
 
 class PrecomputeRequest(BaseModel):

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.gateway.models import make_folder
+from tests.service.gateway.rig import Rig, running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """A short path: the address of an ipc socket may have about 100 characters."""
+    path = Path(tempfile.mkdtemp(prefix="kv-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def rig(folder: Path, data: Path) -> Iterator[Rig]:
+    """A fresh service with a fake worker, ready, without documents."""
+    with running(folder, data) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """One service for the tests of a module that change nothing, with three documents."""
+    folder = make_folder(tmp_path_factory.mktemp("shared") / "model")
+    data = Path(tempfile.mkdtemp(prefix="kv-"))
+    with running(folder, data) as rig:
+        rig.ingest()
+        yield rig
+    shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

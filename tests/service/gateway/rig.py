@@ -1,0 +1,167 @@
+"""A whole gateway on a real port, with a fake worker on a real socket, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from retriever import HashingEmbedder
+from service.gateway.fake_worker import FakeWorker
+from service.gateway.gateway import Gateway
+from service.gateway.server import DrainingServer, make_server
+from service.settings import load
+
+T = TypeVar("T")
+DOCUMENTS = [
+    {"doc_id": "oslo", "title": "Oslo", "text": "Oslo is the capital of Norway, by the fjord."},
+    {"doc_id": "bergen", "title": "Bergen", "text": "Bergen is rainy and has a fish market."},
+    {"doc_id": "rome", "title": "Rome", "text": "Rome is the capital of Italy, on the Tiber."},
+]
+
+
+class Rig:
+    """`http` talks to the service, `worker` is the fake (None if it is a process)."""
+
+    def __init__(self, gateway: Gateway, worker: FakeWorker | None) -> None:
+        self.gateway = gateway
+        self.worker = worker
+        self._server: DrainingServer = make_server(gateway, log_level="error")
+        self._started = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.http = httpx.Client(timeout=20)
+        self.failure: BaseException | None = None
+
+    def start(self, *, wait_ready: bool = True) -> None:
+        self._thread.start()
+        assert self._started.wait(20), "the service did not start"
+        if self.failure is not None:
+            raise self.failure
+        (socket,) = self._server.servers[0].sockets
+        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        self.http.base_url = httpx.URL(self.url)
+        if wait_ready:
+            self.wait_ready()
+
+    def stop(self) -> None:
+        self.http.close()
+        if self._thread.is_alive():
+            self._server.should_exit = True
+            self._thread.join(20)
+            assert not self._thread.is_alive(), "the service did not stop"
+
+    def call(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function on the service's loop."""
+
+        async def go() -> T:
+            return await run()
+
+        return asyncio.run_coroutine_threadsafe(go(), self._loop).result(20)
+
+    def wait_ready(self) -> None:
+        until(lambda: self.http.get("/health/ready").status_code == 200, "ready")
+
+    def ingest(self, documents: Sequence[dict[str, Any]] = DOCUMENTS) -> dict[str, Any]:
+        response = self.http.post("/admin/precompute", json={"documents": list(documents)})
+        assert response.status_code == 202, response.text
+        return self.finished(response.json()["job_id"])
+
+    def finished(self, job_id: str) -> dict[str, Any]:
+        def job() -> dict[str, Any] | None:
+            found = self.http.get(f"/admin/jobs/{job_id}").json()
+            return found if found["state"] in ("succeeded", "failed") else None
+
+        return until(job, f"job {job_id}")
+
+    def ask(self, **body: Any) -> httpx.Response:
+        return self.http.post(
+            "/v1/rag/generate", json={"question": "What is the capital of Norway?", **body}
+        )
+
+    def stream(self, **body: Any) -> list[tuple[str, Any]]:
+        """All events of a streamed answer."""
+        asked = {"question": "What is the capital of Norway?", "stream": True, **body}
+        with self.http.stream("POST", "/v1/rag/generate", json=asked) as response:
+            assert response.status_code == 200, response.read()
+            return list(events(response))
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.gateway.metrics.registry.get_sample_value(name, labels)
+        return 0.0 if value is None else value
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            if self.worker is not None:
+                await self.worker.start()
+            serving = asyncio.create_task(self._server.serve())
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            self._started.set()
+            await serving
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._started.set()
+            if self.worker is not None:
+                await self.worker.stop()
+
+
+def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    event = ""
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            event = line[7:]
+        elif line.startswith("data: "):
+            yield event, json.loads(line[6:])
+
+
+def until(condition: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
+    """The first true value of `condition`."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"timed out: {what}")
+
+
+@contextmanager
+def running(
+    folder: Path,
+    data: Path,
+    *,
+    worker: FakeWorker | None = None,
+    command: Sequence[str] = (),
+    wait_ready: bool = True,
+    **settings: Any,
+) -> Iterator[Rig]:
+    """A rig between start and stop; with `command` the worker is a supervised process."""
+    address = f"ipc://{data}/w.sock"
+    data.mkdir(parents=True, exist_ok=True)
+    if not command:
+        worker = worker or FakeWorker(address)
+        worker.address = address
+    options: dict[str, Any] = {"worker_command": command} if command else {}
+    gateway = Gateway(
+        load(model=str(folder), data_dir=data, port=0, **settings),
+        folder,
+        embedder=HashingEmbedder(),
+        worker_address="" if command else address,
+        heartbeat_timeout_s=1.0,
+        **options,
+    )
+    rig = Rig(gateway, worker)
+    try:
+        rig.start(wait_ready=wait_ready)
+        yield rig
+    finally:
+        rig.stop()

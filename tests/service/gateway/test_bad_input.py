@@ -1,0 +1,159 @@
+"""Every bad input is a 4xx that names the field and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.gateway.rig import Rig
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "remedy"),
+    [
+        ({"fusion": {"method": "magic"}}, 422, "fusion.method", "a3, pie, vanilla"),
+        ({"fusion": {"method": "a3", "ratio": 1.5}}, 422, "fusion.ratio", "from 0 to 1"),
+        ({"fusion": {"method": "a3", "ratio": "x"}}, 422, "fusion.ratio", "from 0 to 1"),
+        ({"fusion": {"method": "a3", "speed": 1}}, 422, "fusion.speed", "ratio"),
+        ({"fusion": {"ratio": 0.1}}, 422, "fusion.method", "missing"),
+        ({"fusion": "a3"}, 422, "fusion", "dictionary"),
+        ({"eviction": {"method": "magic"}}, 422, "eviction.method", "snapkv"),
+        ({"eviction": {"method": "snapkv", "budget": 0}}, 422, "eviction.budget", "at least 1"),
+        ({"question": "  "}, 422, "question", "send the question"),
+        ({"question": ""}, 422, "question", "send the question"),
+        ({"question": 5}, 422, "question", "string"),
+        ({"question": "word " * 2000}, 400, "question", "shorten the question"),
+        ({"question": "x" * 70_000}, 422, "question", "shorten"),
+        ({"top_k": 1_000_000}, 422, "top_k", "at most 64"),
+        ({"top_k": -1}, 422, "top_k", "greater than or equal to 0"),
+        ({"top_k": "3"}, 422, "top_k", "integer"),
+        ({"documents": ["oslo", "atlantis"]}, 404, "documents", "atlantis"),
+        ({"documents": []}, 422, "documents", "leave it out"),
+        ({"max_tokens": 0}, 422, "max_tokens", "greater than or equal to 1"),
+        ({"temperature": -1}, 422, "temperature", "greater than or equal to 0"),
+        ({"stop": ["a"] * 17}, 422, "stop", "16"),
+        ({"stop": ""}, 422, "stop[0]", "at least 1 character"),
+        ({"stream": "yes"}, 422, "stream", "boolean"),
+        ({"tokens": 5, "n": 2}, 422, "tokens", "max_tokens"),
+    ],
+)
+def test_generate(shared: Rig, body: dict[str, Any], status: int, field: str, remedy: str) -> None:
+    for stream in (False, True):
+        if "stream" in body and stream:
+            continue
+        response = shared.ask(**{"stream": stream, **body})
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert error["param"] == field
+        assert remedy in error["message"] and error["type"] == "invalid_request_error"
+    assert shared.metric("kvstitch_requests_in_flight") == 0
+
+
+def test_missing_question_and_body(shared: Rig) -> None:
+    response = shared.http.post("/v1/rag/generate", json={})
+    assert response.status_code == 422 and response.json()["error"]["param"] == "question"
+    response = shared.http.post("/v1/rag/generate")
+    assert response.status_code == 422 and response.json()["error"]["param"] == "body"
+
+
+@pytest.mark.parametrize("path", ["/v1/rag/generate", "/admin/precompute"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"question": ', "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"question": "caf\xe9"}', "question is not valid UTF-8"),
+        (b"\xff\xfe{}", "is not valid"),
+    ],
+)
+def test_unreadable_json(shared: Rig, path: str, content: bytes, message: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = shared.http.post(path, content=content, headers=headers)
+    assert response.status_code == 400, response.text
+    found = response.json()
+    assert message in (found["error"]["message"] if "error" in found else found["detail"])
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "remedy"),
+    [
+        ({"documents": []}, "documents", "at least 1"),
+        ({}, "documents", "missing"),
+        ({"documents": [{"doc_id": "a"}]}, "documents[0].text", "missing"),
+        ({"documents": [{"doc_id": "", "text": "x"}]}, "documents[0].doc_id", "at least 1"),
+        ({"documents": [{"doc_id": " ", "text": "x"}]}, "documents[0].doc_id", "blank"),
+        ({"documents": [{"doc_id": "a", "text": 5}]}, "documents[0].text", "string"),
+        (
+            {"documents": [{"doc_id": "a", "text": "x", "body": 1}]},
+            "documents[0].body",
+            "doc_id, text, title, metadata",
+        ),
+        ({"documents": [{"doc_id": "a", "text": "x"}] * 2}, "documents[1].doc_id", "once"),
+        ({"docs": []}, "documents", "missing"),
+        ({"documents": [{"doc_id": "a", "text": "x"}], "sync": 1}, "sync", "documents"),
+    ],
+)
+def test_precompute(shared: Rig, body: dict[str, Any], field: str, remedy: str) -> None:
+    response = shared.http.post("/admin/precompute", json=body)
+    assert response.status_code == 422, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["field"] == field and remedy in problem["detail"]
+    assert problem["status"] == 422 and problem["instance"] == "/admin/precompute"
+
+
+def test_lone_surrogate_is_not_text(shared: Rig) -> None:
+    content = rb'{"documents": [{"doc_id": "a", "text": "\ud800"}]}'
+    headers = {"Content-Type": "application/json"}
+    response = shared.http.post("/admin/precompute", content=content, headers=headers)
+    assert response.status_code == 422 and response.json()["field"] == "documents[0].text"
+    content = rb'{"question": "\ud800"}'
+    response = shared.http.post("/v1/rag/generate", content=content, headers=headers)
+    assert response.status_code == 422 and response.json()["error"]["param"] == "question"
+
+
+def test_upload_that_is_not_utf8(shared: Rig) -> None:
+    latin = "café".encode("latin-1")
+    raw = shared.http.post(
+        "/admin/precompute?doc_id=a", content=latin, headers={"Content-Type": "text/plain"}
+    )
+    assert raw.status_code == 400 and raw.json()["field"] == "body"
+    form = shared.http.post("/admin/precompute", files={"file": ("menu.txt", latin)})
+    assert form.status_code == 400 and form.json()["field"] == "menu.txt"
+    lines = shared.http.post(
+        "/admin/precompute",
+        content=b'{"doc_id": "a", "text": "x"}\n{"doc_id": "b", "text": "' + latin + b'"}\n',
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    assert lines.status_code == 400 and lines.json()["field"] == "line 2"
+    for response in (raw, form, lines):
+        assert "encoded as UTF-8" in response.json()["detail"]
+
+
+def test_unknown_things_are_404(shared: Rig) -> None:
+    assert "nope" in shared.http.get("/admin/jobs/nope").json()["detail"]
+    for method in ("GET", "DELETE"):
+        response = shared.http.request(method, "/admin/documents/nope")
+        assert response.status_code == 404 and response.json()["field"] == "doc_id"
+    response = shared.http.get("/v1/nothing")
+    assert response.status_code == 404 and response.json()["error"]["code"] == "not_found"
+    assert shared.http.get("/v1/rag/generate").status_code == 405
+    assert shared.http.get("/admin/documents?limit=0").json()["field"] == "limit"
+
+
+def test_body_and_media_type_limits(shared: Rig) -> None:
+    big = b"x" * (shared.gateway.settings.max_body_bytes + 1)
+    response = shared.http.post("/v1/rag/generate", content=big)
+    assert response.status_code == 413 and response.json()["error"]["param"] == "body"
+
+    def pieces() -> Any:  # no Content-Length
+        for _ in range(len(big) // 65536 + 1):
+            yield b"x" * 65536
+
+    response = shared.http.post("/admin/precompute", content=pieces())
+    assert response.status_code == 413, response.text
+    response = shared.http.post(
+        "/admin/precompute", content=b"x", headers={"Content-Type": "application/pdf"}
+    )
+    assert response.status_code == 415 and "application/json" in response.json()["detail"]
