@@ -8,7 +8,7 @@ before any work; the worker checks again). Knows no method, no torch, no HTTP.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,9 +67,11 @@ def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str,
 def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
     kind = facts["type"]
     number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Comparing is exact for integers that no float can hold, and fails for NaN and infinity.
+    number = number and abs(value) <= sys.float_info.max
     ok = {
-        "number": number and math.isfinite(value),
-        "integer": number and float(value).is_integer(),
+        "number": number,
+        "integer": number and (isinstance(value, int) or value.is_integer()),
         "boolean": isinstance(value, bool),
         "string": isinstance(value, str),
     }[kind]

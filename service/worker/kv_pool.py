@@ -118,6 +118,7 @@ class SequenceKV:
         """One more token: k, v `[kv_heads, head_dim]`."""
         extents = self.layers[layer]
         heads = len(extents.start)
+        assert all(n < c for n, c in zip(extents.length, extents.capacity, strict=True)), "full"
         if extents.uniform:
             pk, pv = self.prompt_layer(layer, extents.capacity[0])
             at = extents.length[0]

@@ -75,6 +75,8 @@ class EvictionMethod:
 
     def warning(self, layout: PromptLayout) -> str | None:
         """What the user should know about this budget on this prompt."""
+        if not self.applies(layout):
+            return None
         fixed = layout.segments[0].tokens + layout.tokens - layout.question_start
         if fixed >= self.budget:
             return (

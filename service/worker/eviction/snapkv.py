@@ -32,5 +32,10 @@ class Method(EvictionMethod):
         return self.window
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        weights = prompt.window_attention().unsqueeze(0)
-        return F.max_pool1d(weights, self.kernel, stride=1, padding=self.kernel // 2).squeeze(0)
+        weights = prompt.window_attention()
+        # Candidates end where the window begins: pooling must not spread its own (large) weights
+        # over the last document tokens.
+        weights[:, -len(prompt.window_q) :] = 0
+        reach = min(self.kernel // 2, weights.shape[1])  # a wider pool would see nothing more
+        pooled = F.max_pool1d(weights.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach)
+        return pooled.squeeze(0)
