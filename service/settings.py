@@ -77,6 +77,7 @@ class Settings(BaseSettings):
     max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
     max_tokens_limit: int = Field(65_536, ge=1)
 
+    stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 
     @field_validator("prefix_mode")

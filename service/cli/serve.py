@@ -18,7 +18,7 @@ def run(given: argparse.Namespace) -> int:
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
     from service.gateway.gateway import Gateway
     from service.gateway.model_folder import resolve
-    from service.gateway.server import serve
+    from service.gateway.server import listen, serve
     from service.settings import Settings, load
 
     names = set(Settings.model_fields)
@@ -28,12 +28,15 @@ def run(given: argparse.Namespace) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     folder = resolve(settings.model)
     gateway = Gateway(settings, folder)
+    bound = listen(settings.host, settings.port)
+    port = bound.getsockname()[1]
+    gateway.claim()
     print(
         f"kvstitch: {gateway.prompts.model} from {folder}, data in {settings.data_dir}; "
-        f"listening on http://{settings.host}:{settings.port} as soon as it is loaded",
+        f"listening on http://{settings.host}:{port} as soon as it is loaded",
         file=sys.stderr,
     )
-    failure = serve(gateway)
+    failure = serve(gateway, bound)
     if failure is not None:
         print(f"kvstitch: {failure}", file=sys.stderr)
         return 3

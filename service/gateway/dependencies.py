@@ -30,6 +30,10 @@ def _arrived(request: Request) -> float:
     return float(request.state.arrived)
 
 
+def _ping_s(request: Request) -> float:
+    return _gateway(request).settings.stream_ping_s
+
+
 async def _documents(request: Request) -> list[dict[str, Any]]:
     documents = await read_documents(request)
     limit = _gateway(request).settings.max_documents
@@ -45,5 +49,6 @@ GatewayDep = Annotated[Gateway, Depends(_gateway)]
 AnswererDep = Annotated[Answerer, Depends(_answerer)]
 CorpusDep = Annotated[Corpus, Depends(_corpus)]
 Arrived = Annotated[float, Depends(_arrived)]
+PingSeconds = Annotated[float, Depends(_ping_s)]
 Upload = Annotated[list[dict[str, Any]], Depends(_documents)]
 Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -93,9 +93,13 @@ class Gateway:
     def worker_pid(self) -> int | None:
         return self._supervisor.pid
 
+    def claim(self) -> None:
+        """Take the data folder, for as long as this gateway is open. Raises InvalidSetting."""
+        self._lock = self._lock or _lock(self.settings.data_dir)
+
     async def start(self) -> None:
         """Begin loading; `not_ready` tells when it is over. Raises InvalidSetting."""
-        self._lock = _lock(self.settings.data_dir)
+        self.claim()
         self._jobs.start()
         if self._address:
             self.worker.connect(self._address)

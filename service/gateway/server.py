@@ -7,6 +7,7 @@ again           ── exit at once
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import FrameType
 
 import uvicorn
@@ -67,19 +68,29 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
     return DrainingServer(config, gateway)
 
 
-def serve(gateway: Gateway) -> str | None:
-    """Run until a signal or a failure; returns the failure's reason.
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket, taken before anything is loaded. Raises InvalidSetting."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1)
+    except OSError as error:
+        raise InvalidSetting(
+            f"cannot listen on {host}:{port} ({error.strerror or error}): give another --port or "
+            "--host, or stop what is there"
+        ) from error
+    return bound
 
-    Raises InvalidSetting if the port cannot be used.
-    """
+
+def serve(gateway: Gateway, bound: socket.socket) -> str | None:
+    """Run on a socket of `listen` until a signal or a failure; returns the failure's reason."""
     server = make_server(gateway)
     try:
-        server.run()
-    except SystemExit:
-        if gateway.failure is None:
-            settings = gateway.settings
-            raise InvalidSetting(
-                f"cannot listen on {settings.host}:{settings.port}: is another service there? "
-                "give another --port"
-            ) from None
+        server.run(sockets=[bound])
+    except SystemExit:  # uvicorn's way to say that the lifespan did not start
+        return gateway.failure or "the service could not be started; the log says why"
     return gateway.failure

@@ -18,7 +18,6 @@ from service.gateway.problems import error_object
 logger = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
-PING_S = 15.0
 
 
 class Source(Protocol):
@@ -50,7 +49,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: Source, *, ping_s: float = PING_S) -> None:
+    def __init__(self, source: Source, *, ping_s: float) -> None:
         self.status_code = 200
         self.background = None
         self._source = source

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.gateway.answer import Answerer
-from service.gateway.dependencies import AnswererDep, Arrived
+from service.gateway.dependencies import AnswererDep, Arrived, PingSeconds
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 from service.gateway.sse import EventStream, unless_disconnected
 
@@ -16,11 +16,15 @@ router = APIRouter(prefix="/v1/rag", tags=["answers"])
 
 @router.post("/generate", response_model=GenerateResponse)
 async def generate(
-    body: GenerateRequest, request: Request, answerer: AnswererDep, arrived: Arrived
+    body: GenerateRequest,
+    request: Request,
+    answerer: AnswererDep,
+    arrived: Arrived,
+    ping_s: PingSeconds,
 ) -> Any:
     """Answer from documents. With `stream`: events sources, token …, then done or error."""
     if body.stream:
-        return EventStream(await answerer.open(body, arrived))
+        return EventStream(await answerer.open(body, arrived), ping_s=ping_s)
     answer = await unless_disconnected(_whole(answerer, body, arrived), request.receive)
     return Response(status_code=499) if answer is None else answer
 

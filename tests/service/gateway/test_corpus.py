@@ -131,7 +131,7 @@ def test_jobs_survive_a_restart_and_wait_for_the_worker(folder: Path, data: Path
         until(lambda: rig.metric("kvstitch_documents") == 3, "indexed without the worker")
         deleted = rig.http.delete("/admin/documents/rome").json()
         assert deleted["kv"] is None
-    stored = {(9, 9)}
+    stored: set[tuple[int, ...]] = {(9, 9)}
     with running(folder, data, worker=FakeWorker("", stored=stored)) as rig:
         job = rig.finished(job_id)
         assert job["state"] == "succeeded" and job["progress"]["done"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,9 +39,7 @@ def test_overload_is_answered_at_once_and_nothing_hangs(folder: Path, data: Path
         assert rig.ask().status_code == 200
 
 
-def test_waiting_tokens_are_bounded_but_one_long_prompt_is_served(
-    folder: Path, data: Path
-) -> None:
+def test_waiting_tokens_are_bounded_but_one_long_prompt_is_served(folder: Path, data: Path) -> None:
     worker = FakeWorker("", prefill_delay_s=0.5)
     with (
         running(folder, data, worker=worker, max_waiting_tokens=1) as rig,
@@ -131,10 +130,8 @@ def test_drain_is_bounded(folder: Path, data: Path) -> None:
             seen = events(response)
             assert next(seen)[0] == "sources"
             rig._loop.call_soon_threadsafe(rig._server.handle_exit, signal.SIGTERM, None)
-            try:
+            with contextlib.suppress(httpx.RemoteProtocolError):
                 list(seen)
-            except httpx.RemoteProtocolError:
-                pass
         rig._thread.join(10)
         assert not rig._thread.is_alive()
 
@@ -144,7 +141,7 @@ import sys
 from pathlib import Path
 from retriever import HashingEmbedder
 from service.gateway.gateway import Gateway
-from service.gateway.server import serve
+from service.gateway.server import listen, serve
 from service.settings import load
 folder, data, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 command = (sys.executable, "-m", "service.gateway.fake_worker", "--token-delay", "0.05")
@@ -152,7 +149,7 @@ gateway = Gateway(
     load(model=str(folder), data_dir=data, port=port), folder,
     embedder=HashingEmbedder(), worker_command=command,
 )
-sys.exit(3 if serve(gateway) else 0)
+sys.exit(3 if serve(gateway, listen('127.0.0.1', port)) else 0)
 """
 
 

@@ -1,0 +1,64 @@
+"""Settings: environment, overrides, readable errors, the worker's slice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.errors import InvalidSetting
+from service.settings import demo_model, load
+from service.worker_settings import MIB
+
+
+def test_defaults_serve_the_demo_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
+    settings = load()
+    assert (settings.host, settings.port, settings.redis_url) == ("127.0.0.1", 8000, "")
+    assert settings.data_dir == Path("/somewhere/kvstitch") and settings.model == ""
+    assert demo_model().name == "model" and demo_model().parent.name == "demo"
+
+
+def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVSTITCH_PORT", "9000")
+    monkeypatch.setenv("KVSTITCH_CODEC", "int8")
+    monkeypatch.setenv("KVSTITCH_TOP_K", "")
+    settings = load(port=9001, host=None, data_dir=str(tmp_path))
+    assert (settings.port, settings.codec, settings.top_k) == (9001, "int8", None)
+    assert settings.data_dir == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("port", 70000, "port (KVSTITCH_PORT) = 70000: input should be less than"),
+        ("port", "web", "port (KVSTITCH_PORT) = 'web': input should be a valid integer"),
+        ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'raw' or 'int8'"),
+        ("prefix_mode", "all", "must be one of none, bos, bos_keep, system"),
+        ("redis_url", "localhost:6379", "must start with redis://"),
+        ("tenant_secret", "xyz", "tenant_secret (KVSTITCH_TENANT_SECRET)"),
+        ("nonsense", 1, "nonsense"),
+    ],
+)
+def test_wrong_values_are_explained(name: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidSetting) as error:
+        load(**{name: value})
+    assert message in error.value.message
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(InvalidSetting) as error:
+        load(port=-1, max_running=0)
+    assert len(error.value.message.splitlines()) == 2
+
+
+def test_worker_slice(tmp_path: Path) -> None:
+    settings = load(
+        data_dir=tmp_path, redis_url="redis://r", memory_tier_mib=3, ssd_tier_gib=0.5, threads=2
+    )
+    worker = settings.worker(tmp_path / "m", "ipc:///x")
+    assert worker.model == str(tmp_path / "m") and worker.address == "ipc:///x"
+    assert worker.kv_dir == str(tmp_path / "kv") and worker.ssd_tier_bytes == 512 * MIB
+    assert worker.memory_tier_bytes == 3 * MIB and worker.redis_url == "redis://r"
+    assert worker.threads == 2 and type(worker).from_json(worker.to_json()) == worker
+    assert load(data_dir=tmp_path, ssd_tier_gib=0).worker(tmp_path, "x").kv_dir == ""
