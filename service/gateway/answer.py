@@ -3,49 +3,26 @@
     open     check ── admit ── embed, search ── prefetch ── plan        errors become a status
     events   sources ── submit ── tokens to text, stop strings ── done  errors end the stream
 
-Every answer that was opened is closed, and counted, exactly once. Knows no HTTP and no tensors.
+Opening is here, events are in stream.py. Knows no HTTP and no tensors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field
 
-from service.errors import InvalidRequest, KvstitchError, NotFound, from_code
-from service.gateway import results
+from service.errors import InvalidRequest, NotFound
 from service.gateway.admission import Admission, Ticket
-from service.gateway.client import Worker
 from service.gateway.library import Found, Library
 from service.gateway.methods import chosen
 from service.gateway.prompts import Prompts
-from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
-from service.messages import Chunk, Done, Failed, Generate, Method, Prefetch, Sampling, TokenItem
+from service.gateway.schemas import GenerateRequest
+from service.gateway.stream import Answer, outcome_of
+from service.gateway.worker import Worker
+from service.messages import Chunk, Generate, Method, Prefetch, Sampling
 from service.metrics import Metrics
 from service.prompt import PromptPlan
 from service.settings import Settings
-
-
-@dataclass(frozen=True)
-class Sources:
-    citations: list[Citation]
-
-
-@dataclass(frozen=True)
-class Text:
-    text: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    response: GenerateResponse
-
-
-AnswerEvent = Sources | Text | Finished
-DISCONNECT = "disconnect"
 
 
 class Answerer:
@@ -89,7 +66,7 @@ class Answerer:
         except BaseException as error:
             if ticket is not None:
                 ticket.close()
-            self.metrics.requests.labels(fusion_label, _outcome(error)).inc()
+            self.metrics.requests.labels(fusion_label, outcome_of(error)).inc()
             raise
 
     def _check(self, request: GenerateRequest) -> int:
@@ -148,7 +125,18 @@ class Answerer:
         )
         plan_s = time.perf_counter() - started
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": plan_s}
-        return Answer(self, request, generate, ticket, found, stages, arrived, warnings)
+        return Answer(
+            self.worker,
+            self.prompts,
+            self.metrics,
+            request,
+            generate,
+            ticket,
+            found,
+            stages,
+            arrived,
+            warnings,
+        )
 
     async def _plan(self, question: str, found: Found) -> PromptPlan:
         """Segments of ids; the worker hears about the documents before the rest is planned."""
@@ -172,130 +160,3 @@ class Answerer:
         return room, [
             f"max_tokens was lowered from {wanted} to {room}: the prompt has {plan.tokens} tokens"
         ]
-
-
-@dataclass
-class Answer:
-    """One answer on its way: iterate `events()` once, and always `aclose()` it."""
-
-    answerer: Answerer
-    request: GenerateRequest
-    generate: Generate
-    ticket: Ticket
-    found: Found
-    stages: dict[str, float]
-    arrived: float
-    warnings: list[str]
-    _first: float | None = None
-    _last: float | None = None
-    _ended: bool = False
-    _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        self._text = self.answerer.prompts.answer_text(self.request.stop)
-        self.citations = results.citations(self.found.passages, with_text=self.request.include_text)
-
-    def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Sources, then Text as it comes, then Finished. Raises the KvstitchError of a Failed.
-
-        Closing or cancelling it aborts the sequence in the worker.
-        """
-        self._events = self._run()
-        return self._events
-
-    async def collect(self) -> GenerateResponse:
-        """The whole answer. Raises as `events`."""
-        try:
-            async for event in self.events():
-                if isinstance(event, Finished):
-                    return event.response
-        finally:
-            await self.aclose()
-        raise KvstitchError("the answer ended without a result")
-
-    async def aclose(self) -> None:
-        """Release everything; an answer that had not ended is aborted."""
-        if self._events is not None:
-            await self._events.aclose()
-        self._end(DISCONNECT, None)
-
-    async def _run(self) -> AsyncGenerator[AnswerEvent, None]:
-        try:
-            yield Sources(self.citations)
-            async with aclosing(self.answerer.worker.submit(self.generate)) as stream:
-                async for event in stream:
-                    match event:
-                        case TokenItem(token=token):
-                            if text := self._token(token):
-                                yield Text(text)
-                        case Failed():
-                            raise from_code(event.code, event.message, event.field)
-                        case Done():
-                            if text := self._text.finish():
-                                yield Text(text)
-                            response = self._response(event)
-                            self._end("ok", response.timing.total_s)
-                            yield Finished(response)
-        except BaseException as error:
-            self._end(_outcome(error), None)
-            raise
-
-    def _token(self, token: int) -> str:
-        now = time.perf_counter()
-        if self._last is None:
-            self._first = now
-            self.ticket.prefilled()
-        else:
-            self.answerer.metrics.inter_token.observe(now - self._last)
-        self._last = now
-        stopped_before = self._text.stopped
-        text = self._text.push(token)
-        if self._text.stopped and not stopped_before:
-            self.answerer.worker.abort(self.generate.id, "stop")
-        return text
-
-    def _response(self, done: Done) -> GenerateResponse:
-        total_s = time.perf_counter() - self.arrived
-        ttft_s = total_s if self._first is None else self._first - self.arrived
-        report, prompts = done.report, self.answerer.prompts
-        times = results.timing(ttft_s, total_s, report.completion_tokens)
-        stages = {**self.stages, **report.stages}
-        results.observe(self.answerer.metrics, times, stages, report)
-        eviction = self.generate.eviction
-        return GenerateResponse(
-            id=self.generate.id,
-            model=prompts.model,
-            text=self._text.text,
-            finish_reason=done.finish_reason,
-            citations=self.citations,
-            usage=results.usage(report),
-            cache=results.cache(report, self.found.passages),
-            stages=stages,
-            timing=times,
-            fusion=_as_dict(self.generate.fusion),
-            eviction=None if eviction is None else _as_dict(eviction),
-            seed=report.seed,
-            warnings=[*self.warnings, *report.warnings],
-        )
-
-    def _end(self, outcome: str, seconds: float | None) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self.ticket.close(seconds)
-        metrics = self.answerer.metrics
-        metrics.requests.labels(self.generate.fusion.name, outcome).inc()
-        if outcome == DISCONNECT:
-            metrics.disconnects.inc()
-
-
-def _as_dict(method: Method) -> dict[str, object]:
-    return {"method": method.name, **method.parameters}
-
-
-def _outcome(error: BaseException) -> str:
-    if isinstance(error, KvstitchError):
-        return error.code
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return DISCONNECT
-    return KvstitchError.code

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -23,6 +23,7 @@ import zmq.asyncio
 
 from service import wire
 from service.errors import Overloaded, WorkerUnavailable, from_code
+from service.gateway.worker import Event
 from service.messages import (
     Abort,
     Chunk,
@@ -48,34 +49,6 @@ logger = logging.getLogger(__name__)
 
 RESTARTED = "the worker was restarted; send the request again"
 RETRY_AFTER_S = 5.0
-Event = TokenItem | Done | Failed
-
-
-class Worker(Protocol):
-    """What the use cases need of the worker."""
-
-    @property
-    def ready(self) -> Ready | None: ...
-
-    def require(self) -> Ready:
-        """Raises WorkerUnavailable."""
-        ...
-
-    def submit(self, request: Generate) -> AsyncGenerator[Event, None]: ...
-
-    def abort(self, request_id: str, reason: str) -> None: ...
-
-    def prefetch(self, message: Prefetch) -> None: ...
-
-    def precompute(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str
-    ) -> AsyncGenerator[Precomputed, None]: ...
-
-    async def purge(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str
-    ) -> dict[str, int]: ...
-
-    async def wait_ready(self) -> Ready: ...
 
 
 class WorkerClient:

@@ -3,9 +3,8 @@
     submit ── jobs.sqlite3 ──> _index loop ── retriever ──> _compute loop ── worker ──> done
     delete ── owed purges ───────────────────────────────────────┘
 
-Both loops read what to do from the job store, so that a restart simply goes on. A purge is noted
-before the chunks are removed and settled after the worker has made it: KV of a deleted document
-is not forgotten by a crash in between.
+Both loops read what to do from the job store, so that a restart simply goes on. Purges are
+in purges.py.
 """
 
 from __future__ import annotations
@@ -16,24 +15,23 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from retriever import Document, DocumentPage, StoredDocument
 from service.errors import KvstitchError, NotFound, Overloaded, WorkerUnavailable
-from service.gateway.client import Worker
-from service.gateway.jobs import Job, JobStore, OwedPurge, Spooled
+from service.gateway.jobs import Job, JobStore, Spooled
 from service.gateway.library import Library
 from service.gateway.prompts import Prompts
+from service.gateway.purges import CALL_CHUNKS, Purges
+from service.gateway.worker import Worker
 from service.messages import Chunk
 from service.metrics import JOB_STATES, Metrics
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-BATCH_DOCUMENTS = 64
-BATCH_CHARS = 500_000
-CALL_CHUNKS = 64  # chunks in one Precompute or Purge
+BATCH_DOCUMENTS = 32
+BATCH_CHARS = 100_000  # small enough for steady progress, large enough to embed in batches
 MAX_CRASHES = 3  # a document that was under way when the worker died this often is given up
 PAUSE_S = 0.5  # after a failure, before the next attempt
 
@@ -58,7 +56,7 @@ class Corpus:
         self._worker = worker
         self._prompts = prompts
         self._metrics = metrics
-        self._changing = asyncio.Lock()  # from the note of a purge to the change it is about
+        self._purges = Purges(jobs, library, worker, prompts)
         self._to_index = asyncio.Event()
         self._to_compute = asyncio.Event()
         self._crashes: Counter[int] = Counter()
@@ -109,15 +107,15 @@ class Corpus:
 
     async def delete(self, doc_id: str) -> Deleted:
         """Remove text, vectors and KV in every tier. Raises NotFound."""
-        async with self._changing:
+        async with self._purges.changing:
             await self.document(doc_id)
-            await self._note_purges([doc_id])
+            await self._purges.note([doc_id])
             removed = await self._library.delete(doc_id)
         await self._count()
         copies: dict[str, int] | None = None
         with contextlib.suppress(KvstitchError):  # the compute loop tries again
             self._worker.require()
-            copies = await self._purge_due(doc_id)
+            copies = await self._purges.make(doc_id)
         self._to_compute.set()
         await self._library.save()
         return Deleted(doc_id, len(removed), copies)
@@ -130,8 +128,8 @@ class Corpus:
         batch = _distinct(spooled)
         if not batch:
             return False
-        async with self._changing:
-            await self._note_purges([item.doc_id for item in batch])
+        async with self._purges.changing:
+            await self._purges.note([item.doc_id for item in batch])
             documents = [Document(**(item.payload or {})) for item in batch]
             results = await self._library.ingest(documents)
             failed = [
@@ -152,22 +150,12 @@ class Corpus:
         await self._count()
         return True
 
-    async def _note_purges(self, doc_ids: Sequence[str]) -> None:
-        """Before a change: the KV of all chunks there are may have to go."""
-        notes = [
-            (doc_id, chunk.chunk_id, self._prompts.segment(chunk))
-            for doc_id in doc_ids
-            for chunk in await self._library.chunks_of(doc_id)
-        ]
-        if notes:
-            await self._db(lambda: self._jobs.owe_purge(notes))
-
     # -- the compute loop ------------------------------------------------------------------------
 
     async def _compute(self) -> bool:
         """Make the owed purges, then store the KV of some documents; False if there were none."""
         await self._worker.wait_ready()
-        await self._purge_due()
+        await self._purges.make()
         # After a crash one by one: the document that brings the worker down must not stop others.
         limit = 1 if self._crashes else BATCH_DOCUMENTS
         batch = await self._db(lambda: self._jobs.indexed(limit))
@@ -207,10 +195,7 @@ class Corpus:
             except KvstitchError as error:
                 errors |= {item.number: error.message for item, _ in part}
                 await self._finish(sorted({item.number for item, _ in part}), errors)
-            # What was deleted or replaced meanwhile has just been stored for nobody.
-            alive = await self._library.alive(list(numbers))
-            gone = [(i.doc_id, c.chunk_id, c.ids) for i, c in part if c.chunk_id not in alive]
-            await self._db(partial(self._jobs.owe_purge, gone))
+            await self._purges.note_gone([(item.doc_id, chunk) for item, chunk in part])
 
     async def _finish(self, numbers: Sequence[int], errors: dict[int, str]) -> None:
         failed = [(n, errors[n]) for n in numbers if n in errors]
@@ -230,47 +215,6 @@ class Corpus:
             given_up,
             {n: f"the worker died {MAX_CRASHES} times while computing its KV" for n in given_up},
         )
-
-    # -- purges ----------------------------------------------------------------------------------
-
-    async def _purge_due(self, doc_id: str | None = None) -> dict[str, int]:
-        """Make the purges whose chunks are gone (of one document); copies deleted per tier."""
-        copies: Counter[str] = Counter()
-        while owed := await self._due(doc_id):
-            chunks = [Chunk(note.chunk_id, note.ids) for note in owed]
-            if chunks:
-                made = await self._worker.purge(
-                    self._prompts.system, chunks, self._prompts.prefix_mode
-                )
-                copies.update(made)
-            await self._db(lambda: self._jobs.settle_purges([note.number for note in owed]))
-        return dict(copies)
-
-    async def _due(self, doc_id: str | None) -> list[OwedPurge]:
-        """Purges to make now. Notes that turned out not to be due are settled.
-
-        A chunk that is still there, or that came back with the same ids in the document's new
-        revision, keeps its KV: the key is its content.
-        """
-        due: list[OwedPurge] = []
-        while not due:
-            async with self._changing:
-                owed = await self._db(lambda: self._jobs.owed_purges(CALL_CHUNKS, doc_id))
-                if not owed:
-                    break
-                alive = await self._library.alive([note.chunk_id for note in owed])
-                kept: dict[str, set[tuple[int, ...]]] = {}
-                for name in {note.doc_id for note in owed}:
-                    chunks = await self._library.chunks_of(name)
-                    kept[name] = {tuple(self._prompts.segment(chunk)) for chunk in chunks}
-                due = [
-                    note
-                    for note in owed
-                    if note.chunk_id not in alive and tuple(note.ids) not in kept[note.doc_id]
-                ]
-                moot = [note.number for note in owed if note not in due]
-                await self._db(partial(self._jobs.settle_purges, moot))
-        return due
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class FakeWorker:
     max_running: int = 1_000
     refuse: Failed | None = None  # answer every Generate with this (its id is filled in)
     on_token: Callable[[Generate, int], None] = lambda request, number: None
+    on_chunk: Callable[[Chunk], None] = lambda chunk: None
     stored: set[tuple[int, ...]] = field(default_factory=set)
     received: list[ToWorker] = field(default_factory=list)
     aborted: dict[str, str] = field(default_factory=dict)
@@ -142,6 +143,7 @@ class FakeWorker:
                 self.stopped.set()
 
     def _precompute(self, call: str, chunk: Chunk) -> Precomputed:
+        self.on_chunk(chunk)
         status = "present" if tuple(chunk.ids) in self.stored else "stored"
         self.stored.add(tuple(chunk.ids))
         return Precomputed(call, chunk.chunk_id, status, 1024 * len(chunk.ids), 0.001)
@@ -233,6 +235,7 @@ def main() -> None:
     parser.add_argument("--refuse", default="", help="exit as a worker whose model is refused")
     parser.add_argument("--token-delay", type=float, default=0.0)
     parser.add_argument("--crash-file", type=Path, help="die at the next token once it exists")
+    parser.add_argument("--crash-token", type=int, help="die on a chunk that holds this id")
     given = parser.parse_args()
     if given.refuse:
         print(given.refuse, file=sys.stderr)
@@ -243,8 +246,13 @@ def main() -> None:
             given.crash_file.unlink()
             os._exit(9)
 
+    def crash_on(chunk: Chunk) -> None:
+        if given.crash_token in chunk.ids:
+            os._exit(9)
+
     settings = WorkerSettings.from_json(given.settings)
-    worker = FakeWorker(settings.address, token_delay_s=given.token_delay, on_token=crash)
+    worker = FakeWorker(settings.address, token_delay_s=given.token_delay)
+    worker.on_token, worker.on_chunk = crash, crash_on
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(worker))
 

@@ -44,6 +44,7 @@ class Gateway:
         worker_command: Sequence[str] = COMMAND,
         worker_address: str = "",
         heartbeat_timeout_s: float = 10.0,
+        restart_backoff_s: tuple[float, float] = (0.5, 30.0),
     ) -> None:
         """`worker_address`: a worker that runs already; else one is started and supervised.
 
@@ -64,6 +65,7 @@ class Gateway:
             on_refused=self.give_up,
             on_restart=self.metrics.worker_restarts.inc,
             command=worker_command,
+            backoff_s=restart_backoff_s,
         )
         timed = TimedEmbedder(embedder or LocalEmbedder(settings.embedder or None))
         retriever = Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking())

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import KvstitchError, WorkerFault
-from service.gateway.answer import AnswerEvent, Finished, Sources, Text
 from service.gateway.problems import error_object
+from service.gateway.stream import AnswerEvent, Finished, Sources, Text
 
 logger = logging.getLogger(__name__)
 

@@ -157,6 +157,7 @@ def running(
         embedder=HashingEmbedder(),
         worker_address="" if command else address,
         heartbeat_timeout_s=1.0,
+        restart_backoff_s=(0.05, 0.2),
         **options,
     )
     rig = Rig(gateway, worker)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.gateway.fake_worker import FakeWorker
-from service.messages import Precompute, Purge
+from service.messages import Chunk, Precompute, Purge
+from tests.service.gateway.models import byte_tokenizer
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 
@@ -143,13 +145,11 @@ def test_jobs_survive_a_restart_and_wait_for_the_worker(folder: Path, data: Path
 def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> None:
     """Precompute answers late: the delete comes in between."""
     worker = fake(rig)
-    original = worker._precompute
 
-    def late(call: str, chunk: Any) -> Any:
+    def meanwhile(chunk: Chunk) -> None:
         rig.gateway.library._retriever.delete(["rome"])
-        return original(call, chunk)
 
-    worker._precompute = late  # type: ignore[method-assign]
+    worker.on_chunk = meanwhile
     rig.ingest()
     until(lambda: len(worker.stored) == 2, "purged again")
 
@@ -165,6 +165,22 @@ def test_failed_precompute_is_the_documents_error(rig: Rig) -> None:
     assert job["state"] == "failed" and len(job["errors"]) == 3
     assert "disk full" in job["errors"][0]["message"]
     assert [len(m.documents) for m in worker.received if isinstance(m, Precompute)] == [3]
+
+
+def test_a_document_that_kills_the_worker_is_given_up_the_others_are_not(
+    folder: Path, data: Path
+) -> None:
+    poison = "☠"
+    token = byte_tokenizer().encode(poison).ids[0]
+    command = (sys.executable, "-m", "service.gateway.fake_worker", "--crash-token", str(token))
+    with running(folder, data / "d", command=command) as rig:
+        bad = {"doc_id": "bad", "text": f"this one {poison}"}
+        job = rig.ingest([*DOCUMENTS[:2], bad, *DOCUMENTS[2:]])
+        assert job["state"] == "failed" and job["progress"]["done"] == 3
+        (error,) = job["errors"]
+        assert error["doc_id"] == "bad" and "the worker died 3 times" in error["message"]
+        assert rig.metric("kvstitch_worker_restarts_total") == 3
+        assert rig.ingest([{"doc_id": "later", "text": "fine"}])["state"] == "succeeded"
 
 
 def test_two_services_on_one_folder_are_refused(rig: Rig, folder: Path) -> None:

@@ -1,0 +1,169 @@
+"""One answer on its way: the worker's tokens to text, stop strings, and the result at the end.
+
+Every answer is closed, and counted, exactly once. Knows no HTTP, no retrieval and no tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from service.errors import KvstitchError, from_code
+from service.gateway import results
+from service.gateway.admission import Ticket
+from service.gateway.library import Found
+from service.gateway.prompts import Prompts
+from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
+from service.gateway.worker import Worker
+from service.messages import Done, Failed, Generate, Method, TokenItem
+from service.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Sources:
+    citations: list[Citation]
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    response: GenerateResponse
+
+
+AnswerEvent = Sources | Text | Finished
+DISCONNECT = "disconnect"
+
+
+@dataclass
+class Answer:
+    """One answer on its way: iterate `events()` once, and always `aclose()` it."""
+
+    worker: Worker
+    prompts: Prompts
+    metrics: Metrics
+    request: GenerateRequest
+    generate: Generate
+    ticket: Ticket
+    found: Found
+    stages: dict[str, float]
+    arrived: float
+    warnings: list[str]
+    _first: float | None = None
+    _last: float | None = None
+    _ended: bool = False
+    _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._text = self.prompts.answer_text(self.request.stop)
+        self.citations = results.citations(self.found.passages, with_text=self.request.include_text)
+
+    def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Sources, then Text as it comes, then Finished. Raises the KvstitchError of a Failed.
+
+        Closing or cancelling it aborts the sequence in the worker.
+        """
+        self._events = self._run()
+        return self._events
+
+    async def collect(self) -> GenerateResponse:
+        """The whole answer. Raises as `events`."""
+        try:
+            async for event in self.events():
+                if isinstance(event, Finished):
+                    return event.response
+        finally:
+            await self.aclose()
+        raise KvstitchError("the answer ended without a result")
+
+    async def aclose(self) -> None:
+        """Release everything; an answer that had not ended is aborted."""
+        if self._events is not None:
+            await self._events.aclose()
+        self._end(DISCONNECT, None)
+
+    async def _run(self) -> AsyncGenerator[AnswerEvent, None]:
+        try:
+            yield Sources(self.citations)
+            async with aclosing(self.worker.submit(self.generate)) as stream:
+                async for event in stream:
+                    match event:
+                        case TokenItem(token=token):
+                            if text := self._token(token):
+                                yield Text(text)
+                        case Failed():
+                            raise from_code(event.code, event.message, event.field)
+                        case Done():
+                            if text := self._text.finish():
+                                yield Text(text)
+                            response = self._response(event)
+                            self._end("ok", response.timing.total_s)
+                            yield Finished(response)
+        except BaseException as error:
+            self._end(outcome_of(error), None)
+            raise
+
+    def _token(self, token: int) -> str:
+        now = time.perf_counter()
+        if self._last is None:
+            self._first = now
+            self.ticket.prefilled()
+        else:
+            self.metrics.inter_token.observe(now - self._last)
+        self._last = now
+        stopped_before = self._text.stopped
+        text = self._text.push(token)
+        if self._text.stopped and not stopped_before:
+            self.worker.abort(self.generate.id, "stop")
+        return text
+
+    def _response(self, done: Done) -> GenerateResponse:
+        total_s = time.perf_counter() - self.arrived
+        ttft_s = total_s if self._first is None else self._first - self.arrived
+        report = done.report
+        times = results.timing(ttft_s, total_s, report.completion_tokens)
+        stages = {**self.stages, **report.stages}
+        results.observe(self.metrics, times, stages, report)
+        eviction = self.generate.eviction
+        return GenerateResponse(
+            id=self.generate.id,
+            model=self.prompts.model,
+            text=self._text.text,
+            finish_reason=done.finish_reason,
+            citations=self.citations,
+            usage=results.usage(report),
+            cache=results.cache(report, self.found.passages),
+            stages=stages,
+            timing=times,
+            fusion=_as_dict(self.generate.fusion),
+            eviction=None if eviction is None else _as_dict(eviction),
+            seed=report.seed,
+            warnings=[*self.warnings, *report.warnings],
+        )
+
+    def _end(self, outcome: str, seconds: float | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self.ticket.close(seconds)
+        self.metrics.requests.labels(self.generate.fusion.name, outcome).inc()
+        if outcome == DISCONNECT:
+            self.metrics.disconnects.inc()
+
+
+def _as_dict(method: Method) -> dict[str, object]:
+    return {"method": method.name, **method.parameters}
+
+
+def outcome_of(error: BaseException) -> str:
+    if isinstance(error, KvstitchError):
+        return error.code
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return DISCONNECT
+    return KvstitchError.code

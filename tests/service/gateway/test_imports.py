@@ -1,0 +1,30 @@
+"""What the gateway's process must not load by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_no_torch_in_the_gateway_until_an_embedder_starts() -> None:
+    code = (
+        "import sys, service.gateway.server, service.cli.serve, service.gateway.fake_worker; "
+        "print(sorted({'torch', 'transformers', 'kvstore', 'faiss'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_metrics_declared_for_the_worker_are_those_it_sends() -> None:
+    """The worker's side imports torch, so it is read as text."""
+    import re
+    from pathlib import Path
+
+    import service
+    from service.metrics import WORKER_METRICS
+
+    folder = Path(service.__file__).parent / "worker"
+    sent = set()
+    for file in folder.rglob("*.py"):
+        sent |= set(re.findall(r'"(kvstitch_[a-z_]+)"', file.read_text(encoding="utf-8")))
+    assert sent and sent <= set(WORKER_METRICS)
