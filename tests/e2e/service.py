@@ -1,0 +1,211 @@
+"""The service as its users meet it: a process that speaks HTTP, with a worker of its own.
+
+with Service(model, data_dir) as service:
+    service.ingest(documents)
+    service.ask("How long is the warranty?")
+    service.kill_nine()
+    service.start()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from tests.e2e.metrics import Metrics
+
+START_S = 180.0  # two processes load torch on what may be one busy core
+HANG_S = 60.0  # no answer of a test takes nearly as long; this is what "it hangs" means
+POLL_S = 0.1
+
+Event = tuple[str, dict[str, Any]]
+
+
+class Service:
+    """One service on one data folder; it can be killed and started again."""
+
+    def __init__(self, model: Path, data_dir: Path, **settings: object) -> None:
+        """`settings` are those of service.settings, e.g. memory_tier_mib=0."""
+        self.data_dir = data_dir
+        self.port = _free_port()
+        self._settings = {"threads": 1, **settings, "model": model, "data_dir": data_dir}
+        self._log = data_dir.with_name(data_dir.name + ".log")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=HANG_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            self.kill_nine()
+        self.http.close()
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both processes and wait until requests are served."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
+        environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
+        command = [sys.executable, "-m", "service.cli", "serve", "--port", str(self.port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self._process is not None and self._process.poll() is None, self.log()
+            with contextlib.suppress(httpx.TransportError):
+                return self.http.get("/health/ready").status_code == 200
+            return False
+
+        self.until(ready, "the service is not ready", START_S)
+
+    def kill_nine(self) -> None:
+        """SIGKILL gateway and worker at the same moment: nobody gets to tidy up."""
+        assert self._process is not None
+        worker = None
+        with contextlib.suppress(httpx.HTTPError):
+            worker = self.worker_pid()
+        for pid in (self._process.pid, worker):
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        if worker is not None:
+            self.until(lambda: not _alive(worker), "the worker outlives SIGKILL")
+
+    def sigterm(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def exit_code(self, timeout: float = HANG_S) -> int:
+        """Wait for the gateway to end."""
+        assert self._process is not None
+        code = self._process.wait(timeout)
+        self._process = None
+        return code
+
+    def worker_pid(self) -> int | None:
+        pid: int | None = self.http.get("/status").json()["worker"]["pid"]
+        return pid
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    # -- use -------------------------------------------------------------------------------------
+
+    def ingest(self, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Hand documents in and wait until their KV is stored; the finished job."""
+        reply = self.http.post("/admin/precompute", json={"documents": list(documents)})
+        assert reply.status_code == 202, reply.text
+        path = f"/admin/jobs/{reply.json()['job_id']}"
+        job: dict[str, Any] = {}
+
+        def ended() -> bool:
+            job.update(self.http.get(path).json())
+            return job["state"] in ("succeeded", "failed")
+
+        self.until(ended, "the ingest job does not end", START_S)
+        assert job["state"] == "succeeded", job
+        return job
+
+    def post(self, question: str, **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/rag/generate", json={"question": question, **fields})
+
+    def ask(self, question: str, **fields: Any) -> dict[str, Any]:
+        """The JSON answer, greedy unless asked otherwise."""
+        reply = self.post(question, **fields)
+        assert reply.status_code == 200, (reply.text, self.log())
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    @contextmanager
+    def stream(self, question: str, **fields: Any) -> Iterator[Iterator[Event]]:
+        """The events of a streamed answer as they come; leaving early disconnects."""
+        body = {"question": question, "stream": True, **fields}
+        with self.http.stream("POST", "/v1/rag/generate", json=body) as reply:
+            assert reply.status_code == 200, reply.read()
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            yield events(reply.iter_lines())
+
+    def metrics(self) -> Metrics:
+        return Metrics.parse(self.http.get("/metrics").text)
+
+    def settled_metrics(self) -> Metrics:
+        """A scrape whose worker counters are younger than everything asked before this call.
+
+        The worker reports once a second. A request of our own shows in the second report at the
+        latest; nothing of ours may write, so it has no documents.
+        """
+        before = self.metrics().value("kvstitch_decode_steps_total")
+        self.ask("settle", top_k=0, max_tokens=3)
+        self.until(
+            lambda: self.metrics().value("kvstitch_decode_steps_total") > before,
+            "the worker's counters do not arrive",
+        )
+        time.sleep(1.5)  # and one more report, for what runs in the background after an answer
+        return self.metrics()
+
+    def until(self, holds: Callable[[], bool], claim: str, timeout: float = HANG_S) -> None:
+        """Poll until it holds; fails with `claim` and the service's log."""
+        give_up_at = time.monotonic() + timeout
+        while not holds():
+            assert time.monotonic() < give_up_at, f"{claim}\n{self.log()}"
+            time.sleep(POLL_S)
+
+    def wrote(self, tier: str, chunks: int) -> bool:
+        """Whether that many writes to a tier have succeeded since the start."""
+        labels = {"tier": tier, "op": "write", "outcome": "ok"}
+        return self.metrics().value("kvstitch_tier_operations_total", **labels) >= chunks
+
+    def chunk_files(self) -> set[Path]:
+        """Chunks on SSD."""
+        return set((self.data_dir / "kv").glob("??/??/*.safetensors"))
+
+
+def events(lines: Iterator[str]) -> Iterator[Event]:
+    """(event, data) of server-sent events; comments are skipped."""
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def tiers(answer: dict[str, Any]) -> list[str]:
+    """Where each document's KV came from, in prompt order."""
+    return [document["tier"] for document in answer["cache"]["documents"]]
+
+
+def _alive(pid: int) -> bool:
+    """False also for a zombie that its new parent has not waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,138 @@
+"""A damaged, truncated or foreign chunk on SSD is never an answer: it is a miss that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore import encode_chunk, parse_header
+from tests.e2e.conftest import Documents
+from tests.e2e.service import Service, tiers
+
+OPERATIONS = "kvstitch_tier_operations_total"
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def of_another_model(file: Path) -> None:
+    """A sound chunk, checksums and all, whose header says another model made it."""
+    spec = replace(parse_header(file.read_bytes()).spec, fingerprint="another model")
+    noise = torch.Generator().manual_seed(0)
+    k, v = (
+        [torch.randn(spec.shape, generator=noise).to(spec.torch_dtype) for _ in range(spec.layers)]
+        for _ in "kv"
+    )
+    file.write_bytes(encode_chunk(spec, k, v).container())
+
+
+DAMAGE = {
+    "flipped": (flip, "corrupt"),
+    "truncated": (truncate, "corrupt"),
+    "foreign": (of_another_model, "refused"),
+}
+
+
+@pytest.fixture(scope="module")
+def reading_from_disk(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, corpus: Documents
+) -> Iterator[Service]:
+    """No memory tier, so that every request reads the files; float32, so that two ways to compute
+    the same rows do not differ by rounding."""
+    data = tmp_path_factory.mktemp("disk") / "data"
+    with Service(model, data, memory_tier_mib=0, dtype="float32") as service:
+        service.ingest(corpus[-1:])  # S is stored with it
+        yield service
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_bad_chunk_is_a_miss_that_is_told(
+    reading_from_disk: Service, corpus: Documents, kind: str
+) -> None:
+    """Alone in its prompt, the bad chunk leaves a full prefill, in answer and in rows; report and
+    metric name the problem; once written back the document hits again."""
+    service = reading_from_disk
+    damage, problem = DAMAGE[kind]
+    document = corpus[list(DAMAGE).index(kind)]
+    file = store(service, document)
+    ask = asking(service, [document["doc_id"]])
+    full_prefill = ask("vanilla")
+    assert tiers(ask("pie")) == ["ssd"]
+    counted = service.settled_metrics().value(OPERATIONS, tier="ssd", outcome=problem)
+    damage(file)
+    damaged = ask("pie")
+    report = damaged["cache"]["documents"][0]
+    assert report["tier"] == "cold" and report["rows_recomputed"] == report["tokens"]
+    assert any(problem in text and "ssd" in text for text in report["problems"]), report
+    assert damaged["text"] == full_prefill["text"]
+    metrics = service.settled_metrics()
+    assert metrics.value(OPERATIONS, tier="ssd", outcome=problem) == counted + 1
+    back_again(service, ask)
+
+
+@pytest.mark.parametrize("method", ["pie", "a3"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_answer_is_that_of_a_service_without_the_chunk(
+    reading_from_disk: Service, corpus: Documents, kind: str, method: str
+) -> None:
+    """Beside a sound document: the same answer as when the chunk's file is not there at all, and
+    the answer with both chunks afterwards is what it was before."""
+    service = reading_from_disk
+    damage, _ = DAMAGE[kind]
+    number = 4 + 2 * (2 * list(DAMAGE).index(kind) + ["pie", "a3"].index(method))
+    bad, sound = corpus[number : number + 2]
+    file = store(service, bad)
+    store(service, sound)
+    both, alone = (asking(service, names) for names in ([bad["doc_id"], sound["doc_id"]],
+                                                        [bad["doc_id"]]))  # fmt: skip
+    stitched = both(method)
+    assert set(tiers(stitched)) == {"ssd"}
+    file.unlink()
+    without = both(method)
+    assert sorted(tiers(without)) == ["cold", "ssd"]
+    back_again(service, alone)
+    damage(file)
+    damaged = both(method)
+    assert tiers(damaged) == tiers(without)
+    assert damaged["text"] == without["text"]
+    back_again(service, alone)
+    assert both(method)["text"] == stitched["text"]
+
+
+def store(service: Service, document: dict[str, str]) -> Path:
+    """Ingest one document; the file of its only chunk."""
+    before = service.chunk_files()
+    service.ingest([document])
+    (file,) = service.chunk_files() - before
+    return file
+
+
+def asking(service: Service, names: list[str]) -> Callable[[str], dict[str, Any]]:
+    def ask(method: str) -> dict[str, Any]:
+        fields = {"documents": names, "top_k": len(names), "max_tokens": 24}
+        return service.ask("Which colour is it?", fusion={"method": method}, **fields)
+
+    return ask
+
+
+def back_again(service: Service, alone: Callable[[str], dict[str, Any]]) -> None:
+    """The chunk is computed in spare time and written back; then it hits without a problem."""
+
+    def hits() -> bool:
+        answer = alone("pie")
+        return tiers(answer) == ["ssd"] and not answer["cache"]["documents"][0]["problems"]
+
+    service.until(hits, "the chunk is not written back")

@@ -1,0 +1,66 @@
+"""A dozen documents are prefilled once; every later prompt of them is put together from that."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.e2e.conftest import Documents
+from tests.e2e.service import Service, tiers
+
+
+def question(document: dict[str, str]) -> str:
+    return f"What is {document['title']} known for?"
+
+
+@pytest.mark.parametrize("fusion", ["pie", "a3"])
+def test_other_orders_and_combinations_hit_completely_and_store_nothing(
+    service: Service, twelve: Documents, fusion: str
+) -> None:
+    """Other questions, top_k and restrictions retrieve the same documents in other orders and sets:
+    every one comes from the cache, and not one key is new."""
+    before = service.settled_metrics()
+    orders: set[tuple[str, ...]] = set()
+    names = [d["doc_id"] for d in twelve]
+    requests = [(question(d), {"top_k": k}) for d, k in zip(twelve, range(1, 7), strict=False)]
+    requests += [
+        (question(twelve[0]), {"top_k": 3, "documents": list(chosen)})
+        for chosen in itertools.combinations(names[:4], 3)
+    ]
+    for one in (0, 5, 11):  # the same three documents, another one of them asked about
+        for asked in (0, 5, 11):
+            wanted = [names[0], names[5], names[11]]
+            rotated = wanted[one % 3 :] + wanted[: one % 3]
+            requests.append((question(twelve[asked]), {"top_k": 3, "documents": rotated}))
+    for text, fields in requests:
+        answer = service.ask(text, fusion={"method": fusion}, max_tokens=2, **fields)
+        cited = tuple(citation["doc_id"] for citation in answer["citations"])
+        assert len(cited) == fields["top_k"]
+        if "documents" in fields:
+            assert set(cited) <= set(fields["documents"])
+        orders.add(cited)
+        assert "cold" not in tiers(answer), answer["cache"]
+        assert answer["cache"]["system"]["tier"] != "cold"
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    by_set: dict[frozenset[str], int] = {}
+    for order in orders:
+        by_set[frozenset(order)] = by_set.get(frozenset(order), 0) + 1
+    assert max(by_set.values()) > 1, "some documents must have come in more than one order"
+    assert len(by_set) > 6, "there must have been many combinations"
+    after = service.settled_metrics()
+    for name in ("kvstitch_store_new_keys_total", "kvstitch_store_already_present_total"):
+        assert after.value(name) == before.value(name)
+    assert before.value("kvstitch_store_new_keys_total") >= len(twelve)
+
+
+def test_the_same_text_under_another_name_is_the_same_key(
+    service: Service, twelve: Documents
+) -> None:
+    """Keys are content: a copy of a document, ingested under another id, stores nothing."""
+    before = service.settled_metrics().value("kvstitch_store_new_keys_total")
+    service.ingest([{**twelve[3], "doc_id": "a copy"}])
+    answer = service.ask(question(twelve[3]), documents=["a copy"], top_k=1, max_tokens=1)
+    assert "cold" not in tiers(answer)
+    assert service.settled_metrics().value("kvstitch_store_new_keys_total") == before
+    service.http.delete("/admin/documents/a copy").raise_for_status()
