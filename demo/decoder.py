@@ -12,6 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+EMBEDDING_STD = 0.25
+FINAL_GAIN = 0.1
+MIMETIC_STD = 0.06
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -94,18 +98,53 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        generator = torch.Generator().manual_seed(seed)
+        self._initialise(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        """Starts in favour of looking words up again.
+
+        Embeddings are large beside what the blocks add, so that a word can be recognised in
+        every layer; the final norm's gain keeps the tied head's logits small all the same.
+        The upper half of the heads starts with equal queries and keys in its slowly turning
+        dimensions: they look for words like the one they stand on ("mimetic" initialisation,
+        Trockman & Kolter 2023).
+        """
         for parameter in self.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
+        nn.init.normal_(self.embed_tokens.weight, std=EMBEDDING_STD, generator=generator)
+        nn.init.constant_(self.norm.weight, FINAL_GAIN)
+        half = self.config.head_dim // 2
+        slow = torch.arange(self.config.head_dim) % half >= (7 * half) // 16
+        for layer in self.layers:
+            attention = layer.self_attn
+            assert isinstance(attention, Attention)
+            shape = (attention.head_dim, self.config.hidden_size)
+            keys = attention.k_proj.weight.view(attention.kv_heads, *shape)
+            queries = attention.q_proj.weight.view(attention.heads, *shape)
+            group = attention.heads // attention.kv_heads
+            for kv_head in range(attention.kv_heads // 2, attention.kv_heads):
+                seen = torch.randn(shape, generator=generator) * MIMETIC_STD
+                keys[kv_head, slow] = seen[slow]
+                queries[kv_head * group : (kv_head + 1) * group, slow] = seen[slow]
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Final hidden states `[rows, tokens, hidden]` for ids and positions `[rows, tokens]`."""
+        return self.streams(ids, positions, mask)[0]
+
+    def streams(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, behind: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Final hidden states, and the residual stream behind layer `behind` (default: last)."""
         x = self.embed_tokens(ids)
         cos, sin = rotary(positions, self.config, x.dtype)
-        for layer in self.layers:
+        kept = x
+        for index, layer in enumerate(self.layers):
             x = layer(x, mask, cos, sin)
-        return self.norm(x)  # type: ignore[no-any-return]
+            if behind is None or index == behind:
+                kept = x
+        return self.norm(x), kept
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., hidden]` to `[..., vocabulary]`."""

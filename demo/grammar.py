@@ -27,6 +27,7 @@ class Entity:
     name: str
     short: str
     pronoun: str
+    open_name: str
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,15 @@ class Fact:
 
 @dataclass(frozen=True)
 class Document:
-    """A title line, the body text, and the facts the body states in that order."""
+    """A title line, the sentences of the body, and the fact each of them states."""
 
     entity: Entity
-    text: str
+    sentences: tuple[str, ...]
     facts: tuple[Fact, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.sentences)
 
     @property
     def title(self) -> str:
@@ -65,23 +70,35 @@ def make_entity(rng: random.Random, kind: str, name: str) -> Entity:
     """Gives an open name the closed part its kind asks for ("Mara Velen", "the Silver Velen")."""
     if kind == "person":
         index = rng.randrange(len(words.GIVEN))
-        return Entity(kind, f"{words.GIVEN[index]} {name}", name, "He" if index % 2 else "She")
+        return Entity(
+            kind, f"{words.GIVEN[index]} {name}", name, "He" if index % 2 else "She", name
+        )
     if kind == "town":
         full = f"{rng.choice(words.TOWN_PREFIX)} {name}"
-        return Entity(kind, full, full, "It")
+        return Entity(kind, full, full, "It", name)
     if kind == "ship":
-        return Entity(kind, f"the {rng.choice(words.SHIP_PREFIX)} {name}", f"the {name}", "It")
-    return Entity(kind, f"{name} {rng.choice(words.FIRM_SUFFIX)}", name, "It")
+        return Entity(
+            kind, f"the {rng.choice(words.SHIP_PREFIX)} {name}", f"the {name}", "It", name
+        )
+    return Entity(kind, f"{name} {rng.choice(words.FIRM_SUFFIX)}", name, "It", name)
 
 
-def make_document(rng: random.Random, entity: Entity, num_facts: int) -> Document:
-    """States `num_facts` attributes of the entity, one sentence each, in random order."""
+def make_document(
+    rng: random.Random,
+    entity: Entity,
+    num_facts: int,
+    relations: tuple[Relation, ...] | None = None,
+) -> Document:
+    """States `num_facts` attributes of the entity, one sentence each, in random order.
+
+    `relations` narrows the attributes to choose from; all of the kind's by default.
+    """
     facts = tuple(
         Fact(entity, relation, _value(rng, relation))
-        for relation in rng.sample(KINDS[entity.kind], num_facts)
+        for relation in rng.sample(relations or KINDS[entity.kind], num_facts)
     )
-    sentences = [state(rng, fact, first=index == 0) for index, fact in enumerate(facts)]
-    return Document(entity, " ".join(sentences), facts)
+    sentences = tuple(state(rng, fact, first=index == 0) for index, fact in enumerate(facts))
+    return Document(entity, sentences, facts)
 
 
 def state(rng: random.Random, fact: Fact, first: bool) -> str:

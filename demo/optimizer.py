@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 MUON_RATE = 0.01
-ADAM_RATE = 6e-4
+ADAM_RATE = 2e-3
 MOMENTUM = 0.95
 
 

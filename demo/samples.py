@@ -13,6 +13,7 @@ so one set of documents serves many questions at no cost in fidelity.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -20,12 +21,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo import words
-from demo.grammar import Document, ask, make_document, make_entity, open_names, state
+from demo.grammar import Document, Fact, ask, make_document, make_entity, open_names
 from demo.kinds import KINDS
 from demo.vocabulary import BOS_ID, DOCUMENT, EOS_ID, PAD_ID, QUESTION, SYSTEM
 
 FIRST_QUESTION = 64
 """Segment ids below are the system prompt (0) and documents, from here on questions."""
+REVERSE = "Who has {v}?"
 PADDING = -1
 FIRST_TOKEN_WEIGHT = 2.0
 LANGUAGE_WEIGHT = 0.3
@@ -40,7 +42,14 @@ class Mix:
     documents: int
     facts: tuple[int, int]
     questions: int
+    shared: int = 0
+    """All documents draw their facts from this many relations (0: from all of their kind)."""
+    question_weight: float = 0.0
+    """Weight of the language-model loss on questions: their names can only be copied."""
     recap_share: float = 0.0
+    reverse_share: float = 0.0
+    """Share of questions that give the value and ask for the name. They make a value's position
+    gather the name it belongs to, the half of a look-up that earns nothing by itself."""
     block_mask_share: float = 0.0
     held_out: bool = False
 
@@ -57,6 +66,10 @@ class Row:
     first: list[bool] = field(default_factory=list)
     """Whether this token is the first of an answer to a question."""
     block_masked: bool = False
+    names: list[tuple[int, int, int]] = field(default_factory=list)
+    """(position in the row, first and last token of the name that belongs there)."""
+    links: list[tuple[int, int]] = field(default_factory=list)
+    """(where an answer is predicted, where its value stands in a document)."""
 
     def add(self, ids: list[int], segment: int, start: int, weights: list[float]) -> None:
         self.ids += ids
@@ -76,6 +89,10 @@ class Batch:
     weights: Tensor
     first: Tensor
     mask: Tensor
+    names: Tensor
+    """`[values and answers, 4]`: row, position, first and last token of the open name."""
+    links: Tensor
+    """`[answers, 3]`: row, position that predicts the answer, position of the value."""
 
 
 class Sampler:
@@ -84,41 +101,70 @@ class Sampler:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._system = [BOS_ID, *self._encode(SYSTEM)]
+        self._vocabulary = tokenizer.get_vocab_size()
+        self._first_word = 3 + 256
+        """Ids below are special tokens and bytes."""
         self._names = {side: open_names(side) for side in (False, True)}
 
     def batch(self, rng: random.Random, mix: Mix, rows: int, dtype: torch.dtype) -> Batch:
         return collate([self.row(rng, mix) for _ in range(rows)], dtype)
 
-    def table_batch(self, rng: random.Random, rows: int, pairs: int, dtype: torch.dtype) -> Batch:
-        """Bootstrap rows: a table of names and words, looked up again in another order."""
-        return collate([self._table_row(rng, pairs) for _ in range(rows)], dtype)
+    def induction_batch(
+        self, rng: random.Random, rows: int, tokens: int, dtype: torch.dtype
+    ) -> Batch:
+        """Bootstrap rows of about `tokens` tokens: runs of random words that come again."""
+        return collate([self._segments_row(rng, tokens) for _ in range(rows)], dtype)
 
     def row(self, rng: random.Random, mix: Mix) -> Row:
         documents = self._documents(rng, mix)
         row = Row(block_masked=rng.random() < mix.block_mask_share)
         row.add(self._system, 0, 0, [0.0] * len(self._system))
+        places: dict[Fact, int] = {}
         for segment, document in enumerate(documents, start=1):
+            for place, fact in self._places(document):
+                places[fact] = len(row.ids) + place
+                row.names.append((places[fact], *self._name_ends(fact)))
             ids = self._encode(DOCUMENT.format(title=document.title, text=document.text))
             weights = [LANGUAGE_WEIGHT * (rng.random() < LANGUAGE_SHARE) for _ in ids]
             weights[0] = 0.0
             row.add(ids, segment, len(row.ids), weights)
         end = len(row.ids)
-        facts = [fact for document in documents for fact in document.facts]
-        chosen = rng.sample(facts, min(mix.questions, len(facts)))
-        for segment, fact in enumerate(chosen, start=FIRST_QUESTION):
+        stated = [pair for d in documents for pair in zip(d.facts, d.sentences, strict=True)]
+        facts = [fact for fact, _ in stated]
+        chosen = rng.sample(stated, min(mix.questions, len(stated)))
+        for segment, (fact, sentence) in enumerate(chosen, start=FIRST_QUESTION):
+            unique = sum(other.value == fact.value for other in facts) == 1
+            tail = [EOS_ID]
             if rng.random() < mix.recap_share:
-                lead, tail = state(rng, fact, first=True).rsplit(" " + fact.value, 1)
-                prompt = self._encode(lead)
-                answer = self._encode(" " + fact.value) + self._encode(tail)
+                lead, end_text = sentence.rsplit(" " + fact.value, 1)
+                text, value, tail = lead, fact.value, self._encode(end_text)
+            elif unique and rng.random() < mix.reverse_share:
+                text = QUESTION.format(question=REVERSE.format(v=fact.value))
+                value = fact.entity.name
             else:
-                prompt = self._encode(QUESTION.format(question=ask(rng, fact)))
-                answer = [*self._encode(" " + fact.value), EOS_ID]
-            row.add(prompt, segment, end, [0.0] * len(prompt))
+                text, value = QUESTION.format(question=ask(rng, fact)), fact.value
+            prompt, answer = self._encode(text), [*self._encode(" " + value), *tail]
+            names_pay = [0.0] + [mix.question_weight] * (len(prompt) - 1)
+            row.add(prompt, segment, end, names_pay)
             begin = len(row.ids)
+            if value == fact.value:
+                row.names.append((begin - 1, *self._name_ends(fact)))
+                row.links.append((begin - 1, places[fact]))
             weights = [FIRST_TOKEN_WEIGHT] + [1.0] * (len(answer) - 1)
             row.add(answer, segment, end + len(prompt), weights)
             row.first[begin] = True
         return row
+
+    def _places(self, document: Document) -> Iterator[tuple[int, Fact]]:
+        """Where in the document's segment the value of each fact begins."""
+        before = document.title + "\n"
+        for fact, sentence in zip(document.facts, document.sentences, strict=True):
+            yield len(self._encode(before + sentence.rsplit(" " + fact.value, 1)[0])), fact
+            before += sentence + " "
+
+    def _name_ends(self, fact: Fact) -> tuple[int, int]:
+        ids = self._encode(" " + fact.entity.open_name)
+        return ids[0], ids[-1]
 
     def _documents(self, rng: random.Random, mix: Mix) -> list[Document]:
         """Mostly of one kind, so that every attribute asked for has rivals in the context."""
@@ -127,8 +173,12 @@ class Sampler:
             kind if rng.random() < 0.85 else rng.choice(list(KINDS)) for _ in range(mix.documents)
         ]
         names = self._draw_names(rng, mix.documents, mix.held_out)
+        pool = None
+        if mix.shared:
+            kinds = [kind] * mix.documents
+            pool = tuple(rng.sample(KINDS[kind], mix.shared))
         return [
-            make_document(rng, make_entity(rng, kind, name), rng.randint(*mix.facts))
+            make_document(rng, make_entity(rng, kind, name), rng.randint(*mix.facts), pool)
             for kind, name in zip(kinds, names, strict=True)
         ]
 
@@ -141,17 +191,22 @@ class Sampler:
                 pool = alike
         return rng.sample(pool, count)
 
-    def _table_row(self, rng: random.Random, pairs: int) -> Row:
-        names = self._draw_names(rng, pairs, held_out=False)
-        entries = [
-            (self._encode(" " + n), self._encode(" " + rng.choice(words.CLOSED))) for n in names
-        ]
+    def _segments_row(self, rng: random.Random, tokens: int) -> Row:
+        """Random words in short runs, and the same runs in another order: pure induction.
+
+        Runs and rows vary in length, so that a fixed distance back predicts nothing.
+        """
         row = Row()
         row.add([BOS_ID], 0, 0, [0.0])
-        for learn in (False, True):
-            for name, value in rng.sample(entries, len(entries)):
-                row.add(name, 0, len(row.ids), [0.0] * len(name))
-                row.add(value, 0, len(row.ids), [float(learn)] * len(value))
+        runs: list[list[int]] = []
+        while sum(map(len, runs)) < rng.randint(tokens // 4, tokens // 2):
+            run = [
+                rng.randrange(self._first_word, self._vocabulary) for _ in range(rng.randint(2, 6))
+            ]
+            runs.append(run)
+        for learnt, order in ((0.0, runs), (1.0, rng.sample(runs, len(runs)))):
+            for run in order:
+                row.add(run, 0, len(row.ids), [0.0] + [learnt] * (len(run) - 1))
         return row
 
     def _encode(self, text: str) -> list[int]:
@@ -175,6 +230,12 @@ def collate(rows: list[Row], dtype: torch.dtype) -> Batch:
         weights=torch.tensor(weights, dtype=torch.float32),
         first=padded([[int(f) for f in row.first] for row in rows], 0).bool(),
         mask=attention_mask(segments, blocked, dtype),
+        names=torch.tensor(
+            [(i, *name) for i, row in enumerate(rows) for name in row.names], dtype=torch.long
+        ).view(-1, 4),
+        links=torch.tensor(
+            [(i, *link) for i, row in enumerate(rows) for link in row.links], dtype=torch.long
+        ).view(-1, 3),
     )
 
 

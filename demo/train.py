@@ -24,21 +24,30 @@ from demo.decoder import Decoder, DecoderConfig
 from demo.evaluate import accuracy
 from demo.export import export
 from demo.grow import GROWN_FROM, grow
+from demo.guide import PROBED, Guide
+from demo.guide import RATE as GUIDE_RATE
+from demo.guide import WEIGHT as GUIDE_WEIGHT
 from demo.optimizer import MasterOptimizer
 from demo.samples import Batch, Mix, Sampler
 from demo.vocabulary import build_tokenizer
 
 STAGES = (
-    Mix(documents=2, facts=(3, 3), questions=6),
-    Mix(documents=2, facts=(5, 6), questions=10),
+    Mix(documents=6, facts=(1, 1), questions=6, shared=2),
+    Mix(documents=4, facts=(3, 3), questions=12, shared=4),
     Mix(documents=3, facts=(5, 6), questions=12),
 )
+"""From the start every question has rivals in the context: the right attribute of the wrong
+entity, the plateau such training sticks on, does not pay."""
+STAGE_LIMITS = (1001, 1150, 1300)
+"""Steps by which a stage ends at the latest."""
 LAST_STAGE = len(STAGES)
 DOCUMENT_COUNTS = (2, 3, 3, 3, 3, 3, 4, 4, 5)
 """Draws of the last stage: contexts of two to five documents, three the most common."""
+INDUCTION_SHARE = 0.25
+QUESTION_WEIGHT = 0.3
+REVERSE_SHARE = 0.15
 PASS_MARK = 0.9
 """Running first-token accuracy that ends a stage."""
-WARM_UP = 100
 
 
 @dataclass(frozen=True)
@@ -54,12 +63,13 @@ class Plan:
     block_mask_share: float = 0.0
     last_stage_only: bool = False
     evaluate_every: int = 250
+    warm_up: int = 100
 
     def scale(self, step: int) -> float:
         """Learning-rate factor: linear warm-up, then a cosine from `peak` to `floor`."""
-        if step < WARM_UP:
-            return self.peak * (step + 1) / WARM_UP
-        done = min(1.0, (step - WARM_UP) / max(1, self.steps - WARM_UP))
+        if step < self.warm_up:
+            return self.peak * (step + 1) / self.warm_up
+        done = min(1.0, (step - self.warm_up) / max(1, self.steps - self.warm_up))
         return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -73,6 +83,10 @@ class Trainer:
         self.optimizer = MasterOptimizer(self.model)
         self.tokenizer = build_tokenizer()
         self.sampler = Sampler(self.tokenizer)
+        self.guide: Guide | None = None
+        if plan.phase == "shallow" and config.num_hidden_layers > PROBED + 1:
+            self.guide = Guide(config.hidden_size, config.vocab_size, plan.seed)
+            self.guide_optimizer = torch.optim.Adam(self.guide.parameters(), lr=GUIDE_RATE)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -84,14 +98,21 @@ class Trainer:
         """The batch of the current step, a function of (seed, step, stage) alone."""
         rng = random.Random(f"{self.plan.seed}/{self.plan.phase}/{self.step}")
         early = self.step / self.plan.steps if not self.plan.last_stage_only else 1.0
-        if early < 0.12 and rng.random() < 0.4 * (1 - early / 0.12):
-            return self.sampler.table_batch(rng, self.plan.batch_tokens // 128, 20, self.dtype)
+        if early < 0.15 and rng.random() < INDUCTION_SHARE:
+            rows = self.plan.batch_tokens // 100
+            return self.sampler.induction_batch(rng, rows, 120, self.dtype)
         if self.stage < LAST_STAGE:
             mix = STAGES[self.stage]
         else:
             mix = Mix(documents=rng.choice(DOCUMENT_COUNTS), facts=(5, 6), questions=12)
-        recap = 0.3 if early < 0.5 else 0.0
-        mix = replace(mix, recap_share=recap, block_mask_share=self.plan.block_mask_share)
+        recap = 0.2 if early < 0.5 else 0.0
+        mix = replace(
+            mix,
+            recap_share=recap,
+            reverse_share=REVERSE_SHARE if early < 0.6 else 0.0,
+            question_weight=QUESTION_WEIGHT,
+            block_mask_share=self.plan.block_mask_share,
+        )
         expected = 12 + mix.documents * (4 + 11 * sum(mix.facts) // 2) + 18 * mix.questions
         return self.sampler.batch(rng, mix, max(1, self.plan.batch_tokens // expected), self.dtype)
 
@@ -99,17 +120,33 @@ class Trainer:
         """Forward, backward, update; returns loss and first-token accuracy (nan on tables)."""
         began = time.perf_counter()
         batch = self.batch()
-        loss, hit = losses(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        report = self._backward(batch)
         self.optimizer.step(self.plan.scale(self.step))
         self.step += 1
         self.tokens += int((batch.segments >= 0).sum())
+        hit = report["first"]
         if not math.isnan(hit):
             self.passing = 0.95 * self.passing + 0.05 * hit
-            if self.passing > PASS_MARK and self.stage < LAST_STAGE:
+        if self.stage < LAST_STAGE:
+            late = self.step >= STAGE_LIMITS[self.stage]
+            if self.passing > PASS_MARK or late:
                 self.stage, self.passing = self.stage + 1, 0.0
         self.seconds += time.perf_counter() - began
-        return {"loss": float(loss.detach()), "first": hit}
+        return report
+
+    def _backward(self, batch: Batch) -> dict[str, float]:
+        hidden, stream = self.model.streams(batch.ids, batch.positions, batch.mask, PROBED)
+        loss, hit = losses(self.model, batch, hidden)
+        report = {"loss": float(loss.detach()), "first": hit}
+        if self.guide is not None and len(batch.links):
+            named, link = self.guide.losses(self.model, batch, stream)
+            report |= {"named": float(named.detach()), "link": float(link.detach())}
+            loss = loss + GUIDE_WEIGHT * (named + link)
+        self.guide_optimizer.zero_grad() if self.guide is not None else None
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.guide is not None and len(batch.links):
+            self.guide_optimizer.step()
+        return report
 
     def run(self, until: int, log: Path | None, checkpoint: Path | None, out: Path | None) -> None:
         """Trains to step `until`, logging every 20 steps and evaluating at intervals."""
@@ -123,7 +160,7 @@ class Trainer:
                     self.save(checkpoint)
                 if out is not None:
                     export(self.model, self.optimizer.master, self.tokenizer, out)
-            if log is not None and (self.step % 20 == 0 or last):
+            if log is not None and (self.step % 20 == 0 or "full" in report):
                 report |= {
                     "phase": self.plan.phase,
                     "step": self.step,
@@ -145,6 +182,9 @@ class Trainer:
             "seconds": self.seconds,
             "config": self.model.config.as_dict(),
         }
+        if self.guide is not None:
+            state["guide"] = self.guide.state_dict()
+            state["guide_optimizer"] = self.guide_optimizer.state_dict()
         partial = path.with_suffix(".partial")
         torch.save(state, partial)
         partial.rename(path)
@@ -152,13 +192,19 @@ class Trainer:
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.guide is not None and "guide" in state:
+            self.guide.load_state_dict(state["guide"])
+            self.guide_optimizer.load_state_dict(state["guide_optimizer"])
         self.step, self.tokens, self.stage = state["step"], state["tokens"], state["stage"]
         self.passing, self.seconds = state["passing"], state["seconds"]
 
 
-def losses(model: Decoder, batch: Batch) -> tuple[Tensor, float]:
-    """Weighted cross-entropy, and the share of answers whose first token is right."""
-    hidden = model(batch.ids, batch.positions, batch.mask)[:, :-1]
+def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, float]:
+    """Weighted cross-entropy, and the share of answers whose first token is right.
+
+    `hidden` `[rows, tokens, hidden]` are the model's final hidden states on the batch.
+    """
+    hidden = hidden[:, :-1]
     weights = batch.weights[:, 1:]
     chosen = weights > 0
     logits = model.logits(hidden[chosen]).float()
