@@ -192,6 +192,8 @@ class WorkerClient:
         """Ask the worker to finish and exit."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self._send(Shutdown())
+        for watching in self._tasks[1:]:  # from here on silence is no fault
+            watching.cancel()
 
     @contextlib.contextmanager
     def _call(

@@ -40,7 +40,7 @@ class Supervisor:
         on_restart: Callable[[], None] = lambda: None,
         command: Sequence[str] = COMMAND,
         backoff_s: tuple[float, float] = (0.5, 30.0),
-        stop_timeout_s: float = 20.0,
+        stop_timeout_s: float = 30.0,
     ) -> None:
         """`settings(address)` are the worker's; `on_refused(reason)` means: it never will start.
 
