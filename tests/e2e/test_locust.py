@@ -21,7 +21,7 @@ def test_locust_reports_ttft_and_tpot(service: Service, tmp_path: Path) -> None:
     """Two users for some seconds: requests, TTFT and TPOT are three rows, none with a failure."""
     # In a process of its own: importing locust replaces parts of the standard library.
     command = [sys.executable, "-m", "locust", "-f", str(REPOSITORY / "loadtest" / "locustfile.py")]
-    command += ["--headless", "--users", "2", "--spawn-rate", "2", "--run-time", "4s"]
+    command += ["--headless", "--users", "2", "--spawn-rate", "2", "--run-time", "15s"]
     command += ["--host", str(service.http.base_url), "--csv", str(tmp_path / "stats")]
     questions = REPOSITORY / "tests" / "data" / "musique_slice.jsonl"
     environment = {

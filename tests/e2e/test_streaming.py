@@ -107,3 +107,15 @@ def test_stages_and_times_are_reported(service: Service) -> None:
     assert sum(stages.values()) <= timing["total_s"] * 1.05
     assert 0 < timing["ttft_s"] < timing["total_s"]
     assert timing["tpot_s"] == pytest.approx((timing["total_s"] - timing["ttft_s"]) / 7)
+
+
+def test_line_separators_in_text_do_not_break_the_stream(service: Service) -> None:
+    """Readers of lines, as every HTTP library has one, break lines at more than the stream does."""
+    title = "one\u2028two\u2029three\x85four"
+    service.ingest([{"doc_id": "separators", "title": title, "text": "The colour is blue."}])
+    fields = {"documents": ["separators"], "top_k": 1, "max_tokens": 2}
+    with service.stream(QUESTION, **fields) as events:
+        received = list(events)
+    assert received[0][1]["citations"][0]["title"] == title
+    assert received[-1][0] == "done"
+    service.http.delete("/admin/documents/separators").raise_for_status()
