@@ -77,7 +77,7 @@ class Client:
                 raise ServiceError(f"precompute job failed: {json.dumps(job)[:500]}")
             time.sleep(POLL_SECONDS)
 
-    def ask(self, question: str, method: str, ratio: float, top_k: int = 3) -> Answer:
+    def ask(self, question: str, method: str, ratio: float | None = None, top_k: int = 3) -> Answer:
         """Streams one answer and times its first token."""
         text = ""
         cited: tuple[str, ...] = ()
@@ -102,11 +102,14 @@ class Client:
         raise ServiceError("stream ended without a done event")
 
 
-def request_body(question: str, method: str, ratio: float, top_k: int) -> dict[str, Any]:
+def request_body(question: str, method: str, ratio: float | None, top_k: int) -> dict[str, Any]:
+    fusion: dict[str, Any] = {"method": method}
+    if ratio is not None:
+        fusion["ratio"] = ratio
     return {
         "question": question,
         "top_k": top_k,
-        "fusion": {"method": method, "ratio": ratio},
+        "fusion": fusion,
         "max_tokens": 16,
         "temperature": 0,
         "stream": True,

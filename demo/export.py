@@ -20,6 +20,7 @@ def export(model: Decoder, master: dict[str, Tensor], tokenizer: Tokenizer, fold
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{n}": t.detach().bfloat16().contiguous() for n, t in master.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # save_file leaves it to the owner alone
     config = model.config
     _write(
         folder / "config.json",
