@@ -117,7 +117,7 @@ class Trainer:
         return self.sampler.batch(rng, mix, max(1, self.plan.batch_tokens // expected), self.dtype)
 
     def train_step(self) -> dict[str, float]:
-        """Forward, backward, update; returns loss and first-token accuracy (nan on tables)."""
+        """Forward, backward, update; returns loss and first-token accuracy (nan on induction rows)."""
         began = time.perf_counter()
         batch = self.batch()
         report = self._backward(batch)
@@ -142,7 +142,7 @@ class Trainer:
             named, link = self.guide.losses(self.model, batch, stream)
             report |= {"named": float(named.detach()), "link": float(link.detach())}
             loss = loss + GUIDE_WEIGHT * (named + link)
-        self.guide_optimizer.zero_grad() if self.guide is not None else None
+            self.guide_optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if self.guide is not None and len(batch.links):
             self.guide_optimizer.step()
@@ -217,7 +217,7 @@ def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, float]
 
 
 def _rounded(value: Any) -> Any:
-    """JSON knows no nan: a table batch has no first-token accuracy."""
+    """JSON knows no nan: an induction batch has no first-token accuracy."""
     if not isinstance(value, float):
         return value
     return None if math.isnan(value) else round(value, 4)
