@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo.decoder import Decoder
-from demo.vocabulary import BOS_ID, DOCUMENT, EOS_ID, PAD_ID, QUESTION, SYSTEM, save_tokenizer
+from demo.vocabulary import BOS, BOS_ID, DOCUMENT, EOS_ID, PAD_ID, QUESTION, SYSTEM, save_tokenizer
 
 CHUNK_TOKENS = 128
 
@@ -65,6 +65,7 @@ def export(model: Decoder, master: dict[str, Tensor], tokenizer: Tokenizer, fold
             "max_tokens": 16,
             "prefix_mode": "system",
             "stop": ["\n"],
+            "bos": BOS,
             "prompt": {"system": SYSTEM, "document": DOCUMENT, "question": QUESTION},
         },
     )
