@@ -117,7 +117,7 @@ class Trainer:
         return self.sampler.batch(rng, mix, max(1, self.plan.batch_tokens // expected), self.dtype)
 
     def train_step(self) -> dict[str, float]:
-        """Forward, backward, update; returns losses and first-token accuracy (nan without answers)."""
+        """Forward, backward, update; returns losses and accuracy (nan without answers)."""
         began = time.perf_counter()
         batch = self.batch()
         report = self._backward(batch)
