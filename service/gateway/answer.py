@@ -104,7 +104,16 @@ class Answerer:
         if request.documents is not None:
             unknown = await self.library.unknown(request.documents)
             if unknown:
-                raise NotFound(f"there is no document {unknown[0]!r}", field="documents")
+                raise NotFound(
+                    f"documents: there is no document {unknown[0]!r}; GET /admin/documents lists "
+                    "what there is",
+                    field="documents",
+                )
+        # Counting ids is cheap; embedding a question that cannot fit takes seconds.
+        context = self.worker.require().model.max_context
+        await self.library.in_search_thread(
+            lambda: self.prompts.plan([], request.question, max_context=context)
+        )
         found = Found([], 0.0, 0.0)
         if top_k:
             found = await self.library.search(request.question, top_k, request.documents)

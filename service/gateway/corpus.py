@@ -87,7 +87,10 @@ class Corpus:
     async def job(self, job_id: str) -> Job:
         job = await self._db(lambda: self._jobs.get(job_id))
         if job is None:
-            raise NotFound(f"there is no job {job_id!r}", field="job_id")
+            raise NotFound(
+                f"job_id: there is no job {job_id!r}; use what POST /admin/precompute answered",
+                field="job_id",
+            )
         return job
 
     async def states(self) -> dict[str, int]:
@@ -102,7 +105,10 @@ class Corpus:
         self._library.require()
         found = await self._library.get(doc_id)
         if found is None:
-            raise NotFound(f"there is no document {doc_id!r}", field="doc_id")
+            raise NotFound(
+                f"doc_id: there is no document {doc_id!r}; GET /admin/documents lists them",
+                field="doc_id",
+            )
         return found
 
     async def delete(self, doc_id: str) -> Deleted:
@@ -176,6 +182,9 @@ class Corpus:
                 work.append((item, Chunk(chunk.chunk_id, self._prompts.segment(chunk))))
                 left[item.number] += 1
         await self._finish([item.number for item in batch if not left[item.number]], errors)
+        await self._db(
+            lambda: self._jobs.note_contents([(chunk.chunk_id, chunk.ids) for _, chunk in work])
+        )
         for start in range(0, len(work), CALL_CHUNKS):
             part = work[start : start + CALL_CHUNKS]
             numbers = {chunk.chunk_id: item.number for item, chunk in part}

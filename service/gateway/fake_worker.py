@@ -5,7 +5,7 @@ document, again and again. It remembers which chunks were precomputed and report
 from memory. Delays, crashes, silence and refusals are switched by its fields. For tests, and for
 trying the gateway without weights:
 
-    python -m service.gateway.fake_worker --settings '{"model": …, "address": …, "kv_dir": ""}'
+    echo '{"model": …, "address": …, "kv_dir": ""}' | python -m service.gateway.fake_worker
 """
 
 from __future__ import annotations
@@ -231,7 +231,6 @@ async def _serve(worker: FakeWorker) -> None:
 def main() -> None:
     """The fake as a process, as the supervisor starts it."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--settings", required=True)
     parser.add_argument("--refuse", default="", help="exit as a worker whose model is refused")
     parser.add_argument("--token-delay", type=float, default=0.0)
     parser.add_argument("--crash-file", type=Path, help="die at the next token once it exists")
@@ -250,7 +249,7 @@ def main() -> None:
         if given.crash_token in chunk.ids:
             os._exit(9)
 
-    settings = WorkerSettings.from_json(given.settings)
+    settings = WorkerSettings.from_json(sys.stdin.readline())
     worker = FakeWorker(settings.address, token_delay_s=given.token_delay)
     worker.on_token, worker.on_chunk = crash, crash_on
     with contextlib.suppress(KeyboardInterrupt):

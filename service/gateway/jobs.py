@@ -10,11 +10,13 @@ the worker are kept here as well.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import threading
 import time
 import uuid
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ CREATE TABLE IF NOT EXISTS purges (
     number INTEGER PRIMARY KEY AUTOINCREMENT, doc_id TEXT NOT NULL, chunk_id INTEGER NOT NULL,
     ids TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS contents (chunk_id INTEGER PRIMARY KEY, digest BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS contents_by_digest ON contents (digest);
 """
 _MAX_ERRORS = 100
 
@@ -219,6 +223,25 @@ class JobStore:
         with self._write() as write:
             write.executemany("DELETE FROM purges WHERE number = ?", [(n,) for n in numbers])
 
+    def note_contents(self, chunks: Sequence[tuple[int, list[int]]]) -> None:
+        """Remember by content whose KV is stored, before it is: (chunk_id, ids)."""
+        with self._write() as write:
+            write.executemany(
+                "INSERT OR REPLACE INTO contents VALUES (?, ?)",
+                [(chunk_id, _digest(ids)) for chunk_id, ids in chunks],
+            )
+
+    def same_content(self, ids: list[int]) -> list[int]:
+        """Chunks noted with these very ids: they share one KV, whatever document they are of."""
+        with self._write() as read:
+            rows = read.execute("SELECT chunk_id FROM contents WHERE digest = ?", (_digest(ids),))
+            return [row["chunk_id"] for row in rows]
+
+    def forget_contents(self, chunk_ids: Sequence[int]) -> None:
+        """These chunks are gone."""
+        with self._write() as write:
+            write.executemany("DELETE FROM contents WHERE chunk_id = ?", [(c,) for c in chunk_ids])
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _open(self, state: str, limit: int, max_chars: int | None) -> list[Spooled]:
@@ -278,3 +301,7 @@ def _state(documents: dict[str, int]) -> str:
     if "pending" in documents or "indexed" in documents:
         return "running"
     return "failed" if "failed" in documents else "succeeded"
+
+
+def _digest(ids: list[int]) -> bytes:
+    return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).digest()

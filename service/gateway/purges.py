@@ -67,8 +67,8 @@ class Purges:
     async def _due(self, doc_id: str | None) -> list[OwedPurge]:
         """Purges to make now. Notes that turned out not to be due are settled.
 
-        A chunk that is still there, or that came back with the same ids in the document's new
-        revision, keeps its KV: the key is its content.
+        A chunk that is still there, or whose ids another chunk has (in the document's new revision
+        or in another document), keeps its KV: the key is its content.
         """
         due: list[OwedPurge] = []
         while not due:
@@ -84,8 +84,18 @@ class Purges:
                 due = [
                     note
                     for note in owed
-                    if note.chunk_id not in alive and tuple(note.ids) not in kept[note.doc_id]
+                    if note.chunk_id not in alive
+                    and tuple(note.ids) not in kept[note.doc_id]
+                    and not await self._shared(note)
                 ]
+                gone = [note.chunk_id for note in owed if note.chunk_id not in alive]
+                await asyncio.to_thread(self._jobs.forget_contents, gone)
                 moot = [note.number for note in owed if note not in due]
                 await asyncio.to_thread(partial(self._jobs.settle_purges, moot))
         return due
+
+    async def _shared(self, note: OwedPurge) -> bool:
+        """Whether a chunk that is still there, of whatever document, has the same content."""
+        same = await asyncio.to_thread(self._jobs.same_content, note.ids)
+        others = [chunk_id for chunk_id in same if chunk_id != note.chunk_id]
+        return bool(others) and bool(await self._library.alive(others))

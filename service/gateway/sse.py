@@ -29,8 +29,14 @@ class Source(Protocol):
 
 
 def frame(event: str, data: Any) -> bytes:
-    """One event; JSON has no line break, so one data line does."""
-    return f"event: {event}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    """One event; JSON has no line break, so one data line does.
+
+    Escaped: what is no line end in SSE but is one to clients that split lines as Unicode does.
+    """
+    text = json.dumps(data, ensure_ascii=False)
+    for separator, escape in (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
+        text = text.replace(separator, escape)
+    return f"event: {event}\ndata: {text}\n\n".encode()
 
 
 def _framed(event: AnswerEvent) -> bytes:

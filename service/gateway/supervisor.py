@@ -108,8 +108,6 @@ class Supervisor:
         """One life of the worker: its exit code and the last line it wrote to stderr."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
-            "--settings",
-            self._settings(address).to_json(),
             stdin=PIPE,
             stderr=PIPE,
             start_new_session=True,
@@ -117,6 +115,8 @@ class Supervisor:
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         )
         self._process = process
+        assert process.stdin is not None
+        process.stdin.write(self._settings(address).to_json().encode() + b"\n")
         tail = asyncio.create_task(_forward(process))
         self._client.connect(address)
         silence = asyncio.create_task(self._client.silent.wait())

@@ -1,4 +1,7 @@
-"""`python -m service.worker --settings JSON`: build the parts, check the model, serve.
+"""`python -m service.worker`: read settings, build the parts, check the model, serve.
+
+The first line of standard input is WorkerSettings as JSON (not an argument: it may hold the Redis
+password and the tenant secret, which a process list would show).
 
 Exit code 3: the model was refused (the last line of stderr says why); a supervisor must not retry.
 The process ends when its standard input closes, so it never outlives the gateway that spawned it.
@@ -34,9 +37,12 @@ REFUSED = 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m service.worker", description=__doc__)
-    parser.add_argument("--settings", required=True, help="WorkerSettings as JSON")
-    settings = WorkerSettings.from_json(parser.parse_args().settings)
+    argparse.ArgumentParser(prog="python -m service.worker", description=__doc__).parse_args()
+    try:
+        settings = WorkerSettings.from_json(sys.stdin.readline())
+    except (ValueError, TypeError) as error:
+        print(f"the first line of input is not WorkerSettings as JSON: {error}", file=sys.stderr)
+        return REFUSED
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -114,8 +120,10 @@ def serve(settings: WorkerSettings) -> int:
 
 
 def tiers(settings: WorkerSettings) -> list[Tier]:
-    """Fastest first: memory, SSD where a folder is set, Redis where a URL is."""
-    chosen: list[Tier] = [MemoryTier(settings.memory_tier_bytes)]
+    """Fastest first: memory where it has bytes, SSD where a folder is set, Redis where a URL is."""
+    chosen: list[Tier] = []
+    if settings.memory_tier_bytes:
+        chosen.append(MemoryTier(settings.memory_tier_bytes))
     if settings.kv_dir:
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes))
     if settings.redis_url:

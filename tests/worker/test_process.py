@@ -95,12 +95,16 @@ class Peer:
 
 
 def spawn(settings: WorkerSettings) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "service.worker", "--settings", settings.to_json()],
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.worker"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
     )
+    assert process.stdin is not None
+    process.stdin.write(settings.to_json().encode() + b"\n")
+    process.stdin.flush()
+    return process
 
 
 @contextmanager

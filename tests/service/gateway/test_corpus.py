@@ -70,6 +70,16 @@ def test_delete_removes_text_vectors_and_kv(rig: Rig) -> None:
     assert rig.metric("kvstitch_documents") == 2
 
 
+def test_deleting_a_document_spares_the_kv_of_its_twin(rig: Rig) -> None:
+    twins = [{"doc_id": d, "title": "Same", "text": "the very same text"} for d in ("a", "b")]
+    rig.ingest(twins)
+    assert len(fake(rig).stored) == 1
+    assert rig.http.delete("/admin/documents/b").json()["kv"] == {}
+    assert len(fake(rig).stored) == 1
+    assert rig.http.delete("/admin/documents/a").json()["kv"] == {"memory": 1}
+    assert not fake(rig).stored
+
+
 def test_documents_are_listed_in_pages(rig: Rig) -> None:
     rig.ingest([{"doc_id": f"a/{i}", "text": f"text {i}", "metadata": {"i": i}} for i in range(5)])
     seen: list[str] = []
