@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from retriever import Document, DocumentPage, StoredDocument
 from service.errors import KvstitchError, NotFound, Overloaded, WorkerUnavailable
-from service.gateway.jobs import Job, JobStore, Spooled
+from service.gateway.job_records import Job, Spooled
+from service.gateway.jobs import JobStore
 from service.gateway.library import Library
 from service.gateway.prompts import Prompts
 from service.gateway.purges import CALL_CHUNKS, Purges

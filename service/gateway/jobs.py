@@ -19,11 +19,11 @@ import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.errors import KvstitchError
+from service.gateway.job_records import DocumentError, Job, OwedPurge, Spooled
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -46,48 +46,6 @@ CREATE TABLE IF NOT EXISTS contents (chunk_id INTEGER PRIMARY KEY, digest BLOB N
 CREATE INDEX IF NOT EXISTS contents_by_digest ON contents (digest);
 """
 _MAX_ERRORS = 100
-
-
-@dataclass(frozen=True)
-class Spooled:
-    """A document of a job on its way; `payload` is None once it is indexed."""
-
-    number: int
-    job_id: str
-    doc_id: str
-    payload: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class DocumentError:
-    doc_id: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """`done` counts documents whose KV is stored; `errors` holds the first hundred."""
-
-    job_id: str
-    state: str
-    created: float
-    updated: float
-    total: int
-    done: int
-    failed: int
-    chunks: int
-    changes: dict[str, int]  # created, updated, unchanged
-    errors: list[DocumentError]
-
-
-@dataclass(frozen=True)
-class OwedPurge:
-    """KV of a chunk that is to be deleted once the chunk is gone from the catalog."""
-
-    number: int
-    doc_id: str
-    chunk_id: int
-    ids: list[int]
 
 
 class JobStore:

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from service.gateway.jobs import JobStore, OwedPurge
+from service.gateway.job_records import OwedPurge
+from service.gateway.jobs import JobStore
 from service.gateway.library import Library
 from service.gateway.prompts import Prompts
 from service.gateway.worker import Worker

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from retriever import DocumentInfo
 from service.gateway.dependencies import CorpusDep, Limit, Upload
-from service.gateway.jobs import Job
+from service.gateway.job_records import Job
 from service.gateway.schemas import DeletedOut, DocumentList, DocumentOut, JobOut, JobProgress
 from service.gateway.uploads import BODY
 
