@@ -57,10 +57,13 @@ def test_other_orders_and_combinations_hit_completely_and_store_nothing(
 def test_the_same_text_under_another_name_is_the_same_key(
     service: Service, twelve: Documents
 ) -> None:
-    """Keys are content: a copy of a document, ingested under another id, stores nothing."""
+    """Keys are content: a copy of a document, ingested under another id, stores nothing, and takes
+    nothing with it when it is deleted."""
     before = service.settled_metrics().value("kvstitch_store_new_keys_total")
     service.ingest([{**twelve[3], "doc_id": "a copy"}])
     answer = service.ask(question(twelve[3]), documents=["a copy"], top_k=1, max_tokens=1)
     assert "cold" not in tiers(answer)
     assert service.settled_metrics().value("kvstitch_store_new_keys_total") == before
     service.http.delete("/admin/documents/a copy").raise_for_status()
+    answer = service.ask(question(twelve[3]), documents=[twelve[3]["doc_id"]], top_k=1)
+    assert "cold" not in tiers(answer), "the copy's deletion took the original's KV"
