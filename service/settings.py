@@ -98,10 +98,19 @@ class Settings(BaseSettings):
     def kv_dir(self) -> Path:
         return self.data_dir / "kv"
 
+    @property
+    def model_name(self) -> str:
+        """What the model is called in answers: its hub id, or its folder's own name."""
+        if not self.model:
+            return "kvstitch-demo"
+        path = Path(self.model)
+        return path.resolve().name if path.is_dir() else self.model
+
     def worker(self, model_folder: Path, address: str) -> WorkerSettings:
         """The worker's slice, for the model in `model_folder` behind `address`."""
         return WorkerSettings(
             model=str(model_folder),
+            model_name=self.model_name,
             address=address,
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,

@@ -87,7 +87,7 @@ def serve(settings: WorkerSettings) -> int:
         )
         ready = m.Ready(
             model=m.ModelInfo(
-                name=os.path.basename(os.path.normpath(settings.model)),
+                name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
                 fingerprint=mark,
                 family=adapter.family,
                 layers=adapter.layers,

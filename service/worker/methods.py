@@ -43,7 +43,7 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
 def describe(methods: Mapping[str, type[Any]]) -> list[MethodInfo]:
     """Names, first docstring paragraphs and parameter schemas, for `GET /v1/methods`."""
     return [
-        MethodInfo(name, (cls.__doc__ or "").split("\n\n")[0].strip(), schema_of(cls))
+        MethodInfo(name, " ".join((cls.__doc__ or "").split("\n\n")[0].split()), schema_of(cls))
         for name, cls in sorted(methods.items())
     ]
 

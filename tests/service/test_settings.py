@@ -58,6 +58,9 @@ def test_worker_slice(tmp_path: Path) -> None:
     )
     worker = settings.worker(tmp_path / "m", "ipc:///x")
     assert worker.model == str(tmp_path / "m") and worker.address == "ipc:///x"
+    assert worker.model_name == "kvstitch-demo"
+    assert load(model="org/name").model_name == "org/name"
+    assert load(model=str(tmp_path)).model_name == tmp_path.name
     assert worker.kv_dir == str(tmp_path / "kv") and worker.ssd_tier_bytes == 512 * MIB
     assert worker.memory_tier_bytes == 3 * MIB and worker.redis_url == "redis://r"
     assert worker.threads == 2 and type(worker).from_json(worker.to_json()) == worker
