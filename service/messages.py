@@ -166,8 +166,7 @@ class Purged(Message, frozen=True):
 class Stats(Message, frozen=True):
     """Sent about every second: the worker's heartbeat and its counters since start.
 
-    counters: flat "name{label=value,…}" is avoided; each entry is (metric, labels, value) with
-    the metric declared in service.metrics.
+    values: (metric, labels, value) each, the metric declared in service.metrics.
     """
 
     values: list[tuple[str, dict[str, str], float]]

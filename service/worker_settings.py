@@ -28,7 +28,6 @@ class WorkerSettings:
     max_running: int = 32
     max_waiting: int = 256
     threads: int = 0  # 0: torch's default
-    layers_per_slice: int = 0  # prefill layers between two decode steps; 0: chosen by cost
     loader_threads: int = 4
     tenant_secret: str = ""  # hex; keys the chunk keys
 

@@ -31,7 +31,6 @@ class DecoderAdapter:
         self.kv_heads = int(config.num_key_value_heads or self.heads)
         self.hidden = int(config.hidden_size)
         self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
-        self.intermediate = int(config.intermediate_size)
         self.vocabulary = int(config.vocab_size)
         self.scale = float(self.head_dim**-0.5)
         weight = model.get_input_embeddings().weight
