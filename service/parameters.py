@@ -16,7 +16,7 @@ from service.errors import InvalidRequest
 
 Schema = dict[str, dict[str, Any]]
 
-_NAMES = {float: "number", int: "integer", bool: "boolean", str: "string"}
+_NAMES = {float: "number", int: "integer", bool: "boolean", str: "string", tuple: "numbers"}
 
 
 def parameter(
@@ -27,7 +27,8 @@ def parameter(
     le: float | None = None,
     choices: Sequence[str] | None = None,
 ) -> Any:
-    """A dataclass field holding `default`, with its range or choices and a line of explanation."""
+    """A dataclass field holding `default`, with its range or choices and a line of explanation.
+    A tuple takes a list of numbers, each within the range."""
     kind = _NAMES[type(default)]
     metadata = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
@@ -66,6 +67,11 @@ def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str,
 
 def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
     kind = facts["type"]
+    if kind == "numbers":
+        if not isinstance(value, list | tuple):
+            raise InvalidRequest(f"{field} must be a list of numbers, not {value!r}", field=field)
+        item = {**facts, "type": "number"}
+        return tuple(_check_one(item, v, f"{field}[{i}]") for i, v in enumerate(value))
     number = isinstance(value, int | float) and not isinstance(value, bool)
     # Comparing is exact for integers that no float can hold, and fails for NaN and infinity.
     number = number and abs(value) <= sys.float_info.max

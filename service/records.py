@@ -85,6 +85,9 @@ class Report:
     documents: list[SegmentReport]
     rows_per_layer: list[int]
     kept_per_layer: list[float]  # KV entries per layer after eviction, mean over KV heads
+    coverage: float  # share of the prompt's tokens that some head of some layer kept
+    flops: float  # of the prompt, as scheduled: what a full prefill takes is beside it
+    full_prefill_flops: float
     stages: dict[str, float]  # queue, load, prefill, evict, first_token, decode
     decode_steps: int
     seed: int | None = None

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
         1_048_576, ge=1, description="prompt tokens that may be before their first answer token"
     )
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0: torch's choice")
+    methods_dir: Path | None = Field(
+        None, description="folder with fusion/*.py and eviction/*.py of your own; none: built in"
+    )
     tenant_secret: str = Field("", pattern=r"^([0-9a-fA-F]{2})*$", description="hex; keys chunks")
 
     # Retrieval and prompt; None: the model folder's kvstitch.json, or the built-in default.
@@ -124,6 +127,7 @@ class Settings(BaseSettings):
             max_running=self.max_running,
             max_waiting=self.max_waiting,
             threads=self.threads,
+            methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
             tenant_secret=self.tenant_secret,
         )
 

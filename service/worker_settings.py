@@ -29,6 +29,7 @@ class WorkerSettings:
     max_waiting: int = 256
     threads: int = 0  # 0: torch's default
     loader_threads: int = 4
+    methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none
     tenant_secret: str = ""  # hex; keys the chunk keys
 
     def to_json(self) -> str:

@@ -59,6 +59,9 @@ def cache(report: Report, passages: Sequence[Passage]) -> CacheReport:
         ],
         rows_per_layer=report.rows_per_layer,
         kept_per_layer=report.kept_per_layer,
+        coverage=report.coverage,
+        flops=report.flops,
+        full_prefill_flops=report.full_prefill_flops,
         recomputed_tokens=report.recomputed_tokens,
     )
 

@@ -140,6 +140,9 @@ class CacheReport(BaseModel):
     documents: list[CacheDocument]
     rows_per_layer: list[int]
     kept_per_layer: list[float]
+    coverage: float
+    flops: float
+    full_prefill_flops: float
     recomputed_tokens: int
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
@@ -23,10 +24,11 @@ from service import messages as m
 from service.errors import KvstitchError
 from service.worker import selfcheck
 from service.worker.addressing import Addressing
+from service.worker.calibration import read_calibration
 from service.worker.engine import Engine
 from service.worker.link import Link
 from service.worker.loader import Loader
-from service.worker.methods import describe, eviction_methods, fusion_methods
+from service.worker.methods import add_folder, describe, eviction_methods, fusion_methods
 from service.worker.model import default_pool_tokens, fingerprint, load
 from service.worker.server import Server, set_threads
 from service.worker_settings import WorkerSettings
@@ -58,6 +60,8 @@ def main() -> int:
 def serve(settings: WorkerSettings) -> int:
     """Serve until a signal, a Shutdown or the end of standard input."""
     set_threads(settings.threads)
+    if settings.methods_dir:
+        add_folder(Path(settings.methods_dir))
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
@@ -81,6 +85,12 @@ def serve(settings: WorkerSettings) -> int:
             addressing,
             store,
             loader,
+            facts=read_calibration(
+                Path(settings.model),
+                layers=adapter.layers,
+                heads=adapter.heads,
+                kv_heads=adapter.kv_heads,
+            ),
             pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,

@@ -11,6 +11,7 @@ from service.errors import InvalidRequest, PromptTooLong
 from service.records import Chunk
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address, Addressing
+from service.worker.calibration import ModelFacts
 from service.worker.methods import make_eviction, make_fusion
 from service.worker.request import Request
 from service.worker.sampler import Sampler
@@ -21,9 +22,15 @@ class Admission:
     """Refuses what can never be answered, with the field and the remedy."""
 
     def __init__(
-        self, adapter: DecoderAdapter, addressing: Addressing, *, pool_tokens: int
+        self,
+        adapter: DecoderAdapter,
+        addressing: Addressing,
+        facts: ModelFacts,
+        *,
+        pool_tokens: int,
     ) -> None:
         self._adapter = adapter
+        self._facts = facts
         self._addressing = addressing
         self._pool_tokens = pool_tokens
 
@@ -45,6 +52,9 @@ class Admission:
         eviction = request.eviction and make_eviction(
             request.eviction.name, request.eviction.parameters
         )
+        fusion.check(self._facts)
+        if eviction:
+            eviction.check(self._facts)
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         addresses = self.addresses(

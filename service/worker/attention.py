@@ -61,15 +61,26 @@ def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return out.reshape(heads * d)
 
 
-def attention_probabilities(q: Tensor, k: Tensor, rows: Tensor, scale: float) -> Tensor:
+def attention_probabilities(
+    q: Tensor, k: Tensor, rows: Tensor, scale: float, *, key_rows: Tensor | None = None
+) -> Tensor:
     """Softmax weights in fp32 of the rows at `rows` over all keys: `[heads, m, n]`.
 
-    q `[m, heads, d]`, k `[kv_heads, n, d]`. Meant for few rows (a question, a scoring window).
+    q `[m, heads, d]`, k `[kv_heads, n, d]` at indices `key_rows` (default 0..n-1). Meant for few
+    rows (a question, a scoring window).
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3).float()
     scores = torch.einsum("hgmd,hnd->hgmn", grouped, k.float()) * scale
-    hidden = torch.arange(n, device=q.device) > rows[:, None]
-    scores.masked_fill_(hidden, float("-inf"))
+    index = torch.arange(n, device=q.device) if key_rows is None else key_rows
+    scores.masked_fill_(index > rows[:, None], float("-inf"))
     return scores.softmax(-1).view(heads, m, n)
+
+
+def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
+    """weights `[heads, m, n]` fp32, v `[kv_heads, n, d]` → `[m, heads * d]` in v's dtype."""
+    heads, m, n = weights.shape
+    kv_heads, _, d = v.shape
+    grouped = weights.view(kv_heads, heads // kv_heads * m, n).to(v.dtype)
+    return (grouped @ v).view(heads, m, d).transpose(0, 1).reshape(m, heads * d)

@@ -18,8 +18,10 @@ from service.errors import KvstitchError, WorkerFault
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Addressing
 from service.worker.admission import Admission
+from service.worker.calibration import ModelFacts
 from service.worker.decode import decode_step
 from service.worker.evict import evict
+from service.worker.flops import full_prefill
 from service.worker.kv_pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.loader import Loader
@@ -43,11 +45,13 @@ class Engine:
         loader: Loader,
         *,
         pool_tokens: int,
+        facts: ModelFacts | None = None,
         max_running: int = 32,
         max_waiting: int = 256,
     ) -> None:
         self._adapter = adapter
-        self.admission = Admission(adapter, addressing, pool_tokens=pool_tokens)
+        self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
+        self.admission = Admission(adapter, addressing, self._facts, pool_tokens=pool_tokens)
         self._addressing = addressing
         self._store = store
         self._loader = loader
@@ -146,15 +150,19 @@ class Engine:
             offset=len(self._addressing.prefix(request.prefix_mode, request.system)),
             device=self._adapter.device,
         )
+        sequence.full_prefill_flops = full_prefill(self._adapter, sequence.layout.tokens)
         sequence.kv = self.pool.reserve(sequence.reserved_tokens)
         assert sequence.kv is not None, "the scheduler asked whether it fits"
-        window = 0
         if sequence.eviction is not None:
-            window = min(sequence.eviction.window_rows, len(request.question))
             warning = sequence.eviction.warning(sequence.layout)
             sequence.warnings.extend([warning] if warning else [])
         sequence.steps = prefill(
-            self._adapter, sequence.layout, chunks, sequence.fusion, sequence.kv, window=window
+            self._adapter,
+            sequence.layout,
+            chunks,
+            sequence.fusion,
+            sequence.kv,
+            eviction=sequence.eviction,
         )
 
     def _advance_prefill(self) -> None:
@@ -173,28 +181,36 @@ class Engine:
                 return
 
     def _first_token(self, sequence: Sequence, result: PrefillResult) -> None:
-        layout, kv = sequence.layout, sequence.kv
-        assert layout is not None and kv is not None
+        assert sequence.kv is not None
         sequence.steps = None
-        kv.set_length(layout.tokens)
-        sequence.rows_per_layer = result.rows_per_layer
-        sequence.rows_by_segment = [
-            int(((result.rows >= s.start) & (result.rows < s.end)).sum()) for s in layout.segments
-        ]
+        sequence.prefilled(result)
+        sequence.kv.set_length(result.layout.tokens)
         sequence.close_stage("prefill")
         try:
             self.scheduler.start_running()
             self._emit(sequence, sequence.sampler(result.logits))
             sequence.close_stage("first_token")
-            if sequence.eviction is not None and sequence in self.scheduler.running:
-                room = sequence.max_tokens - len(sequence.tokens) + 1
-                evict(self._adapter, layout, kv, sequence.eviction, result.window_q, room)
-                sequence.close_stage("evict")
-            if sequence.kv is not None:
-                layers = range(self._adapter.layers)
-                sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]
+            if sequence in self.scheduler.running:
+                self._evict(sequence, result)
         except Exception as error:
             self._fail(sequence, error)
+
+    def _evict(self, sequence: Sequence, result: PrefillResult) -> None:
+        kv, layers = sequence.kv, range(self._adapter.layers)
+        assert kv is not None
+        if sequence.eviction is not None:
+            room = sequence.max_tokens - len(sequence.tokens) + 1
+            sequence.coverage = evict(
+                self._adapter,
+                self._facts,
+                result.layout,
+                kv,
+                sequence.eviction,
+                result.observed,
+                room,
+            ).coverage
+            sequence.close_stage("evict")
+        sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
+from service.worker.calibration import ModelFacts
 from service.worker.eviction.base import EvictionMethod, PromptAttention
 from service.worker.kv_pool import SequenceKV
 from service.worker.layout import PromptLayout
 
 
+@dataclass(frozen=True)
+class Evicted:
+    """coverage: share of the prompt's tokens that some head of some layer kept."""
+
+    coverage: float
+
+
 def evict(
     adapter: DecoderAdapter,
+    model: ModelFacts,
     layout: PromptLayout,
     kv: SequenceKV,
     method: EvictionMethod,
-    window_q: Sequence[Tensor],
+    observed: Sequence[Tensor],
     room: int,
-) -> None:
+) -> Evicted:
     """Shrink every layer to what `method` keeps, with `room` for tokens still to come.
 
-    window_q per layer `[w, heads, d]`: the last prompt queries, at most the question's.
+    observed: per layer what `method.observe` gave.
     """
     if not method.applies(layout):
-        return
+        return Evicted(1.0)
+    kept_before = torch.zeros(layout.tokens, dtype=torch.long, device=layout.ids.device)
     for layer in range(adapter.layers):
         k, _ = kv.prompt_layer(layer, layout.tokens)
-        view = PromptAttention(layer, adapter.layers, layout, k, window_q[layer], adapter.scale)
-        kv.keep(layer, method.keep(view), room)
+        view = PromptAttention(layer, layout, k, observed[layer], kept_before, adapter.scale, model)
+        kept = method.keep(view)
+        kv.keep(layer, kept, room)
+        here = torch.zeros_like(kept_before)
+        here[torch.cat(kept)] = 1
+        # Not in place: a view handed out earlier must not change.
+        kept_before = kept_before + here
+    return Evicted(float((kept_before > 0).float().mean()))

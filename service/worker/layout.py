@@ -91,6 +91,21 @@ class PromptLayout:
         empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
         return torch.cat(warm) if warm else empty
 
+    @property
+    def warm_rows(self) -> Tensor:
+        """Every row but those of cold segments, ascending."""
+        warm = [self._rows(s) for s in self.segments if not s.cold and s.tokens]
+        return torch.cat([*warm, self.question_rows])
+
+    def only(self, rows: Tensor) -> PromptLayout:
+        """The prompt of `rows` (ascending indices) alone, moved together; nothing of it cached."""
+        segments, at = [], 0
+        for segment in self.segments:
+            inside = int(((rows >= segment.start) & (rows < segment.end)).sum())
+            segments.append(Segment(at, at + inside, cold=True))
+            at += inside
+        return PromptLayout(self.ids[rows], tuple(segments), at)
+
     def _rows(self, segment: Segment) -> Tensor:
         return torch.arange(segment.start, segment.end, device=self.ids.device)
 

@@ -1,23 +1,37 @@
 """Finds fusion and eviction methods: one file each, named after the method, class `Method`.
 
-Adding a method is adding a file; nothing else is edited. Knows no method by name.
+Adding a method is adding a file; nothing else is edited. Files of the operator's own live in a
+folder outside the package, `<folder>/fusion/*.py` and `<folder>/eviction/*.py`. Knows no method by
+name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
 import service.worker.eviction as eviction_package
 import service.worker.fusion as fusion_package
-from service.errors import UnknownMethod
+from service.errors import InvalidSetting, UnknownMethod
 from service.parameters import check, schema_of
 from service.records import MethodInfo
 from service.worker.eviction.base import EvictionMethod
 from service.worker.fusion.base import FusionMethod
+
+
+def add_folder(folder: Path) -> None:
+    """Find methods in this folder too. Its files run with the worker's rights. A name that the
+    package has stays the package's. Raises InvalidSetting if there is no such folder."""
+    if not folder.is_dir():
+        raise InvalidSetting(f"methods_dir {folder} is not a folder")
+    for package in (fusion_package, eviction_package):
+        place = str(folder.resolve() / package.__name__.rpartition(".")[2])
+        if place not in package.__path__:
+            package.__path__.append(place)
 
 
 def fusion_methods() -> dict[str, type[FusionMethod]]:

@@ -1,8 +1,9 @@
-"""THE layer loop: the only place that runs layers on a prompt.
+"""THE layer loop: the only place that computes a prompt's rows.
 
 Per layer: place cached segments' KV at their positions, compute QKV of the current rows, write
 theirs over it, let the fusion method choose which rows go on, attend by index, finish. Full
-prefill, every fusion method and precompute are this loop with other hooks.
+prefill, every fusion method and precompute are this loop with other hooks. A method that scouts has
+the question run over the stitched cache first (`service.worker.scout`).
 
 It is a generator that pauses after every layer, so that the engine can put decode steps of other
 sequences between layers and drop an aborted prompt at once. Knows no store, no socket, no request.
@@ -11,43 +12,41 @@ sequences between layers and drop an aborted prompt at once. Knows no store, no 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.attention import attend_rows
-from service.worker.fusion.base import FusionMethod, LayerView
+from service.worker.eviction.base import EvictionMethod
+from service.worker.flops import FlopCount, causal_pairs
+from service.worker.fusion.base import FusionMethod
+from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout, union
-
-
-class CachedSegment(Protocol):
-    """A segment's stored KV: per layer k (before RoPE) and v, each `[tokens, kv_heads, d]`."""
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]: ...
-
-
-class PromptKV(Protocol):
-    """Where the prompt's KV goes: writable K, V `[kv_heads, tokens, d]` of a layer."""
-
-    def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]: ...
-
+from service.worker.place import PromptKV, place, write_rows
+from service.worker.scout import scout
 
 Capture = Callable[[int, Tensor, Tensor], None]
 
 
 @dataclass
 class PrefillResult:
-    """logits `[vocabulary]` fp32 of the first answer token; window_q per layer `[w, heads, d]`
-    (rotated queries of the last prompt rows); rows_per_layer: rows whose attention was computed;
-    rows: the rows of the last layer before only the last one went on."""
+    """logits `[vocabulary]` fp32 of the first answer token; observed: per layer what the eviction
+    method's `observe` gave; rows_per_layer: rows whose attention was computed; rows: the rows of
+    the last layer before only the last one went on; flops: the work done.
+
+    layout: the prompt whose KV is in place now; kept_ids: where its tokens were in the prompt that
+    was asked for, None if it is that prompt (an eviction method may start over with fewer)."""
 
     logits: Tensor
-    window_q: list[Tensor]
+    observed: list[Tensor]
     rows_per_layer: list[int]
     rows: Tensor
+    flops: float
+    layout: PromptLayout
+    kept_ids: Tensor | None = None
 
 
 def prefill(
@@ -57,34 +56,44 @@ def prefill(
     method: FusionMethod,
     kv: PromptKV,
     *,
-    window: int = 0,
+    eviction: EvictionMethod | None = None,
     capture: Capture | None = None,
 ) -> Generator[None, None, PrefillResult]:
     """Run the prompt of `layout`; `cached[i]` is the stored KV of segment i, None if cold.
 
     `capture(layer, k, v)` sees the computed rows' KV before RoPE (`[rows, kv_heads, d]`):
-    precompute stores it. `window`: last prompt queries to keep for eviction.
+    precompute stores it. `eviction` observes queries, and may start over with some of the rows.
     """
     n = layout.tokens
+    flops = FlopCount(adapter)
     forced = layout.forced_rows
-    rows = union(method.start_rows(layout), forced)
+    scouted = method.scouts and bool(len(layout.cached_document_rows))
+    if scouted:
+        evidence = yield from scout(adapter, layout, cached, method, kv, flops)
+        rows = union(method.scouted_rows(layout, evidence), forced)
+    else:
+        rows = union(method.start_rows(layout), forced)
     key_positions = method.key_positions(layout)
     x = adapter.embed(layout.ids[rows])
-    window_q: list[Tensor] = []
+    observed: list[Tensor] = []
     rows_per_layer: list[int] = []
     last_layer = adapter.layers - 1
     for layer in range(adapter.layers):
         k_all, v_all = kv.prompt_layer(layer, n)
-        if len(rows) < n:
-            _place(adapter, layout, cached, layer, key_positions, k_all, v_all)
+        if len(rows) < n and not scouted:
+            place(adapter, layout, cached, layer, key_positions, k_all, v_all)
         q, k, v = adapter.qkv(layer, x)
+        flops.project(len(rows))
         if capture is not None:
             capture(layer, k, v)
         q = adapter.rope.rotate(q, rows)
-        _write(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
-        if window:
-            window_q.append(q[-window:].clone())
-        view = LayerView(layer, layout, rows, q, k_all, v_all, adapter.scale)
+        write_rows(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
+        view = LayerView(layer, layout, rows, q, k_all, v_all, k, v, cached, adapter.scale, flops)
+        if eviction is not None:
+            kept = eviction.restart(view)
+            if kept is not None:
+                return (yield from _start_over(adapter, layout, kept, kv, eviction, flops))
+            observed.append(eviction.observe(view))
         chosen = method.select(view)
         if chosen is not None:
             go_on = union(chosen, forced)
@@ -94,9 +103,13 @@ def prefill(
             final_rows, tail = rows, rows[-1:]
             x, q, rows = _restrict(x, q, rows, tail)
         rows_per_layer.append(len(rows))
+        flops.attend(causal_pairs(rows))
+        flops.finish(len(rows))
         x = adapter.finish(layer, x, attend_rows(q, k_all, v_all, rows, adapter.scale))
         yield
-    return PrefillResult(adapter.logits(x)[0], window_q, rows_per_layer, final_rows)
+    flops.unembed(1)
+    logits = adapter.logits(x)[0]
+    return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
 
 def run(steps: Generator[None, None, PrefillResult]) -> PrefillResult:
@@ -109,34 +122,18 @@ def run(steps: Generator[None, None, PrefillResult]) -> PrefillResult:
             return result
 
 
-def _place(
+def _start_over(
     adapter: DecoderAdapter,
     layout: PromptLayout,
-    cached: Sequence[CachedSegment | None],
-    layer: int,
-    key_positions: Tensor,
-    k_all: Tensor,
-    v_all: Tensor,
-) -> None:
-    """Rotate every cached segment's keys to their positions, straight into the cache."""
-    for segment, stored in zip(layout.segments, cached, strict=True):
-        if segment.cold or not segment.tokens:
-            continue
-        assert stored is not None, "a segment that is not cold has stored KV"
-        k, v = stored.layer(layer)
-        span = slice(segment.start, segment.end)
-        target = k_all[:, span].transpose(0, 1)
-        adapter.rope.rotate(k.to(k_all.device), key_positions[span], out=target)
-        v_all[:, span].copy_(v.to(v_all.device).transpose(0, 1))
-
-
-def _write(k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    if len(rows) == k_all.shape[1]:
-        k_all.copy_(k.transpose(0, 1))
-        v_all.copy_(v.transpose(0, 1))
-    else:
-        k_all.index_copy_(1, rows, k.transpose(0, 1))
-        v_all.index_copy_(1, rows, v.transpose(0, 1))
+    kept: Tensor,
+    kv: PromptKV,
+    eviction: EvictionMethod,
+    flops: FlopCount,
+) -> Generator[None, None, PrefillResult]:
+    """Full prefill of the rows `kept` `[b]` as a prompt of their own, at positions 0..b-1."""
+    shorter = layout.only(kept)
+    result = yield from prefill(adapter, shorter, [None] * len(shorter.segments), Vanilla(), kv)
+    return replace(result, rows=kept[result.rows], flops=flops.total + result.flops, kept_ids=kept)
 
 
 def _restrict(x: Tensor, q: Tensor, rows: Tensor, go_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -43,6 +43,9 @@ class Sequence:
     rows_per_layer: list[int] = field(default_factory=list)
     rows_by_segment: list[int] = field(default_factory=list)
     kept_per_layer: list[float] = field(default_factory=list)
+    coverage: float = 1.0
+    flops: float = 0.0
+    full_prefill_flops: float = 0.0
     tokens: list[int] = field(default_factory=list)
     decode_steps: int = 0
 
@@ -72,7 +75,20 @@ class Sequence:
     @property
     def position(self) -> int:
         """RoPE position of the last generated token; never the cache's length (METHODS §0)."""
-        return self.prompt_tokens + len(self.tokens) - 1
+        assert self.layout is not None
+        return self.layout.tokens + len(self.tokens) - 1
+
+    def prefilled(self, result: PrefillResult) -> None:
+        """The prompt is in place: remember what it took."""
+        assert self.layout is not None
+        self.rows_per_layer = result.rows_per_layer
+        self.rows_by_segment = [
+            int(((result.rows >= s.start) & (result.rows < s.end)).sum())
+            for s in self.layout.segments
+        ]
+        self.flops = result.flops
+        # A method that started over left a shorter prompt.
+        self.layout = result.layout
 
     def close_stage(self, name: str) -> None:
         """The time since the last close belongs to stage `name`."""
@@ -102,6 +118,9 @@ class Sequence:
             documents=segments[1:],
             rows_per_layer=self.rows_per_layer,
             kept_per_layer=self.kept_per_layer,
+            coverage=self.coverage,
+            flops=self.flops,
+            full_prefill_flops=self.full_prefill_flops,
             stages=self.stages,
             decode_steps=self.decode_steps,
             seed=self.sampler.seed if self.request.sampling.temperature > 0 else None,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from service.worker.decode import decode_step
-from service.worker.evict import evict
 from service.worker.eviction.base import EvictionMethod, PromptAttention
 from service.worker.eviction.snapkv import Method as SnapKV
 from service.worker.fusion.a3 import Method as A3
@@ -20,7 +19,7 @@ from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.kv_pool import SequenceKV
 from tests.worker.reference import Trace, snapkv_kept
-from tests.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, tiny
+from tests.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, evicted, tiny
 
 ANSWER = [30, 60, 90, 12, 77]
 
@@ -77,11 +76,9 @@ def test_snapkv_then_decode(any_family: Tiny, budget: int) -> None:
     attention, and decoding equals the reference with everything else masked out."""
     snapkv = SnapKV(budget=budget, window=4)
     for method, trace in methods(any_family):
-        run = any_family.stitch(method, room=len(ANSWER), window=4)
+        run = any_family.stitch(method, room=len(ANSWER), eviction=snapkv)
         before = run.logits.clone()
-        evict(
-            any_family.adapter, run.layout, run.sequence, snapkv, run.result.window_q, len(ANSWER)
-        )
+        evicted(any_family, run, snapkv, len(ANSWER))
         assert run.result.logits.equal(before)  # token 1 is the fusion method's own
         visible = []
         for layer in range(any_family.adapter.layers):
@@ -117,8 +114,8 @@ def assert_kept_are(run: Run, layer: int, trace: Trace, kept: list[list[int]]) -
 
 def test_memory_is_the_budget(model: Tiny) -> None:
     """Pool rows held after eviction: budget + room per layer and head, exactly."""
-    run = model.stitch(Pie(), room=6, window=5)
-    evict(model.adapter, run.layout, run.sequence, SnapKV(budget=20), run.result.window_q, 6)
+    run = model.stitch(Pie(), room=6, eviction=SnapKV(budget=20))
+    evicted(model, run, SnapKV(budget=20), 6)
     for layer in range(model.adapter.layers):
         assert run.sequence.kept_tokens(layer) == 20
         assert sum(run.sequence.layers[layer].capacity) == model.adapter.kv_heads * 26
@@ -130,10 +127,10 @@ def test_memory_is_the_budget(model: Tiny) -> None:
 
 def test_budget_that_fits_changes_nothing(model: Tiny) -> None:
     """n <= budget: bit for bit the answer without eviction."""
-    plain = model.stitch(Pie(), room=5, window=5)
-    kept = model.stitch(Pie(), room=5, window=5)
-    method = SnapKV(budget=kept.layout.tokens)
-    evict(model.adapter, kept.layout, kept.sequence, method, kept.result.window_q, 5)
+    plain = model.stitch(Pie(), room=5)
+    method = SnapKV(budget=plain.layout.tokens)
+    kept = model.stitch(Pie(), room=5, eviction=method)
+    evicted(model, kept, method, 5)
     a, b = decoded(model, [plain], [ANSWER])[0], decoded(model, [kept], [ANSWER])[0]
     assert all(x.equal(y) for x, y in zip(a, b, strict=True))
 
@@ -157,8 +154,8 @@ class Ragged(EvictionMethod):
 
 def test_unequal_lengths_per_head(any_family: Tiny) -> None:
     """What Ada-KV and HeadKV need: heads and layers of different lengths decode as masked ones."""
-    run = any_family.stitch(Pie(), room=len(ANSWER), window=1)
-    evict(any_family.adapter, run.layout, run.sequence, Ragged(), run.result.window_q, len(ANSWER))
+    run = any_family.stitch(Pie(), room=len(ANSWER), eviction=Ragged())
+    evicted(any_family, run, Ragged(), len(ANSWER))
     visible = []
     for layer in range(any_family.adapter.layers):
         seen = torch.ones(any_family.adapter.kv_heads, run.layout.tokens, dtype=torch.bool)
@@ -181,10 +178,10 @@ def test_a_batch_decodes_as_its_sequences_do_alone() -> None:
     evictions = [SnapKV(budget=20), None, Ragged()]
 
     def prepared(i: int) -> Run:
-        run = model.stitch(Pie(), documents=shapes[i], room=5, window=5)
         method = evictions[i]
+        run = model.stitch(Pie(), documents=shapes[i], room=5, eviction=method)
         if method is not None:
-            evict(model.adapter, run.layout, run.sequence, method, run.result.window_q, 5)
+            evicted(model, run, method, 5)
         return run
 
     together = decoded(model, [prepared(i) for i in range(3)], answers)

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import service.worker.eviction
 import service.worker.fusion
 from service.errors import InvalidRequest, UnknownMethod
 from service.parameters import schema_of
-from service.worker.eviction.base import EvictionMethod, PromptAttention
+from service.worker.eviction.base import EvictionMethod
+from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
+from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
 from service.worker.methods import (
     describe,
@@ -24,7 +27,7 @@ from service.worker.methods import (
     make_eviction,
     make_fusion,
 )
-from tests.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, tiny
+from tests.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, prompt_attention, tiny
 
 FUSION, EVICTION = fusion_methods(), eviction_methods()
 
@@ -38,6 +41,8 @@ def extremes(methods: dict[str, type[Any]]) -> Iterator[tuple[str, dict[str, Any
             values: list[Any] = list(facts.get("choices", ()))
             if facts["type"] == "boolean":
                 values = [True, False]
+            elif facts["type"] == "numbers":
+                values = [[facts["le"]], [facts["ge"]] * 3, [0.5, 0.2]]
             elif facts["type"] in ("number", "integer"):
                 # Odd, for widths that must be.
                 values = [facts["ge"]] if "ge" in facts else [-(2**70) - 1, -(10**6) - 1]
@@ -175,59 +180,91 @@ def test_cold_segments_are_not_read(model: Tiny, case: tuple[str, dict[str, Any]
 # -- eviction -------------------------------------------------------------------------------------
 
 
-def prompt_attention(document: int, seed: int) -> PromptAttention:
-    """Random keys and queries of S 6 ‖ D ‖ Q 7, two KV heads of three query heads."""
+def random_prompt(document: int, seed: int) -> tuple[PromptLayout, Tensor, Tensor]:
+    """S 6 ‖ D ‖ Q 7, k `[2, n, 8]`, q `[n, 6, 8]`: two KV heads of three query heads."""
     layout = PromptLayout.of([1] * 6, [[2] * document], [3] * 7, cold=[False, False])
     source = torch.Generator().manual_seed(seed)
     k = torch.randn(2, layout.tokens, 8, generator=source)
-    q = torch.randn(7, 6, 8, generator=source)
-    return PromptAttention(0, 4, layout, k, q, 8**-0.5)
+    q = torch.randn(layout.tokens, 6, 8, generator=source)
+    return layout, k, q
 
 
-def kept_by(method: EvictionMethod, prompt: PromptAttention) -> list[list[int]]:
-    window = prompt.window_q[-min(method.window_rows, len(prompt.window_q)) :]
-    view = dataclasses.replace(prompt, window_q=window)
-    return [head.tolist() for head in method.keep(view)]
+LAYERS = 3
+SCORES = {name: torch.arange(1.0, 19.0).view(3, 6) / 171 for name in ("R", "R2")}
+
+
+def kept_by(
+    method: EvictionMethod, layout: PromptLayout, k: Tensor, q: Tensor
+) -> list[list[list[int]]]:
+    """Per layer (each the same k and q) and KV head; every query row was computed."""
+    rows = layout.all_rows
+    counts = FlopCount(tiny("llama").adapter)
+    fresh = k.transpose(0, 1)
+    kept_before = torch.zeros(layout.tokens, dtype=torch.long)
+    out = []
+    for layer in range(LAYERS):
+        view = LayerView(layer, layout, rows, q, k, k, fresh, fresh, [None, None], 8**-0.5, counts)
+        prompt = prompt_attention(
+            layout,
+            k,
+            method.observe(view),
+            layer=layer,
+            layers=LAYERS,
+            kept_before=kept_before,
+            head_scores=SCORES,
+            heads=6,
+        )
+        kept = method.keep(prompt)
+        here = torch.zeros_like(kept_before)
+        here[torch.cat(kept)] = 1
+        kept_before = kept_before + here
+        out.append([head.tolist() for head in kept])
+    return out
 
 
 @pytest.mark.parametrize("case", EVICTION_CASES, ids=identify)
 @pytest.mark.parametrize("document", [0, 1, 50])
-def test_eviction_keeps_budget_system_and_question(
+def test_eviction_keeps_budget_and_what_is_protected(
     case: tuple[str, dict[str, Any]], document: int
 ) -> None:
-    """Ascending indices of the prompt without repeats; S and Q among them; exactly the budget over
-    a layer's heads (all of it, or S and Q where it is smaller, or everything where it is larger);
-    the same twice; two prompts of different length leave no trace in each other."""
+    """Ascending indices of the prompt without repeats; what is protected among them; exactly the
+    budget in sum over layers and heads (or what is protected where that is more, or everything
+    where the prompt is smaller); the same twice; two prompts of different length leave no trace in
+    each other."""
     method = make_eviction(*case)
-    prompt = prompt_attention(document, seed=document)
-    kept = kept_by(method, prompt)
-    n = prompt.layout.tokens
-    fixed = {*range(6), *range(n - 7, n)}
-    for head in kept:
+    layout, k, q = random_prompt(document, seed=document)
+    if not method.applies(layout):
+        return
+    kept = kept_by(method, layout, k, q)
+    n = layout.tokens
+    fixed = set(method.regions(layout)[0].tolist())
+    if method.protect:
+        assert fixed == {*range(6), *range(n - 7, n)}
+    for head in [head for heads in kept for head in heads]:
         assert head == sorted(set(head))
         assert set(head) <= set(range(n))
         assert fixed <= set(head)
-    assert sum(map(len, kept)) == 2 * min(n, max(len(fixed), method.budget))
-    kept_by(method, prompt_attention(33, seed=5))
-    assert kept_by(method, prompt) == kept
-    assert isinstance(method.warning(prompt.layout), str | None)
+    entries = sum(len(head) for heads in kept for head in heads)
+    assert entries == LAYERS * 2 * min(n, max(len(fixed), method.budget))
+    kept_by(method, *random_prompt(33, seed=5))
+    assert kept_by(method, layout, k, q) == kept
+    assert isinstance(method.warning(layout), str | None)
 
 
 @pytest.mark.parametrize("name", EVICTION)
 def test_eviction_is_off_when_the_prompt_fits(name: str) -> None:
-    layout = prompt_attention(20, seed=0).layout
+    layout = random_prompt(20, seed=0)[0]
     assert not make_eviction(name, {"budget": layout.tokens}).applies(layout)
     assert make_eviction(name, {"budget": layout.tokens - 1}).applies(layout)
 
 
 @pytest.mark.parametrize("name", EVICTION)
-def test_eviction_ties_are_deterministic(name: str) -> None:
+@pytest.mark.parametrize("protect", [True, False])
+def test_eviction_ties_are_deterministic(name: str, protect: bool) -> None:
     """Flat attention: the same set every time, of the right size."""
-    prompt = prompt_attention(50, seed=0)
-    flat = dataclasses.replace(
-        prompt, k=torch.zeros_like(prompt.k), window_q=torch.zeros_like(prompt.window_q)
-    )
-    method = make_eviction(name, {"budget": 30})
-    kept = kept_by(method, flat)
-    assert all(kept_by(method, flat) == kept for _ in range(3))
-    assert sum(map(len, kept)) == 60
+    layout, k, q = random_prompt(50, seed=0)
+    method = make_eviction(name, {"budget": 30, "protect": protect})
+    flat = torch.zeros_like(k), torch.zeros_like(q)
+    kept = kept_by(method, layout, *flat)
+    assert all(kept_by(method, layout, *flat) == kept for _ in range(3))
+    assert sum(len(head) for heads in kept for head in heads) == LAYERS * 2 * 30

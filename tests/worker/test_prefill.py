@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from service.worker.eviction.snapkv import Method as SnapKV
 from service.worker.fusion.base import FusionMethod
 from service.worker.methods import fusion_methods
 from service.worker.prefill import prefill, run
@@ -124,28 +125,31 @@ def test_the_causality_check_would_catch_the_bottom_right_mask(any_family: Tiny)
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("window", [1, 3, len(Q)])
-def test_window_queries(model: Tiny, method: str, window: int) -> None:
+def test_observedueries(model: Tiny, method: str, window: int) -> None:
     """The last prompt queries of every layer, rotated: what the cache they attend to implies.
     (Layers 0 and 1 are comparable for all; A3's and vanilla's are exact there.)"""
-    ours = model.stitch(METHODS[method], window=window)
+    ours = model.stitch(METHODS[method], eviction=SnapKV(window=window))
     full = model.reference.vanilla(IDS)
-    assert len(ours.result.window_q) == model.adapter.layers
-    assert_close("window queries, layer 0", ours.result.window_q[0], full.q[0][-window:])
-    assert all(len(q) == window for q in ours.result.window_q)
+    assert len(ours.result.observed) == model.adapter.layers
+    assert_close("window queries, layer 0", ours.result.observed[0], full.q[0][-window:])
+    assert all(len(q) == window for q in ours.result.observed)
     if method in ("vanilla", "a3"):
-        assert_close("window queries, layer 1", ours.result.window_q[1], full.q[1][-window:])
+        assert_close("window queries, layer 1", ours.result.observed[1], full.q[1][-window:])
     if method == "vanilla":
-        assert_close("window queries, last layer", ours.result.window_q[-1], full.q[-1][-window:])
+        assert_close("window queries, last layer", ours.result.observed[-1], full.q[-1][-window:])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_window_does_not_change_the_answer(model: Tiny, method: str) -> None:
-    without, with_window = model.stitch(METHODS[method]), model.stitch(METHODS[method], window=3)
+    without, with_window = (
+        model.stitch(METHODS[method]),
+        model.stitch(METHODS[method], eviction=SnapKV(window=3)),
+    )
     assert without.logits.equal(with_window.logits)
 
 
 def test_no_window_keeps_no_queries(model: Tiny) -> None:
-    assert model.stitch(METHODS["pie"]).result.window_q == []
+    assert model.stitch(METHODS["pie"]).result.observed == []
 
 
 def test_pauses_after_every_layer(model: Tiny) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,6 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from service.worker.adapters.base import DecoderAdapter, adapter_for
+from service.worker.calibration import ModelFacts
+from service.worker.evict import Evicted, evict
+from service.worker.eviction.base import EvictionMethod, PromptAttention
 from service.worker.fusion.base import FusionMethod
 from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout, union
@@ -204,7 +207,7 @@ class Tiny:
         *,
         prefix: Sequence[int] = (),
         cold: Sequence[int] = (),
-        window: int = 0,
+        eviction: EvictionMethod | None = None,
         stored: Sequence[StoredSegment | None] | None = None,
         room: int = 0,
     ) -> Run:
@@ -229,7 +232,7 @@ class Tiny:
             store.fill_(float("nan"))  # what nobody wrote must not be read
         sequence = pool.reserve(layout.tokens + room)
         assert sequence is not None
-        result = run(prefill(self.adapter, layout, stored, method, sequence, window=window))
+        result = run(prefill(self.adapter, layout, stored, method, sequence, eviction=eviction))
         sequence.set_length(layout.tokens)
         layers = range(self.adapter.layers)
         filled = [sequence.prompt_layer(layer, layout.tokens) for layer in layers]
@@ -266,6 +269,34 @@ class Tiny:
         sequence = pool.reserve(layout.tokens)
         assert sequence is not None
         return sequence
+
+
+def evicted(model: Tiny, run: Run, method: EvictionMethod, room: int) -> Evicted:
+    """`method` applied to a run that was stitched with it."""
+    facts = ModelFacts(model.adapter.layers, model.adapter.heads, model.adapter.kv_heads)
+    return evict(
+        model.adapter, facts, run.result.layout, run.sequence, method, run.result.observed, room
+    )
+
+
+def prompt_attention(
+    layout: PromptLayout,
+    k: Tensor,
+    observed: Tensor,
+    *,
+    layer: int = 0,
+    layers: int = 1,
+    kept_before: Tensor | None = None,
+    head_scores: Mapping[str, Tensor] | None = None,
+    heads: int = 0,
+) -> PromptAttention:
+    """One layer as an eviction method sees it: k `[kv_heads, n, d]`; observed: window queries
+    `[w, heads, d]`, or what the method's own `observe` gives (then say how many `heads`)."""
+    kv_heads, n, d = k.shape
+    facts = ModelFacts(layers, heads or observed.shape[1], kv_heads, head_scores or {})
+    if kept_before is None:
+        kept_before = torch.zeros(n, dtype=torch.long)
+    return PromptAttention(layer, layout, k, observed, kept_before, d**-0.5, facts)
 
 
 @cache

@@ -32,6 +32,7 @@ class DecoderAdapter:
         self.hidden = int(config.hidden_size)
         self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
         self.vocabulary = int(config.vocab_size)
+        self.intermediate = int(config.intermediate_size)
         self.scale = float(self.head_dim**-0.5)
         weight = model.get_input_embeddings().weight
         self.dtype: torch.dtype = weight.dtype

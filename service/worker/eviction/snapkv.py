@@ -1,15 +1,15 @@
-"""SnapKV (METHODS §2.3; Li et al. 2024): document tokens that the last prompt queries attend to."""
+"""SnapKV (METHODS §2.3; Li et al. 2024): tokens that the last prompt queries attend to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.eviction.base import EvictionMethod, PromptAttention
+from service.worker.pooling import max_pool
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,8 @@ class Method(EvictionMethod):
         return self.window
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        weights = prompt.window_attention()
+        weights = prompt.query_attention().mean(1)
         # Candidates end where the window begins: pooling must not spread its own (large) weights
-        # over the last document tokens.
-        weights[:, -len(prompt.window_q) :] = 0
-        reach = min(self.kernel // 2, weights.shape[1])  # a wider pool would see nothing more
-        pooled = F.max_pool1d(weights.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach)
-        return pooled.squeeze(0)
+        # over the tokens before it.
+        weights[:, -len(prompt.observed) :] = 0
+        return max_pool(weights, self.kernel)

@@ -11,14 +11,16 @@ The only difference from CacheBlend is the ranking. With ratio 0 it is PIE with 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.attention import attention_probabilities
-from service.worker.fusion.base import FusionMethod, LayerView
+from service.worker.calibration import ModelFacts
+from service.worker.flops import causal_pairs
+from service.worker.fusion.base import FusionMethod, share_of
+from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
 from service.worker.topk import stable_topk
 
@@ -34,6 +36,9 @@ class Method(FusionMethod):
     ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
     selection_layer: int = parameter(1, "layer at which tokens are ranked (paper: 1)", ge=1)
 
+    def check(self, model: ModelFacts) -> None:
+        self.check_layer_exists("selection_layer", self.selection_layer, model)
+
     def start_rows(self, layout: PromptLayout) -> Tensor:
         return layout.all_rows
 
@@ -42,8 +47,7 @@ class Method(FusionMethod):
             return None
         layout = view.layout
         candidates = layout.cached_document_rows
-        # A hair more, or 0.29 · 100 would count 28 in binary.
-        wanted = math.floor(self.ratio * layout.tokens + 1e-9)
+        wanted = share_of(layout, self.ratio)
         top = stable_topk(self._question_attention(view)[candidates], wanted)
         return union(candidates[top], layout.question_rows)
 
@@ -52,6 +56,7 @@ class Method(FusionMethod):
         start = view.layout.question_start
         # All rows are present at this layer, so row number and index coincide.
         rows = view.rows[start:]
+        view.flops.score(causal_pairs(rows))
         total = view.k.new_zeros(view.k.shape[1], dtype=view.q.float().dtype)
         for a in range(0, len(rows), QUESTION_TILE):
             b = a + QUESTION_TILE

@@ -1,4 +1,4 @@
-"""A fusion method: a dataclass of parameters and up to three hooks of the layer loop.
+"""A fusion method: a dataclass of parameters and one or two hooks of the layer loop.
 
 The loop (`service.worker.prefill`) owns everything else: placing cached keys at their positions,
 writing computed ones, the index mask, the rows that no method may drop (question, cold segments).
@@ -7,29 +7,16 @@ A method never touches the store and sees the cache only through its hooks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from service.errors import InvalidRequest
+from service.worker.calibration import ModelFacts
+from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
-
-
-@dataclass(frozen=True)
-class LayerView:
-    """What a method may look at after QKV of a layer, before its attention.
-
-    rows `[m]` ascending indices computed at this layer; q `[m, heads, d]` rotated; k, v
-    `[kv_heads, n, d]`: the layer's cache, cached segments and the rows' fresh KV in place.
-    """
-
-    layer: int
-    layout: PromptLayout
-    rows: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +25,22 @@ class FusionMethod:
 
     # A method that computes every row itself has nothing loaded for it.
     reads_cache: ClassVar[bool] = True
+    # A scouting method has the question run over the stitched cache first; see `scout`.
+    scouts: ClassVar[bool] = False
+
+    def check(self, model: ModelFacts) -> None:
+        """Raise InvalidRequest if the parameters do not fit this model."""
+
+    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
+        """Evidence `[n]` fp32 of one layer of the first pass, from the question's attention
+        `[heads, question rows, n]` fp32 (zero at tokens that pass does not see); the loop sums it
+        over layers. None: this layer says nothing."""
+        raise NotImplementedError
+
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+        """Rows to compute from the embedding on, beside the forced ones, given the summed
+        evidence `[n]`. Called instead of `start_rows` after a first pass."""
+        raise NotImplementedError
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         """Rows computed from the embedding on, beside the forced ones (question, cold)."""
@@ -50,3 +53,17 @@ class FusionMethod:
     def select(self, view: LayerView) -> Tensor | None:
         """Rows to go on with from this layer's attention, beside the forced ones; None: all."""
         return None
+
+    def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
+        """For `check`: parameter `name` must be one of the model's layers."""
+        if layer >= model.layers:
+            raise InvalidRequest(
+                f"fusion.{name} must be at most {model.layers - 1} (the model has "
+                f"{model.layers} layers, counted from 0), not {layer}",
+                field=f"fusion.{name}",
+            )
+
+
+def share_of(layout: PromptLayout, ratio: float) -> int:
+    """⌊ratio · n⌋ in decimal: a hair more, or 0.29 · 100 would count 28 in binary."""
+    return math.floor(ratio * layout.tokens + 1e-9)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.fusion.base import FusionMethod, LayerView
+from service.worker.fusion.base import FusionMethod
+from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.worker.eviction.base import PromptAttention
 from service.worker.eviction.snapkv import Method as SnapKV
 from service.worker.layout import PromptLayout
 from service.worker.methods import make_eviction
 from tests.worker.reference import snapkv_kept
+from tests.worker.tiny import prompt_attention
 
 D = 8
 
@@ -37,7 +37,7 @@ def kept_by(method: SnapKV, layout: PromptLayout, q: Tensor, k: Tensor) -> list[
     """The method on one layer, fed as the engine does: window at most the question."""
     question = layout.tokens - layout.question_start
     window = min(method.window_rows, question)
-    prompt = PromptAttention(0, 1, layout, k.transpose(0, 1), q[-window:], D**-0.5)
+    prompt = prompt_attention(layout, k.transpose(0, 1), q[-window:])
     return [head.tolist() for head in method.keep(prompt)]
 
 

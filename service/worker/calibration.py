@@ -1,0 +1,62 @@
+"""What was measured once for a model: `calibration.json` beside its weights.
+
+    {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}}
+
+Written by `python -m benchmarks.calibrate`; a model without the file serves every method that needs
+none of it. Not part of the model's fingerprint: it never changes stored KV. Knows no method.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.errors import ModelRefused
+
+FILE = "calibration.json"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of the served model and its calibration. head_scores: by probe name, `[layers, heads]`
+    fp32, non-negative, sum 1."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_scores: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def read_calibration(folder: Path, *, layers: int, heads: int, kv_heads: int) -> ModelFacts:
+    """Raises ModelRefused if the file is there and does not fit the model."""
+    path = folder / FILE
+    if not path.exists():
+        return ModelFacts(layers, heads, kv_heads)
+    try:
+        scores = {
+            name: _head_scores(rows, layers, heads)
+            for name, rows in json.loads(path.read_text()).get("head_scores", {}).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelRefused(
+            f"{path} is not a calibration of this model ({error}): delete it, or make it again "
+            "with `python -m benchmarks.calibrate`",
+            field="model",
+        ) from error
+    return ModelFacts(layers, heads, kv_heads, scores)
+
+
+def _head_scores(rows: Any, layers: int, heads: int) -> Tensor:
+    scores = torch.tensor(rows, dtype=torch.float32)
+    if tuple(scores.shape) != (layers, heads):
+        raise ValueError(f"head scores of shape {tuple(scores.shape)}, not ({layers}, {heads})")
+    total = scores.sum()
+    if not torch.isfinite(scores).all() or bool((scores < 0).any()) or not total > 0:
+        raise ValueError("head scores must be non-negative with a positive sum")
+    return scores / total

@@ -1,0 +1,41 @@
+"""What fusion and eviction methods may look at inside the layer loop. Knows no method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from service.worker.flops import FlopCount
+from service.worker.layout import PromptLayout
+
+
+class CachedSegment(Protocol):
+    """A segment's stored KV: per layer k (before RoPE) and v, each `[tokens, kv_heads, d]`."""
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """A layer of a prompt after QKV, before its attention.
+
+    rows `[m]`: ascending indices computed at this layer; q `[m, heads, d]`: their queries after
+    RoPE; k, v `[kv_heads, n, d]`: the layer's cache after RoPE, fresh KV of the rows in place;
+    fresh_k (before RoPE), fresh_v `[m, kv_heads, d]`; cached: stored KV by segment, None if cold.
+    `flops`: where a method counts work of its own.
+    """
+
+    layer: int
+    layout: PromptLayout
+    rows: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    fresh_k: Tensor
+    fresh_v: Tensor
+    cached: Sequence[CachedSegment | None]
+    scale: float
+    flops: FlopCount

@@ -1,0 +1,327 @@
+"""Which prompt entries every eviction method keeps, by loops over lists (METHODS §2).
+
+Methods take one attention tensor per layer, `[heads, n, n]` (query head, query row, key; rows that
+were not computed are NaN and may not be asked for), as `Trace.attention` holds them, and return
+`Kept`. Scores are means of softmax weights over the queries and over the query heads of a KV
+head, then pooled. Equal scores: the lower token wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.worker.reference_budgets import ada_counts, headkv_counts, pyramid_counts
+
+Kept = list[list[list[int]]]  # [layer][kv head] -> indices, ascending
+Scores = list[list[float]]  # [kv head][token]
+
+
+@dataclass(frozen=True)
+class Region:
+    """The prompt S ‖ D ‖ Q and what a budget means on it.
+
+        protect:      0 .. |S| always | documents compete | Q always, its last w rows score
+        not protect:  0 .. n-w compete                    | n-w .. n always, and they score
+
+    budget: prompt entries per layer and KV head (mean, where methods divide unequally), including
+    the always kept ones. Unprotected methods need a budget of 2 or more.
+    """
+
+    tokens: int
+    system: int
+    question: int
+    budget: int
+    window: int = 32
+    protect: bool = True
+
+    @property
+    def fits(self) -> bool:
+        return self.tokens <= self.budget
+
+    @property
+    def rows(self) -> int:
+        """w: the last rows of the prompt, whose attention scores the others."""
+        w = min(self.window, self.question)
+        w = w if self.protect else min(w, self.budget - 1)
+        assert w > 0
+        return w
+
+    @property
+    def candidates(self) -> int:
+        """Tokens before the window: 0 .. candidates. Scores and pools end here."""
+        return self.tokens - self.rows
+
+    @property
+    def competitors(self) -> list[int]:
+        if self.protect:
+            return list(range(self.system, self.tokens - self.question))
+        return list(range(self.candidates))
+
+    @property
+    def always(self) -> list[int]:
+        return sorted({*range(self.tokens)} - {*self.competitors})
+
+    @property
+    def free(self) -> int:
+        """b: entries per head beyond the always kept ones."""
+        return max(0, self.budget - len(self.always))
+
+
+# -- scores ---------------------------------------------------------------------------------------
+
+
+def attention_weights(q: Tensor, k: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    """`[heads, n, n]` of rotated q `[n, heads, d]` and k `[n, kv_heads, d]`, softmax over keys
+    j <= i in float32; rows other than `rows` are NaN."""
+    n, heads, d = q.shape
+    group = heads // k.shape[1]
+    out = torch.full((heads, n, n), float("nan"))
+    for h in range(heads):
+        for i in range(n) if rows is None else rows:
+            logits = [float(q[i, h] @ k[j, h // group]) / math.sqrt(d) for j in range(i + 1)]
+            out[h, i] = 0
+            out[h, i, : i + 1] = torch.softmax(torch.tensor(logits), 0)
+    return out
+
+
+def group_mean(attention: Tensor, kv_heads: int, rows: Sequence[int]) -> list[Scores]:
+    """Attention per KV head: [kv head][row][token], the mean over its query heads."""
+    group = attention.shape[0] // kv_heads
+    out = []
+    for g in range(kv_heads):
+        of_head = [attention[h] for h in range(g * group, (g + 1) * group)]
+        per_row = []
+        for i in rows:
+            weights = [head[i].tolist() for head in of_head]
+            per_row.append([sum(column) / group for column in zip(*weights, strict=True)])
+        out.append(per_row)
+    return out
+
+
+def mean_of_rows(attention: Tensor, kv_heads: int, rows: Sequence[int]) -> Scores:
+    """[kv head][token]: mean over the rows. A row gives 0 to tokens after it and is counted."""
+    return [
+        [sum(column) / len(rows) for column in zip(*per_row, strict=True)]
+        for per_row in group_mean(attention, kv_heads, rows)
+    ]
+
+
+def pool(scores: Sequence[float], kernel: int, kind: str = "max") -> list[float]:
+    """Stride 1, kernel // 2 padded at both ends: max ignores the padding, avg counts it as 0."""
+    assert kernel % 2 == 1 and kind in ("max", "avg")
+    reach, out = kernel // 2, []
+    for t in range(len(scores)):
+        seen = scores[max(0, t - reach) : t + reach + 1]
+        out.append(max(seen) if kind == "max" else sum(seen) / kernel)
+    return out
+
+
+def window_scores(
+    attention: Tensor, kv_heads: int, region: Region, kernel: int = 7, kind: str = "max"
+) -> Scores:
+    """SnapKV's score of every candidate (§2.3): window mean, group mean, pooled."""
+    rows = range(region.candidates, region.tokens)
+    means = mean_of_rows(attention, kv_heads, rows)
+    return [pool(head[: region.candidates], kernel, kind) for head in means]
+
+
+def best(scores: Sequence[float], among: Sequence[int], count: int) -> list[int]:
+    """The `count` tokens with the highest score, lower index first among equals."""
+    assert 0 <= count
+    return sorted(among, key=lambda t: (-scores[t], t))[:count]
+
+
+def with_always(region: Region, chosen: Sequence[int]) -> list[int]:
+    return sorted({*region.always, *chosen})
+
+
+def everything(region: Region, layers: int, kv_heads: int) -> Kept:
+    return [[list(range(region.tokens)) for _ in range(kv_heads)] for _ in range(layers)]
+
+
+def keep_counts(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    counts: Sequence[Sequence[int]],
+    kernel: int,
+    kind: str,
+) -> Kept:
+    """counts[layer][kv head] best competitors by SnapKV score, and the always kept ones."""
+    out = []
+    for attention, of_layer in zip(attentions, counts, strict=True):
+        scores = window_scores(attention, kv_heads, region, kernel, kind)
+        chosen = [
+            best(head, region.competitors, count)
+            for head, count in zip(scores, of_layer, strict=True)
+        ]
+        out.append([with_always(region, head) for head in chosen])
+    return out
+
+
+# -- methods --------------------------------------------------------------------------------------
+
+
+def streaming_llm(layers: int, kv_heads: int, region: Region, sinks: int = 4) -> Kept:
+    """The prompt's first `sinks` tokens and the last others (§2.1); the window plays no part.
+
+    protect: S and Q, the sinks that lie in D, then the last document tokens. Unprotected: first
+    min(sinks, budget − 1), so that the last token is always there.
+    """
+    if region.fits:
+        return everything(region, layers, kv_heads)
+    if region.protect:
+        documents = region.competitors
+        first = [t for t in documents if t < sinks][: region.free]
+        rest = [t for t in documents if t not in first]
+        last = rest[len(rest) - (region.free - len(first)) :]
+        kept = with_always(region, [*first, *last])
+    else:
+        count = min(sinks, region.budget - 1)
+        last = list(range(region.tokens - (region.budget - count), region.tokens))
+        kept = [*range(count), *last]
+    return [[list(kept) for _ in range(kv_heads)] for _ in range(layers)]
+
+
+def h2o(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    rows: Sequence[int] | None = None,
+) -> Kept:
+    """Column sums of attention over all given query rows (§2.2), group mean, no pooling. `rows`:
+    those that were computed (default all n); the recent window is the region's (8 in §2.2)."""
+    if region.fits:
+        return everything(region, len(attentions), kv_heads)
+    queries = list(range(region.tokens)) if rows is None else sorted(rows)
+    out = []
+    for attention in attentions:
+        per_head = group_mean(attention, kv_heads, queries)
+        sums = [[sum(column) for column in zip(*head, strict=True)] for head in per_head]
+        chosen = [best(head, region.competitors, region.free) for head in sums]
+        out.append([with_always(region, head) for head in chosen])
+    return out
+
+
+def snapkv(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    kernel: int = 7,
+    kind: str = "max",
+) -> Kept:
+    """§2.3, and A3(ex) of §1.6: the same count everywhere."""
+    if region.fits:
+        return everything(region, len(attentions), kv_heads)
+    counts = [[region.free] * kv_heads for _ in attentions]
+    return keep_counts(attentions, kv_heads, region, counts, kernel, kind)
+
+
+def pyramidkv(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    beta: float = 20,
+    kernel: int = 7,
+    kind: str = "max",
+) -> Kept:
+    """§2.4: lower layers keep more, linearly; the mean over layers is SnapKV's count."""
+    if region.fits:
+        return everything(region, len(attentions), kv_heads)
+    competitors = len(region.competitors)
+    per_layer = pyramid_counts(region.free, len(attentions), region.tokens, competitors, beta)
+    counts = [[count] * kv_heads for count in per_layer]
+    return keep_counts(attentions, kv_heads, region, counts, kernel, kind)
+
+
+def ada_snapkv(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    alpha: float = 0.2,
+    kernel: int = 7,
+    kind: str = "max",
+) -> Kept:
+    """§2.5: in every layer heads with high scores take entries from the others."""
+    if region.fits:
+        return everything(region, len(attentions), kv_heads)
+    per_layer = [region.free] * len(attentions)
+    return _ada(attentions, kv_heads, region, per_layer, alpha, kernel, kind)
+
+
+def ada_pyramidkv(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    alpha: float = 0.2,
+    beta: float = 20,
+    kernel: int = 7,
+    kind: str = "max",
+) -> Kept:
+    """§2.5 with the layer counts of §2.4."""
+    if region.fits:
+        return everything(region, len(attentions), kv_heads)
+    competitors = len(region.competitors)
+    per_layer = pyramid_counts(region.free, len(attentions), region.tokens, competitors, beta)
+    return _ada(attentions, kv_heads, region, per_layer, alpha, kernel, kind)
+
+
+def _ada(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    per_layer: Sequence[int],
+    alpha: float,
+    kernel: int,
+    kind: str,
+) -> Kept:
+    counts = []
+    for attention, count in zip(attentions, per_layer, strict=True):
+        scores = window_scores(attention, kv_heads, region, kernel, kind)
+        competing = [[head[t] for t in region.competitors] for head in scores]
+        counts.append(ada_counts(competing, count, alpha))
+    return keep_counts(attentions, kv_heads, region, counts, kernel, kind)
+
+
+def headkv(
+    attentions: Sequence[Tensor],
+    kv_heads: int,
+    region: Region,
+    head_scores: Sequence[Sequence[float]],
+    beta: float = 1.5,
+    kernel: int = 7,
+    kind: str = "max",
+) -> Kept:
+    """§2.6: counts from static scores head_scores[layer][query head], tokens by SnapKV score."""
+    if region.fits:
+        return everything(region, len(attentions), kv_heads)
+    counts = headkv_counts(head_scores, kv_heads, region.free, len(region.competitors), beta)
+    return keep_counts(attentions, kv_heads, region, counts, kernel, kind)
+
+
+def last_row_logits(q: Tensor, k: Tensor) -> Tensor:
+    """GemFilter's logits `[n]` of one layer (§2.7): rotated q `[n, heads, d]`, k `[n, kv_heads,
+    d]`; the last query on every key, no scale, no softmax, summed over query heads."""
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    return torch.tensor([sum(float(q[-1, h] @ key[h // group]) for h in range(heads)) for key in k])
+
+
+def gemfilter(logits: Tensor, region: Region, kernel: int = 5) -> list[int]:
+    """One set of tokens to prefill again (§2.7): the best by avg-pooled logits `[n]`. There is no
+    window: the pool runs over all n tokens; unprotected, all n compete for the whole budget."""
+    if region.fits:
+        return list(range(region.tokens))
+    pooled = pool(logits.tolist(), kernel, "avg")
+    if region.protect:
+        return with_always(region, best(pooled, region.competitors, region.free))
+    return sorted(best(pooled, range(region.tokens), region.budget))
+
+
+def coverage(kept: Kept, tokens: int) -> float:
+    """|∪ over layers and heads of kept tokens| / T (§2.8)."""
+    return len({t for layer in kept for head in layer for t in head}) / tokens
