@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
 from service.worker.methods import (
+    add_folder,
     describe,
     eviction_methods,
     fusion_methods,
@@ -29,6 +31,9 @@ from service.worker.methods import (
 )
 from tests.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, prompt_attention, tiny
 
+# The contract can be run over files of one's own too.
+if own := os.environ.get("KVSTITCH_METHODS_DIR"):
+    add_folder(Path(own))
 FUSION, EVICTION = fusion_methods(), eviction_methods()
 
 
@@ -70,8 +75,8 @@ def model(request: pytest.FixtureRequest) -> Tiny:
 def test_every_file_is_a_method() -> None:
     """Dropping a file into the folder is all it takes."""
     for package, found in ((service.worker.fusion, FUSION), (service.worker.eviction, EVICTION)):
-        folder = Path(next(iter(package.__path__)))
-        files = {p.stem for p in folder.glob("*.py")} - {"__init__", "base"}
+        folders = [Path(folder) for folder in package.__path__]
+        files = {p.stem for folder in folders for p in folder.glob("*.py")} - {"__init__", "base"}
         assert set(found) == files
     assert {"vanilla", "full_reuse", "pie", "a3"} <= set(FUSION)
     assert "snapkv" in EVICTION

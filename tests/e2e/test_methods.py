@@ -1,0 +1,156 @@
+"""Methods over HTTP: listed from their files, chosen per request, reported; a file of one's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Documents, Serve
+from tests.e2e.service import Service
+from tests.worker.test_methods import EVICTION, FUSION
+
+QUESTION = "Which colour is it?"
+OWN = '''
+"""Recomputes every k-th token of every document: a method of the operator's own."""
+
+from dataclasses import dataclass
+
+from service.parameters import parameter
+from service.worker.fusion.base import FusionMethod
+from service.worker.layout import union
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Recompute every k-th document token, whatever the question is."""
+
+    every: int = parameter(4, "one token in this many", ge=1)
+
+    def start_rows(self, layout):
+        step = min(self.every, layout.tokens)
+        return union(layout.cached_document_rows[::step], layout.question_rows)
+'''
+
+
+def test_the_list_is_the_files(service: Service) -> None:
+    listed = service.http.get("/v1/methods").json()
+    for kind, files in (("fusion", FUSION), ("eviction", EVICTION)):
+        assert {m["name"] for m in listed[kind]} == set(files)
+        for method in listed[kind]:
+            assert method["doc"]
+            for facts in method["parameters"].values():
+                assert {"type", "default", "doc"} <= set(facts)
+
+
+@pytest.mark.parametrize("name", sorted(FUSION))
+def test_every_fusion_answers_and_reports(service: Service, name: str) -> None:
+    """Twice the same answer; the report's numbers fit each other."""
+    first = service.ask(QUESTION, fusion={"method": name}, max_tokens=4)
+    again = service.ask(QUESTION, fusion={"method": name}, max_tokens=4)
+    assert first["text"] == again["text"]
+    assert first["fusion"]["method"] == name
+    cache = again["cache"]
+    rows = cache["rows_per_layer"]
+    assert rows == sorted(rows, reverse=True)
+    assert cache["flops"] > 0
+    assert cache["coverage"] == 1.0
+    recomputed = sum(d["rows_recomputed"] for d in cache["documents"])
+    if name == "vanilla":
+        assert cache["flops"] == pytest.approx(cache["full_prefill_flops"], rel=1e-6)
+    else:
+        assert {d["tier"] for d in cache["documents"]} == {"memory"}
+        assert cache["flops"] < cache["full_prefill_flops"]
+        assert recomputed < sum(d["tokens"] for d in cache["documents"])
+
+
+@pytest.mark.parametrize("name", sorted(set(EVICTION) - {"headkv"}))
+def test_every_eviction_holds_the_budget(service: Service, name: str) -> None:
+    """After any prompt the pool holds the budget (in sum over layers), and the report says so."""
+    whole = service.ask(QUESTION, max_tokens=4)
+    assert whole["eviction"] is None
+    n = whole["usage"]["prompt_tokens"]
+    budget = n * 2 // 3
+    eviction = {"method": name, "budget": budget}
+    evicted = service.ask(QUESTION, max_tokens=4, eviction=eviction)
+    kept = evicted["cache"]["kept_per_layer"]
+    assert sum(kept) == pytest.approx(budget * len(kept))
+    assert budget / n <= evicted["cache"]["coverage"] + 1e-9 <= 1 + 1e-9
+    assert "evict" in evicted["stages"]
+
+
+def test_headkv_needs_a_score_file(service: Service) -> None:
+    """422 that names the method and how to make the file; streamed too."""
+    for stream in (False, True):
+        reply = service.post(QUESTION, eviction={"method": "headkv"}, stream=stream)
+        assert reply.status_code == 422, reply.text
+        error = reply.json()["error"]
+        assert error["param"] == "eviction.method"
+        assert "calibrat" in error["message"]
+
+
+def test_a_layer_that_the_model_lacks(service: Service) -> None:
+    for method, field in (("a3", "selection_layer"), ("cacheblend", "check_layer")):
+        reply = service.post(QUESTION, fusion={"method": method, field: 500})
+        assert reply.status_code == 422, reply.text
+        error = reply.json()["error"]
+        assert error["param"] == f"fusion.{field}"
+        assert "at most" in error["message"]
+
+
+def test_a_schedule_is_checked(service: Service) -> None:
+    for schedule, named in (([0.2, 0.4], "fusion.schedule"), ([0.2, 7], "fusion.schedule[1]")):
+        chosen = {"method": "cacheblend", "schedule": schedule}
+        reply = service.post(QUESTION, fusion=chosen)
+        assert reply.status_code == 422, reply.text
+        assert reply.json()["error"]["param"] == named
+    fine = {"method": "cacheblend", "schedule": [0.5, 0.3, 0.1]}
+    rows = service.ask(QUESTION, fusion=fine, max_tokens=1)["cache"]["rows_per_layer"]
+    assert rows[1] > rows[2] > rows[-1]
+
+
+def test_a_file_of_ones_own(serve: Serve, twelve: Documents, tmp_path: Path) -> None:
+    """Dropped into the methods folder, a method is listed, validated, served and passes the
+    contract tests that run over the built-in ones."""
+    folder = tmp_path / "methods"
+    (folder / "fusion").mkdir(parents=True)
+    (folder / "fusion" / "every_kth.py").write_text(OWN)
+    with serve(methods_dir=folder) as service:
+        service.ingest(twelve[:3])
+        listed = {m["name"]: m for m in service.http.get("/v1/methods").json()["fusion"]}
+        assert "whatever the question" in listed["every_kth"]["doc"]
+        assert listed["every_kth"]["parameters"]["every"]["default"] == 4
+        chosen = {"method": "every_kth", "every": 3}
+        answer = service.ask(QUESTION, fusion=chosen, max_tokens=2)
+        for document in answer["cache"]["documents"]:
+            assert document["rows_recomputed"] == pytest.approx(document["tokens"] / 3, abs=1)
+        reply = service.post(QUESTION, fusion={"method": "every_kth", "every": 0})
+        assert reply.status_code == 422
+        assert reply.json()["error"]["param"] == "fusion.every"
+    contract = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/worker/test_methods.py", "-k", "every_kth"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "KVSTITCH_METHODS_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert contract.returncode == 0, contract.stdout[-3000:]
+    assert " passed" in contract.stdout
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    """Refused at start with the setting's name."""
+    nowhere = tmp_path / "nowhere"
+    started = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
+        env={**os.environ, "KVSTITCH_METHODS_DIR": str(nowhere),
+             "KVSTITCH_DATA_DIR": str(tmp_path / "data")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert started.returncode != 0
+    assert "methods_dir" in started.stderr + started.stdout
