@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     # The engine.
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    codec: Literal["raw", "int8"] = Field("raw", description="how KV is stored")
+    codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
     redis_url: str = Field("", description="shared tier, redis://host:port/db; empty: none")

@@ -1,6 +1,7 @@
 """Codecs by name: each file in this folder is one codec, found by its file name.
 
-A codec file defines ``CODEC``, an object that satisfies :class:`kvstore.codecs.base.Codec`.
+A codec file defines ``CODEC``, an object that satisfies :class:`kvstore.codecs.base.Codec`. Files
+whose names start with an underscore are what several codecs share.
 """
 
 import pkgutil
@@ -15,7 +16,8 @@ from kvstore.errors import ChunkSpecError
 @cache
 def codec_names() -> tuple[str, ...]:
     """Names of all codecs in this folder, sorted."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(name for name in names if name != "base" and not name.startswith("_")))
 
 
 @cache

