@@ -1,0 +1,97 @@
+"""Operations of every method against an exact count from token sets (METHODS §4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.worker.flops import full_prefill
+from service.worker.fusion.a3 import Method as A3
+from service.worker.fusion.base import FusionMethod
+from service.worker.fusion.cacheblend import Method as CacheBlend
+from service.worker.fusion.legolink import Method as LegoLink
+from service.worker.fusion.pie import Method as Pie
+from service.worker.fusion.question_scout import Method as QuestionScout
+from service.worker.fusion.vanilla import Method as Vanilla
+from tests.worker.reference_fusion import (
+    Shape,
+    always_computed,
+    cacheblend_computed,
+    finished_rows,
+    flops,
+    legolink_rows,
+    scouted_rows,
+)
+from tests.worker.tiny import D1, D2, D3, Q, S, Tiny
+
+IDS = [*S, *D1, *D2, *D3, *Q]
+LAST = [len(IDS) - 1]
+
+
+def shape_of(model: Tiny) -> Shape:
+    config = model.model.config
+    return Shape(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        model.adapter.head_dim,
+        config.vocab_size,
+    )
+
+
+def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
+    """Rows whose QKV each layer computes, by the reference."""
+    reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
+    every, fixed = list(range(len(IDS))), always_computed(prompt)
+    match method:
+        case Vanilla():
+            return [every] * layers
+        case Pie():
+            return [fixed] * layers
+        case LegoLink():
+            rows = legolink_rows(prompt, method.first, method.last)
+        case QuestionScout():
+            rows = scouted_rows(reference, prompt, method.ratio, method.edge)
+        case CacheBlend():
+            return cacheblend_computed(reference, prompt, [method.ratio])
+        case A3():
+            chosen = sorted({*reference.a3_selected(prompt, method.ratio), *fixed})
+            return [every] * 2 + [chosen] * (layers - 2)
+        case _:
+            raise AssertionError(method)
+    return [sorted({*rows, *fixed})] * layers
+
+
+METHODS = [
+    Vanilla(),
+    Pie(),
+    LegoLink(first=2, last=1),
+    CacheBlend(ratio=0.2),
+    A3(ratio=0.2),
+    QuestionScout(ratio=0.3, edge=2),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__module__.rpartition(".")[2])
+def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> None:
+    computed = computed_by(any_family, method)
+    finished = finished_rows(computed, LAST)
+    question = list(range(len(IDS) - len(Q), len(IDS)))
+    scored = [question] if isinstance(method, A3) else []
+    expected = flops(shape_of(any_family), computed, finished, scored)
+    if isinstance(method, QuestionScout):
+        layers = any_family.adapter.layers
+        shape = shape_of(any_family)
+        every_pair = len(Q) * len(IDS)  # the first pass scores whole rectangles
+        wide = shape.heads * shape.head_dim
+        linear = flops(shape, [question] * layers, [[]] * layers)
+        linear -= 2 * shape.hidden * shape.vocabulary
+        mlp = 2 * wide * shape.hidden + 6 * shape.hidden * shape.mlp
+        expected += linear + (layers - 1) * len(Q) * mlp
+        expected += (2 * layers - 1) * every_pair * 2 * wide
+    assert any_family.stitch(method).result.flops == pytest.approx(expected, rel=1e-9)
+
+
+def test_full_prefill_is_vanilla(any_family: Tiny) -> None:
+    ours = any_family.stitch(Vanilla()).result.flops
+    assert full_prefill(any_family.adapter, len(IDS)) == pytest.approx(ours, rel=1e-9)
