@@ -22,13 +22,13 @@ class Method(FusionMethod):
 
     first: int = parameter(20, "tokens at each document's start", ge=0)
     last: int = parameter(20, "tokens at each document's end", ge=0)
-    skip_first_document: bool = parameter(
+    skip_first_doc: bool = parameter(
         False, "leave the first document as stored (right if it is exact: prefix_mode system)"
     )
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         filled = [segment for segment in layout.documents if segment.tokens]
-        documents = filled[1:] if self.skip_first_document else filled
+        documents = filled[1:] if self.skip_first_doc else filled
         rows = [layout.question_rows]
         for segment in documents:
             inside = torch.arange(segment.start, segment.end, device=layout.ids.device)

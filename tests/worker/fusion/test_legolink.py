@@ -16,8 +16,8 @@ from tests.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_same
 def test_is_the_reference(any_model: Tiny, first: int, last: int, skip: bool) -> None:
     """Rows, logits and KV at every layer; documents shorter than both ends are whole."""
     prompt = any_model.prompt()
-    ours = any_model.stitch(LegoLink(first=first, last=last, skip_first_document=skip))
-    options = {"skip_first_document": skip}
+    ours = any_model.stitch(LegoLink(first=first, last=last, skip_first_doc=skip))
+    options = {"skip_first_doc": skip}
     assert document_rows(ours) == legolink_rows(prompt, first, last, **options)
     assert_same("legolink", ours, legolink(any_model.reference, prompt, first, last, **options))
 
