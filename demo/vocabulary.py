@@ -1,18 +1,22 @@
 """The demo model's tokenizer: byte-level BPE in which every closed-list word is one token.
 
 The vocabulary is built rather than learnt: known words are whole tokens (`ignore_merges`), open
-names are two syllables ("Vel" + "en") through ranked merges, and anything else falls to bytes.
+names are two syllables ("Vel" + "en") through ranked merges, numbers are pairs of digits, and
+anything else falls to bytes. New words only ever append ids: trained rows keep their meaning.
 """
 
 from __future__ import annotations
 
 import json
+import string
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from demo import words
 from demo.kinds import KINDS
+from demo.tasks import wording
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -54,6 +58,7 @@ def build_tokenizer() -> Tokenizer:
         merge_chain(first)
     for last in sorted(words.SYLLABLES_LAST, key=len, reverse=True):
         merge_chain(last)
+    _add_second_edition(add, merges)
     if len(vocabulary) > SIZE:
         raise ValueError(f"{len(vocabulary)} tokens do not fit {SIZE}")
 
@@ -62,6 +67,21 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([PAD, BOS, EOS])
     return tokenizer
+
+
+def _add_second_edition(add: Callable[[str], None], merges: list[tuple[str, str]]) -> None:
+    """Words of the tasks, and pairs of digits."""
+    for word in sorted({w for text in wording.TEXTS for w in _bare(text).split()}):
+        add(SPACE + word)
+    for word in ("Record", "VAR", "One"):
+        add(word)
+    for digit in string.digits:
+        merges.append((SPACE, digit))
+        add(SPACE + digit)
+    for first in string.digits:
+        for second in string.digits:
+            merges.append((first, second))
+            add(first + second)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -98,6 +118,6 @@ def _templates() -> list[str]:
 
 
 def _bare(text: str) -> str:
-    for mark in ("{n}", "{v}", "{question}", ".", "?", ":"):
+    for mark in ("{n}", "{v}", "{a}", "{b}", "{question}", ".", "?", ":", ","):
         text = text.replace(mark, " ")
     return text

@@ -1,0 +1,61 @@
+"""The benchmark's view of the demo language: named tasks, one sampled question at a time.
+
+    sample = sample("pronoun", random.Random(7))
+    ids = [BOS, *encode(SYSTEM)], then chunks(tokenizer, sample.context, 48), then
+          encode(QUESTION.format(question=sample.question))
+
+An answer is right if the generated text, stripped, is one of `answers`. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from demo.tasks.facts import border, pronoun, single
+from demo.tasks.links import chain, hop
+from demo.tasks.needle import niah
+from demo.tasks.order import listed, update
+from demo.tasks.story import Asked, Story, Task
+
+__all__ = ["TASKS", "Asked", "Story", "Task", "TaskSample", "chunks", "sample"]
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("single", "one fact among documents about rivals", single),
+        Task("border", "long asides between a name and its value", border),
+        Task("pronoun", "facts behind a pronoun, named documents apart", pronoun),
+        Task("update", "the last of identical statements holds", update),
+        Task("list", "three values of one entity, in order, across documents", listed),
+        Task("hop", "a fact about the owner or the home of the one named", hop),
+        Task("chain", "variables copied from variables, five chains", chain),
+        Task("niah", "RULER's needles, seven keys, in its noise", niah),
+    )
+}
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """One question, the context that answers it, and the texts that count as right."""
+
+    task: str
+    context: str
+    question: str
+    answers: tuple[str, ...]
+
+
+def sample(task: str, rng: random.Random, *, held_out: bool = True) -> TaskSample:
+    """Draws a fresh story and one of its scored questions. Names unseen in training by default."""
+    chosen = TASKS[task]
+    story = chosen.write(rng, held_out, chosen.entities)
+    asked = rng.choice([a for a in story.asked if a.scored])
+    return TaskSample(task, story.context, asked.question, (asked.answer,))
+
+
+def chunks(tokenizer: Tokenizer, context: str, tokens_per_chunk: int) -> list[list[int]]:
+    """The context's ids, encoded once and cut every `tokens_per_chunk`; the last may be shorter."""
+    ids: list[int] = tokenizer.encode(context, add_special_tokens=False).ids
+    return [ids[i : i + tokens_per_chunk] for i in range(0, len(ids), tokens_per_chunk)]

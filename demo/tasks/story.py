@@ -1,0 +1,83 @@
+"""What a task is made of: a context, and every question that can be asked of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from demo import words
+from demo.grammar import Document, open_names
+from demo.tasks.wording import RECORD
+from demo.vocabulary import DOCUMENT
+
+LOOKALIKE_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question and its answer as it is written. `scored` is false for questions that are
+    easier than the task means to be: they are trained on, and never sampled."""
+
+    question: str
+    answer: str
+    scored: bool = True
+
+
+@dataclass(frozen=True)
+class Story:
+    """Several documents one after another, and the questions they answer."""
+
+    context: str
+    asked: tuple[Asked, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """`write(rng, held_out, entities)` draws a story about so many rivals."""
+
+    name: str
+    about: str
+    write: Callable[[random.Random, bool, int], Story]
+    entities: int = 5
+    """Rivals in a sampled story; training starts with fewer."""
+
+
+def join(documents: list[Document]) -> str:
+    return "".join(DOCUMENT.format(title=d.title, text=d.text) for d in documents)
+
+
+def records(rng: random.Random, sentences: list[str], count: int) -> str:
+    """The sentences in this order, cut into `count` documents at random places."""
+    borders = sorted(rng.sample(range(1, len(sentences)), count - 1))
+    parts = zip([0, *borders], [*borders, len(sentences)], strict=True)
+    return "".join(DOCUMENT.format(title=RECORD, text=" ".join(sentences[a:b])) for a, b in parts)
+
+
+def draw_names(rng: random.Random, held_out: bool, count: int) -> list[str]:
+    """Distinct open names; at times all of them share a syllable."""
+    pool = _names(held_out)
+    if rng.random() < LOOKALIKE_SHARE:
+        syllable = rng.choice(words.SYLLABLES_FIRST + words.SYLLABLES_LAST)
+        alike = [n for n in pool if n.startswith(syllable) or n.endswith(syllable)]
+        if len(alike) >= count:
+            return rng.sample(alike, count)
+    return rng.sample(pool, count)
+
+
+def merged(rng: random.Random, sequences: list[list[str]]) -> list[str]:
+    """All items of all sequences in random order, each sequence's own order kept."""
+    turns = [i for i, sequence in enumerate(sequences) for _ in sequence]
+    rng.shuffle(turns)
+    heads = [iter(sequence) for sequence in sequences]
+    return [next(heads[turn]) for turn in turns]
+
+
+def sentence_case(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+@cache
+def _names(held_out: bool) -> tuple[str, ...]:
+    return tuple(open_names(held_out))
