@@ -4,38 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import lcm
 
 
-def apportion(weights: Sequence[float], total: int, limits: Sequence[int]) -> list[int]:
-    """`total` in proportion to `weights`, part i at most `limits[i]`, by largest remainder.
+def exact(number: float) -> Fraction:
+    """The decimal that was written: 0.29 is 29/100, not the nearest binary fraction."""
+    return Fraction(str(number))
 
-    A part that its share would lift to its limit gets the limit; the rest is shared among the
-    others by the same weights. What is left after rounding down goes to the largest fractions,
-    lower index first. All-zero weights count as equal. The parts add up to
+
+def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[int]) -> list[int]:
+    """`total` in proportion to `weights` (>= 0), part i at most `limits[i]`.
+
+    By largest remainder: every share is rounded down, what is left goes to the largest fractions,
+    lower index first. Parts that came out above their limit get the limit, and the others share the
+    rest anew by the same weights. All-zero weights count as equal. The parts add up to
     min(total, sum(limits)), whatever the rounding.
     """
-    exact = [Fraction(w) for w in weights]
-    parts = [0] * len(exact)
-    open_parts = list(range(len(exact)))
+    ratios = [Fraction(w) for w in weights]
+    scale = lcm(*(r.denominator for r in ratios))
+    whole = [int(r * scale) for r in ratios]
+    parts = [0] * len(whole)
+    open_parts = list(range(len(whole)))
     left = max(0, min(total, sum(limits)))
-    while left and open_parts:
-        mass = sum(exact[i] for i in open_parts)
-        shares = {
-            i: left * exact[i] / mass if mass else Fraction(left, len(open_parts))
-            for i in open_parts
-        }
-        full = [i for i in open_parts if shares[i] >= limits[i]]
-        for i in full:
-            parts[i] = limits[i]
-            left -= limits[i]
-            open_parts.remove(i)
-        if full:
-            continue
-        for i in open_parts:
-            parts[i] = int(shares[i])
-        left -= sum(parts[i] for i in open_parts)
-        by_fraction = sorted(open_parts, key=lambda i: (parts[i] - shares[i], i))
-        for i in by_fraction[:left]:
-            parts[i] += 1
-        break
+    while open_parts:
+        shares = _largest_remainder([whole[i] for i in open_parts], left)
+        for i, share in zip(open_parts, shares, strict=True):
+            parts[i] = min(share, limits[i])
+        over = [i for i, s in zip(open_parts, shares, strict=True) if s > limits[i]]
+        if not over:
+            break
+        left -= sum(limits[i] for i in over)
+        open_parts = [i for i in open_parts if i not in over]
+    return parts
+
+
+def _largest_remainder(weights: Sequence[int], total: int) -> list[int]:
+    """`total` in proportion to `weights`, in whole numbers throughout: equal fractions are equal."""
+    mass = sum(weights)
+    if not mass:
+        weights, mass = [1] * len(weights), len(weights)
+    parts = [total * w // mass for w in weights]
+    by_fraction = sorted(range(len(parts)), key=lambda i: (-(total * weights[i] % mass), i))
+    for i in by_fraction[: total - sum(parts)]:
+        parts[i] += 1
     return parts

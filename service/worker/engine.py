@@ -208,6 +208,7 @@ class Engine:
                 sequence.eviction,
                 result.observed,
                 room,
+                asked=None if result.kept_ids is None else sequence.prompt_tokens,
             ).coverage
             sequence.close_stage("evict")
         sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]

@@ -30,11 +30,20 @@ def evict(
     method: EvictionMethod,
     observed: Sequence[Tensor],
     room: int,
+    *,
+    asked: int | None = None,
 ) -> Evicted:
     """Shrink every layer to what `method` keeps, with `room` for tokens still to come.
 
-    observed: per layer what `method.observe` gave.
+    observed: per layer what `method.observe` gave. asked: tokens of the prompt that was asked for,
+    where `method` started over and `layout` is what it chose of it. Then all of that stays, and the
+    rows that the longer prompt had reserved are given back.
     """
+    if asked is not None:
+        everything = [layout.all_rows] * adapter.kv_heads
+        for layer in range(adapter.layers):
+            kv.keep(layer, everything, room)
+        return Evicted(layout.tokens / asked)
     if not method.applies(layout):
         return Evicted(1.0)
     kept_before = torch.zeros(layout.tokens, dtype=torch.long, device=layout.ids.device)
