@@ -24,7 +24,8 @@ class LayerView:
 
     rows `[m]`: ascending indices computed at this layer; q `[m, heads, d]`: their queries after
     RoPE; k, v `[kv_heads, n, d]`: the layer's cache after RoPE, fresh KV of the rows in place;
-    fresh_k (before RoPE), fresh_v `[m, kv_heads, d]`; cached: stored KV by segment, None if cold.
+    fresh_q `[m, heads, d]`, fresh_k, both before RoPE, and fresh_v `[m, kv_heads, d]`: what was
+    just computed; cached: stored KV by segment, None if cold.
     `flops`: where a method counts work of its own.
     """
 
@@ -34,6 +35,7 @@ class LayerView:
     q: Tensor
     k: Tensor
     v: Tensor
+    fresh_q: Tensor
     fresh_k: Tensor
     fresh_v: Tensor
     cached: Sequence[CachedSegment | None]

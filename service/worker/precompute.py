@@ -142,7 +142,7 @@ class PrecomputeLane:
             [None],
             Vanilla(),
             ScratchKV(self._adapter, len(ids)),
-            capture=lambda _, k, v: self._capture(k[first:], v[first:]),
+            capture=lambda view: self._capture(view.fresh_k[first:], view.fresh_v[first:]),
         )
 
     def _capture(self, k: Tensor, v: Tensor) -> None:

@@ -28,7 +28,7 @@ from service.worker.layout import PromptLayout, union
 from service.worker.place import PromptKV, place, write_rows
 from service.worker.scout import scout
 
-Capture = Callable[[int, Tensor, Tensor], None]
+Capture = Callable[[LayerView], None]
 
 
 @dataclass
@@ -61,8 +61,8 @@ def prefill(
 ) -> Generator[None, None, PrefillResult]:
     """Run the prompt of `layout`; `cached[i]` is the stored KV of segment i, None if cold.
 
-    `capture(layer, k, v)` sees the computed rows' KV before RoPE (`[rows, kv_heads, d]`):
-    precompute stores it. `eviction` observes queries, and may start over with some of the rows.
+    `capture` sees every layer: precompute stores what was computed there. `eviction` observes
+    queries, and may start over with some of the rows.
     """
     n = layout.tokens
     flops = FlopCount(adapter)
@@ -82,13 +82,15 @@ def prefill(
         k_all, v_all = kv.prompt_layer(layer, n)
         if len(rows) < n and not scouted:
             place(adapter, layout, cached, layer, key_positions, k_all, v_all)
-        q, k, v = adapter.qkv(layer, x)
+        fresh_q, k, v = adapter.qkv(layer, x)
         flops.project(len(rows))
-        if capture is not None:
-            capture(layer, k, v)
-        q = adapter.rope.rotate(q, rows)
+        q = adapter.rope.rotate(fresh_q, rows)
         write_rows(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
-        view = LayerView(layer, layout, rows, q, k_all, v_all, k, v, cached, adapter.scale, flops)
+        view = LayerView(
+            layer, layout, rows, q, k_all, v_all, fresh_q, k, v, cached, adapter.scale, flops
+        )
+        if capture is not None:
+            capture(view)
         if eviction is not None:
             kept = eviction.restart(view)
             if kept is not None:

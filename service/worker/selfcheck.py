@@ -18,6 +18,7 @@ from service.errors import ModelRefused
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
 from service.worker.precompute import ScratchKV
 from service.worker.prefill import prefill, run
@@ -51,9 +52,9 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
     full = PromptLayout.of(system, [document], question, cold=[True, True], device=device)
     captured = _Captured([], [])
 
-    def capture(layer: int, k: Tensor, v: Tensor) -> None:
-        captured.k.append(k.clone())
-        captured.v.append(v.clone())
+    def capture(view: LayerView) -> None:
+        captured.k.append(view.fresh_k.clone())
+        captured.v.append(view.fresh_v.clone())
 
     # One scratch per layer would be a pool; the loop needs only the current layer.
     scratch = ScratchKV(adapter, full.tokens)

@@ -208,7 +208,9 @@ def kept_by(
     kept_before = torch.zeros(layout.tokens, dtype=torch.long)
     out = []
     for layer in range(LAYERS):
-        view = LayerView(layer, layout, rows, q, k, k, fresh, fresh, [None, None], 8**-0.5, counts)
+        view = LayerView(
+            layer, layout, rows, q, k, k, q, fresh, fresh, [None, None], 8**-0.5, counts
+        )
         prompt = prompt_attention(
             layout,
             k,

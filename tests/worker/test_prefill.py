@@ -197,7 +197,7 @@ def test_capture_sees_only_computed_rows(model: Tiny) -> None:
             stored,
             METHODS["pie"],
             done.sequence,
-            capture=lambda layer, k, v: seen.append(len(k)),
+            capture=lambda view: seen.append(len(view.fresh_k)),
         )
     )
     assert seen == [len(Q)] * model.adapter.layers

@@ -17,6 +17,7 @@ from service.worker.evict import Evicted, evict
 from service.worker.eviction.base import EvictionMethod, PromptAttention
 from service.worker.fusion.base import FusionMethod
 from service.worker.kv_pool import KVPool, SequenceKV
+from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
 from service.worker.prefill import PrefillResult, prefill, run
 from tests.worker.reference import Prompt, Reference, Stored, Trace
@@ -190,9 +191,9 @@ class Tiny:
     def _precompute(self, ids: Sequence[int], prefix: Sequence[int]) -> StoredSegment:
         stored = StoredSegment()
 
-        def capture(_: int, k: Tensor, v: Tensor) -> None:
-            stored.k.append(k[len(prefix) :].clone())
-            stored.v.append(v[len(prefix) :].clone())
+        def capture(view: LayerView) -> None:
+            stored.k.append(view.fresh_k[len(prefix) :].clone())
+            stored.v.append(view.fresh_v[len(prefix) :].clone())
 
         layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True])
         run(prefill(self.adapter, layout, [None], _EveryRow(), self._pool(layout), capture=capture))
