@@ -43,7 +43,7 @@ def always_computed(prompt: Prompt) -> list[int]:
 
 
 def legolink_rows(
-    prompt: Prompt, first: int = 20, last: int = 20, *, skip_first_document: bool = False
+    prompt: Prompt, k_first: int = 20, k_last: int = 20, *, skip_first_doc: bool = False
 ) -> list[int]:
     """First and last tokens of each warm document; a document no longer than that, once and whole.
     The first document is the first one that has tokens."""
@@ -51,23 +51,23 @@ def legolink_rows(
     seen = 0
     for number, ids in enumerate(prompt.documents, 1):
         seen += bool(ids)
-        if prompt.stored[number] is None or (skip_first_document and seen == 1):
+        if prompt.stored[number] is None or (skip_first_doc and seen == 1):
             continue
         tokens = range(prompt.starts[number], prompt.starts[number] + len(ids))
-        rows |= {*tokens[:first], *tokens[max(0, len(ids) - last) :]}
+        rows |= {*tokens[:k_first], *tokens[max(0, len(ids) - k_last) :]}
     return sorted(rows)
 
 
 def legolink(
     reference: Reference,
     prompt: Prompt,
-    first: int = 20,
-    last: int = 20,
+    k_first: int = 20,
+    k_last: int = 20,
     *,
-    skip_first_document: bool = False,
+    skip_first_doc: bool = False,
 ) -> Trace:
     """These rows, cold segments and Q from the embedding on."""
-    rows = legolink_rows(prompt, first, last, skip_first_document=skip_first_document)
+    rows = legolink_rows(prompt, k_first, k_last, skip_first_doc=skip_first_doc)
     return reference.forced_rows(prompt, [*rows, *always_computed(prompt)])
 
 

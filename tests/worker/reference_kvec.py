@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tests.worker.reference_budgets import exact
-from tests.worker.reference_eviction import (
+from tests.worker.reference_scores import (
     Kept,
     Region,
     Scores,
