@@ -16,11 +16,20 @@ from torch import Tensor
 ROW_TILE = 64
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tensor:
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    scale: float,
+    *,
+    key_rows: Tensor | None = None,
+) -> Tensor:
     """Index-causal attention.
 
     q `[m, heads, d]` of the rows at ascending indices `rows` `[m]`; k, v `[kv_heads, n, d]` with
-    every key a row may see in place. Returns `[m, heads * d]`.
+    every key a row may see in place, at ascending indices `key_rows` `[n]` (default 0..n-1).
+    Returns `[m, heads * d]`.
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
@@ -29,20 +38,19 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> 
     k4 = k.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
     v4 = v.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
     if m == 1:
-        seen = int(rows[0]) + 1
+        seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
-    if m == n:
+    if m == n and key_rows is None:
         out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(m, heads * d)
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=q.dtype, device=q.device)
-    index = torch.arange(n, device=q.device)
-    # One transfer for all tile ends.
-    ends = [*rows[ROW_TILE - 1 :: ROW_TILE].tolist(), int(rows[-1])]
-    for tile, last in enumerate(ends):
+    index = torch.arange(n, device=q.device) if key_rows is None else key_rows
+    # Keys that each tile's last row sees; one transfer for all tiles.
+    last_rows = torch.cat([rows[ROW_TILE - 1 :: ROW_TILE], rows[-1:]])
+    for tile, seen in enumerate(torch.searchsorted(index, last_rows, right=True).tolist()):
         a, b = tile * ROW_TILE, min((tile + 1) * ROW_TILE, m)
         if a >= b:
             break
-        seen = last + 1
         mask = index[:seen] <= rows[a:b, None]
         part = F.scaled_dot_product_attention(
             grouped[:, :, a:b], k4[:, :, :seen], v4[:, :, :seen], attn_mask=mask, scale=scale

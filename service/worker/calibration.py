@@ -1,6 +1,6 @@
 """What was measured once for a model: `calibration.json` beside its weights.
 
-    {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}}
+    {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
 
 Written by `python -m benchmarks.calibrate`; a model without the file serves every method that needs
 none of it. Not part of the model's fingerprint: it never changes stored KV. Knows no method.
@@ -25,12 +25,14 @@ FILE = "calibration.json"
 @dataclass(frozen=True)
 class ModelFacts:
     """Sizes of the served model and its calibration. head_scores: by probe name, `[layers, heads]`
-    fp32, non-negative, sum 1."""
+    fp32, non-negative, sum 1. stable_layers: where SamKV judges how much of a document a question
+    needs (METHODS §1.7, N*); empty: not measured."""
 
     layers: int
     heads: int
     kv_heads: int
     head_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    stable_layers: tuple[int, ...] = ()
 
 
 def read_calibration(folder: Path, *, layers: int, heads: int, kv_heads: int) -> ModelFacts:
@@ -39,17 +41,21 @@ def read_calibration(folder: Path, *, layers: int, heads: int, kv_heads: int) ->
     if not path.exists():
         return ModelFacts(layers, heads, kv_heads)
     try:
+        written = json.loads(path.read_text())
         scores = {
             name: _head_scores(rows, layers, heads)
-            for name, rows in json.loads(path.read_text()).get("head_scores", {}).items()
+            for name, rows in written.get("head_scores", {}).items()
         }
+        stable = tuple(int(layer) for layer in written.get("stable_layers", ()))
+        if any(not 0 <= layer < layers for layer in stable):
+            raise ValueError(f"stable_layers {list(stable)} of a model with {layers} layers")
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelRefused(
             f"{path} is not a calibration of this model ({error}): delete it, or make it again "
             "with `python -m benchmarks.calibrate`",
             field="model",
         ) from error
-    return ModelFacts(layers, heads, kv_heads, scores)
+    return ModelFacts(layers, heads, kv_heads, scores, stable)
 
 
 def _head_scores(rows: Any, layers: int, heads: int) -> Tensor:

@@ -38,7 +38,8 @@ class PrefillResult:
     the last layer before only the last one went on; flops: the work done.
 
     layout: the prompt whose KV is in place now; kept_ids: where its tokens were in the prompt that
-    was asked for, None if it is that prompt (an eviction method may start over with fewer)."""
+    was asked for, None if it is that prompt (an eviction method may start over with fewer);
+    held_tokens: entries per layer and KV head, None if every token of `layout` is held."""
 
     logits: Tensor
     observed: list[Tensor]
@@ -47,6 +48,7 @@ class PrefillResult:
     flops: float
     layout: PromptLayout
     kept_ids: Tensor | None = None
+    held_tokens: int | None = None
 
 
 def prefill(

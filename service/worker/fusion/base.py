@@ -27,6 +27,8 @@ class FusionMethod:
     reads_cache: ClassVar[bool] = True
     # A scouting method has the question run over the stitched cache first; see `scout`.
     scouts: ClassVar[bool] = False
+    # A sparse method holds only some of the documents' tokens; see `service.worker.sparse`.
+    sparse: ClassVar[bool] = False
 
     def check(self, model: ModelFacts) -> None:
         """Raise InvalidRequest if the parameters do not fit this model."""

@@ -1,0 +1,43 @@
+"""The 64-token blocks of a document and their roles (METHODS §1.7). Knows no tensors of KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK = 64
+LOCAL_BLOCKS = 2
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """Blocks of a document of `tokens`: init (the first), local (the last two), middle (the rest).
+
+    0    64   128  192                      T
+    ├init┤────┤────┤──── middle ──── ┤local ┤
+    """
+
+    tokens: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.tokens // BLOCK)
+
+    @property
+    def fixed(self) -> list[int]:
+        """Blocks that are always kept: init and local, ascending."""
+        return sorted({0, *range(max(0, self.blocks - LOCAL_BLOCKS), self.blocks)})
+
+    @property
+    def local(self) -> list[int]:
+        return list(range(max(0, self.blocks - LOCAL_BLOCKS), self.blocks))
+
+    @property
+    def middle(self) -> list[int]:
+        return list(range(1, self.blocks - LOCAL_BLOCKS))
+
+    def span(self, block: int) -> range:
+        """Token indices of a block; the last one may be shorter."""
+        return range(block * BLOCK, min(self.tokens, (block + 1) * BLOCK))
+
+    def indices(self, blocks: list[int]) -> list[int]:
+        return [t for block in blocks for t in self.span(block)]

@@ -1,0 +1,157 @@
+"""What SamKV keeps of a chunk beside its KV (METHODS §1.7, P1–P6): enough to tell, from the sketch
+alone, which of its blocks a question will need.
+
+Computed while the chunk is precomputed, by streaming tiles of queries: a T × T matrix never exists.
+Knows no store and no request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from service.worker.layer_view import LayerView
+from service.worker.sparse.blocks import BLOCK, BlockGrid
+
+# Of the stored tensors' meaning; a sketch of another version is not read.
+VERSION = 1
+# Tokens with fewer later queries are not scored: a mean over a handful says little.
+MIN_LATER_QUERIES = 16
+ATTENTION_FLOOR = 1e-8
+TILE = 64
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Of one chunk with m blocks, layers first.
+
+    means `[L, m, kv_heads, d]`: mean key before RoPE of each block; anchor `[L, kv_heads, d]`: of
+    init and local tokens; local_query `[L, heads, d]`: mean query before RoPE of local tokens;
+    representative `[L, m]` int32: the token of each block that later queries look at most (-1: none
+    scored); mass `[L, m]` fp32: its mean attention; alpha `[L, m]` fp32: the decay of that attention
+    with distance, y = c · x^-alpha (small: it stays important; +inf where nothing was scored).
+    """
+
+    means: Tensor
+    anchor: Tensor
+    local_query: Tensor
+    representative: Tensor
+    mass: Tensor
+    alpha: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Sketch:
+        return cls(**{f.name: tensors[f.name] for f in fields(cls)})
+
+
+class SketchBuilder:
+    """Sees a chunk's layers one after the other, then gives its sketch. `first`: prefix rows before
+    the chunk's own."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._layers: list[dict[str, Tensor]] = []
+
+    def add(self, view: LayerView) -> None:
+        """One layer of the chunk's own full prefill."""
+        first = self._first
+        tokens = len(view.rows) - first
+        grid = BlockGrid(tokens)
+        k = view.fresh_k[first:].float()
+        mass, norm = attention_mass(view.q[first:], view.k, view.scale)
+        representative, top = representatives(mass, grid)
+        columns = later_attention(view.q[first:], view.k, norm, representative, view.scale)
+        alpha = [decay(columns[:, j], int(r)) for j, r in enumerate(representative)]
+        local = grid.indices(grid.local)
+        self._layers.append(
+            {
+                "means": torch.stack(
+                    [k[b * BLOCK : (b + 1) * BLOCK].mean(0) for b in range(grid.blocks)]
+                ).to(view.fresh_k.dtype),
+                "anchor": k[grid.indices(grid.fixed)].mean(0).to(view.fresh_k.dtype),
+                "local_query": view.fresh_q[first:][local].float().mean(0).to(view.fresh_q.dtype),
+                "representative": representative.to(torch.int32),
+                "mass": top,
+                "alpha": torch.tensor(alpha, dtype=torch.float32, device=k.device),
+            }
+        )
+
+    def sketch(self) -> Sketch:
+        names = [f.name for f in fields(Sketch)]
+        return Sketch(
+            **{name: torch.stack([part[name] for part in self._layers]) for name in names}
+        )
+
+
+def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Mean attention that later queries pay each token, and every query's log normaliser.
+
+    q `[T, heads, d]`, k `[kv_heads, first + T, d]`, both after RoPE; the first rows of k are a
+    prefix that queries see and that is not scored. Returns mass `[T]` fp32, head mean, NaN at tokens
+    with fewer than 16 later queries; log normalisers `[heads, T]`.
+    """
+    tokens, heads, d = q.shape
+    kv_heads, n, _ = k.shape
+    first = n - tokens
+    sums = torch.zeros(tokens, device=q.device)
+    norm = torch.empty(heads, tokens, device=q.device)
+    keys = k.float()
+    for a in range(0, tokens, TILE):
+        b = min(a + TILE, tokens)
+        grouped = q[a:b].float().view(b - a, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
+        scores = torch.einsum("hgmd,hnd->hgmn", grouped, keys[:, : first + b]) * scale
+        rows = torch.arange(a, b, device=q.device)[:, None]
+        columns = torch.arange(-first, b, device=q.device)
+        scores.masked_fill_(columns > rows, -math.inf)
+        norm[:, a:b] = scores.logsumexp(-1).view(heads, b - a)
+        weights = scores.softmax(-1).mean((0, 1))[:, first:]
+        sums[:b] += weights.masked_fill(columns[first:] >= rows, 0).sum(0)
+    later = torch.arange(tokens - 1, -1, -1, device=q.device)
+    mass = sums / later.clamp(min=1)
+    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
+
+
+def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
+    """Per block its most looked-at scored token and that token's mass: `[m]` int64 (-1: none), `[m]`
+    (0 where none)."""
+    chosen = torch.full((grid.blocks,), -1, dtype=torch.long, device=mass.device)
+    top = torch.zeros(grid.blocks, device=mass.device)
+    for block in range(grid.blocks):
+        span = grid.span(block)
+        part = mass[span.start : span.stop].nan_to_num(-math.inf)
+        best = int(part.argmax())
+        if part[best] > -math.inf:
+            chosen[block] = span.start + best
+            top[block] = part[best]
+    return chosen, top
+
+
+def later_attention(
+    q: Tensor, k: Tensor, norm: Tensor, representative: Tensor, scale: float
+) -> Tensor:
+    """Head-mean attention of every query to each block's representative: `[T, m]` fp32."""
+    tokens, heads, d = q.shape
+    kv_heads, n, _ = k.shape
+    at = representative.clamp(min=0) + n - tokens
+    grouped = q.float().view(tokens, kv_heads, heads // kv_heads, d)
+    scores = torch.einsum("thgd,hmd->hgtm", grouped, k[:, at].float()) * scale
+    weights: Tensor = (scores.reshape(heads, tokens, -1) - norm[:, :, None]).exp().mean(0)
+    return weights
+
+
+def decay(column: Tensor, representative: int) -> float:
+    """alpha of log y = c - alpha · log x by least squares, y the attention that the query x tokens
+    after the representative pays it. +inf without a representative."""
+    if representative < 0:
+        return math.inf
+    y = column[representative + 1 :].clamp(min=ATTENTION_FLOOR).log().double()
+    x = torch.arange(1, len(y) + 1, device=column.device, dtype=torch.float64).log()
+    x, y = x - x.mean(), y - y.mean()
+    return -float((x * y).sum() / x.square().sum())

@@ -1,0 +1,110 @@
+"""Every eviction method after every fusion method on tiny models (METHODS §2.9): what the pool holds
+and gives back, the first token, and decoding against masked attention over the reference's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from service.worker.eviction.base import EvictionMethod
+from service.worker.fusion.base import FusionMethod
+from service.worker.methods import eviction_methods, fusion_methods, make_eviction, make_fusion
+from tests.worker.eviction.harness import EXPECTED, Case, Shape, head_scores, shrink
+from tests.worker.reference import Prompt, Reference, Trace
+from tests.worker.reference_eviction import Kept
+from tests.worker.reference_fusion import cacheblend, legolink, scouted
+from tests.worker.test_evict import ANSWER, decoded
+from tests.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, tiny
+
+SHAPE = Shape(len(S), len([*D1, *D2, *D3]), len(Q))
+COMPACTING = sorted(EXPECTED)
+
+FUSION: dict[str, tuple[dict[str, Any], Callable[[Reference, Prompt], Trace]]] = {
+    "vanilla": ({}, lambda r, p: r.vanilla(p.ids)),
+    "full_reuse": ({}, lambda r, p: r.full_reuse(p)),
+    "pie": ({}, lambda r, p: r.pie(p)),
+    "a3": ({}, lambda r, p: r.a3(p, 0.15)),
+    "cacheblend": ({}, lambda r, p: cacheblend(r, p, [0.15])),
+    "legolink": ({"first": 2, "last": 1}, lambda r, p: legolink(r, p, 2, 1)),
+    "question_scout": ({"edge": 1}, lambda r, p: scouted(r, p, 0.15, 1)),
+}
+
+
+@cache
+def stitched(family: str, rope: str, fusion: str) -> tuple[FusionMethod, Trace]:
+    given, trace = FUSION[fusion]
+    model = tiny(family, rope)
+    return make_fusion(fusion, given), trace(model.reference, model.prompt())
+
+
+def expected(model: Tiny, trace: Trace, name: str, method: EvictionMethod) -> Kept:
+    """The reference's kept sets on the reference's own attention; rows that a pass did not compute
+    are NaN there."""
+    rows = [torch.nonzero(x.isfinite().all(-1))[:, 0].tolist() for x in trace.hidden]
+    scores = head_scores(model.adapter.layers, model.adapter.heads)
+    region = SHAPE.region(method)
+    return EXPECTED[name](
+        Case(method, region, trace.attention, rows, scores, model.adapter.kv_heads)
+    )
+
+
+def assert_pool_holds(run: Run, trace: Trace, kept: Kept, room: int) -> None:
+    """The reference's entries for these tokens in order, and not a row more than they need."""
+    rows = 0
+    for layer, heads in enumerate(kept):
+        held = [kv for _, *kv in run.sequence.heads(layer)]
+        flat = [pair for k, v in held for pair in zip(k, v, strict=True)]
+        for head, ((k, v), index) in enumerate(zip(flat, heads, strict=True)):
+            assert_close("eviction: kept K", k, trace.k[layer][index, head])
+            assert_close("eviction: kept V", v, trace.v[layer][index, head])
+        capacity = run.sequence.layers[layer].capacity
+        assert capacity == [len(index) + room for index in heads]
+        rows += sum(capacity)
+    heads_tokens = len(kept) * len(kept[0]) * run.pool.tokens
+    assert run.pool.free_share == pytest.approx(1 - rows / heads_tokens)
+
+
+def check(model: Tiny, rope: str, fusion: str, name: str, method: EvictionMethod) -> None:
+    made, trace = stitched(model.model.config.model_type, rope, fusion)
+    run = model.stitch(made, room=len(ANSWER), eviction=method)
+    assert run.logits.equal(model.stitch(made).logits)  # token 1 is the fusion method's own
+    kept = expected(model, trace, name, method)
+    done = shrink(model, run, method, len(ANSWER))
+    assert_pool_holds(run, trace, kept, len(ANSWER))
+    somewhere = {t for heads in kept for head in heads for t in head}
+    assert done.coverage == pytest.approx(len(somewhere) / SHAPE.tokens)
+    visible = []
+    for heads in kept:
+        seen = torch.zeros(len(heads), SHAPE.tokens, dtype=torch.bool)
+        for head, index in enumerate(heads):
+            seen[head, index] = True
+        visible.append(seen)
+    ours = torch.stack(decoded(model, [run], [ANSWER])[0])
+    masked = torch.stack(model.reference.decode(trace, ANSWER, visible))
+    assert_close("evicted, then decode", ours, masked)
+    run.sequence.release()
+    assert run.pool.free_share == 1
+
+
+def test_every_method_is_here() -> None:
+    assert set(FUSION) == set(fusion_methods())
+    assert set(COMPACTING) == set(eviction_methods()) - {"gemfilter"}
+
+
+@pytest.mark.parametrize("fusion", FUSION)
+@pytest.mark.parametrize("name", COMPACTING)
+@pytest.mark.parametrize("protect", [True, False], ids=["protect", "open"])
+def test_after_every_fusion_method(name: str, fusion: str, protect: bool) -> None:
+    method = make_eviction(name, {"budget": 21, "protect": protect})
+    check(tiny("qwen3", "yarn"), "yarn", fusion, name, method)
+
+
+@pytest.mark.parametrize("name", COMPACTING)
+@pytest.mark.parametrize("budget", [4, 16, 37])
+def test_on_every_family(any_family: Tiny, name: str, budget: int) -> None:
+    """Below S and Q, in the middle, all but one."""
+    check(any_family, "llama3", "vanilla", name, make_eviction(name, {"budget": budget}))
