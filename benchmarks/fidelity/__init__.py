@@ -1,0 +1,2 @@
+"""How close each fusion method stays to full prefill, and what it costs: `python -m
+benchmarks.fidelity`. Everything runs through the engine's own layer loop and decode step."""

@@ -1,0 +1,86 @@
+"""Decoding after prefill: full prefill's greedy answer, everybody's logits along it, and the answer
+each would have given. All decode steps are the engine's own (`service.worker.decode`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.decode import decode_step
+from service.worker.kv_pool import SequenceKV
+
+NEXT = 32
+"""Tokens looked at after the first."""
+
+
+@dataclass
+class Answering:
+    """A filled prompt of `prompt_tokens`, and the answer tokens so far."""
+
+    kv: SequenceKV
+    prompt_tokens: int
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        return self.prompt_tokens + len(self.tokens) - 1
+
+
+def greedy(adapter: DecoderAdapter, kv: SequenceKV, n: int, first: Tensor) -> Tensor:
+    """Full prefill's logits `[m, vocabulary]` along its own greedy answer; the last one predicts
+    the end token, or is the one after `NEXT` tokens."""
+    answering, logits = Answering(kv, n), [first]
+    while len(logits) <= NEXT:
+        answering.tokens.append(int(logits[-1].argmax()))
+        if answering.tokens[-1] in adapter.end_ids:
+            break
+        logits.append(decode_step(adapter, [answering])[0])
+    return torch.stack(logits)
+
+
+def forced(
+    adapter: DecoderAdapter, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
+) -> Tensor:
+    """Logits `[sequences, m, vocabulary]` of every sequence (its KV, its first logits) when it is
+    fed the answer `taught` `[m]`; its last token is fed to nobody."""
+    answering = [Answering(kv, n) for kv, _ in filled]
+    logits = [torch.stack([first for _, first in filled])]
+    for token in taught[:-1].tolist():
+        for each in answering:
+            each.tokens.append(token)
+        logits.append(decode_step(adapter, answering))
+    return torch.stack(logits, dim=1)
+
+
+def free(
+    adapter: DecoderAdapter,
+    kvs: Sequence[SequenceKV],
+    n: int,
+    taught: Tensor,
+    logits: Tensor,
+) -> list[list[int]]:
+    """Greedy answers of the sequences that `forced` ran, without the end token.
+
+    Each goes on from where its own choice first left `taught`; KV after that is dropped.
+    """
+    answers, running = [], []
+    for kv, own in zip(kvs, logits.argmax(-1), strict=True):
+        differs = torch.nonzero(own != taught).flatten()
+        common = int(differs[0]) if len(differs) else len(taught) - 1
+        kv.set_length(n + common)
+        each = Answering(kv, n, [*taught[:common].tolist(), int(own[common])])
+        answers.append(each)
+        if len(differs):
+            running.append(each)
+    while running := [each for each in running if _goes_on(adapter, each)]:
+        for each, step in zip(running, decode_step(adapter, running), strict=True):
+            each.tokens.append(int(step.argmax()))
+    return [[t for t in each.tokens if t not in adapter.end_ids] for each in answers]
+
+
+def _goes_on(adapter: DecoderAdapter, each: Answering) -> bool:
+    return each.tokens[-1] not in adapter.end_ids and len(each.tokens) <= NEXT

@@ -1,0 +1,138 @@
+"""One prompt under one configuration's prefix mode and codec, ready to be prefilled by any method.
+
+The layer loop is the engine's (`service.worker.prefill`); beside the result it hands out the
+question rows' queries, through the hook that eviction methods observe with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.fidelity.prompts import Prompt
+from benchmarks.fidelity.stored import SegmentStore
+from kvstore import EncodedChunk
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.attention import attention_probabilities
+from service.worker.eviction.base import EvictionMethod
+from service.worker.flops import FlopCount
+from service.worker.fusion.base import FusionMethod
+from service.worker.kv_pool import SequenceKV
+from service.worker.layer_view import CachedSegment, LayerView
+from service.worker.layout import PromptLayout
+from service.worker.prefill import Capture, PrefillResult, prefill, run
+from service.worker.scout import scout
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, its stored segments, room for its KV, and what full prefill's question looked at.
+
+    `evidence` `[n]` fp32: attention that full prefill's question rows pay each token, summed over
+    layers, heads and rows; only the oracle may rank by it.
+    """
+
+    adapter: DecoderAdapter
+    layout: PromptLayout
+    segments: Sequence[EncodedChunk | None]
+    kv: SequenceKV
+    evidence: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        adapter: DecoderAdapter,
+        prompt: Prompt,
+        store: SegmentStore,
+        kv: SequenceKV,
+        *,
+        prefix_mode: str,
+        codec: str,
+        evidence: Tensor,
+    ) -> Case:
+        segments = store.segments(prompt, prefix_mode, codec)
+        layout = PromptLayout.of(
+            prompt.system,
+            prompt.documents,
+            prompt.question,
+            cold=[segment is None for segment in segments],
+            offset=len(store.prefix(prompt, prefix_mode)),
+            device=adapter.device,
+        )
+        return cls(adapter, layout, segments, kv, evidence)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(segment.nbytes for segment in self.segments if segment is not None)
+
+    def prefill(
+        self,
+        method: FusionMethod,
+        *,
+        segments: Sequence[CachedSegment | None] | None = None,
+        capture: Capture | None = None,
+    ) -> PrefillResult:
+        """The engine's loop. `segments`: other stored KV than the store's."""
+        cached = self.segments if segments is None else segments
+        watch = QuestionQueries()
+        steps = prefill(
+            self.adapter, self.layout, cached, method, self.kv, eviction=watch, capture=capture
+        )
+        return run(steps)
+
+    def scout(self, method: FusionMethod) -> tuple[Tensor, float]:
+        """The engine's first pass alone: evidence `[n]` and its operations."""
+        flops = FlopCount(self.adapter)
+        steps = scout(self.adapter, self.layout, self.segments, method, self.kv, flops)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                evidence: Tensor = end.value
+                return evidence, flops.total
+
+
+class Recipe(Protocol):
+    """What has to see the prompt before it is a fusion method, or runs more than once."""
+
+    def run(self, case: Case) -> PrefillResult: ...
+
+
+@dataclass(frozen=True)
+class QuestionQueries(EvictionMethod):
+    """Evicts nothing; observes the question rows' queries `[|Q|, heads, d]` of every layer."""
+
+    def observe(self, view: LayerView) -> Tensor:
+        # The question is computed at every layer, and its rows come last.
+        return view.q[len(view.rows) - len(view.layout.question_rows) :].clone()
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The cache and the question's queries that a prefill left."""
+
+    adapter: DecoderAdapter
+    layout: PromptLayout
+    kv: SequenceKV
+    queries: Sequence[Tensor] = field(repr=False)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K (after RoPE), V `[kv_heads, n, d]`: views, gone with the sequence."""
+        return self.kv.prompt_layer(layer, self.layout.tokens)
+
+    def question_attention(self, layer: int) -> Tensor:
+        """Softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
+        k, _ = self.layer(layer)
+        rows = self.layout.question_rows
+        return attention_probabilities(self.queries[layer], k, rows, self.adapter.scale)
+
+    def evidence(self) -> Tensor:
+        """`[n]`: the question's attention summed over layers, heads and rows."""
+        total = torch.zeros(self.layout.tokens, device=self.layout.ids.device)
+        for layer in range(self.adapter.layers):
+            total += self.question_attention(layer).sum((0, 1))
+        return total

@@ -1,0 +1,207 @@
+"""Measures every configuration on one prompt against full prefill of the same prompt.
+
+Full prefill runs once; its KV, attention and greedy answer are what the others are held against.
+Configurations are prefilled one by one, then decoded together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.fidelity import metrics
+from benchmarks.fidelity.answers import NEXT, forced, free, greedy
+from benchmarks.fidelity.case import Case, Filled
+from benchmarks.fidelity.configuration import Configuration
+from benchmarks.fidelity.prompts import Prompt
+from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.stored import SegmentStore
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.flops import full_prefill
+from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.kv_pool import KVPool, SequenceKV
+from service.worker.prefill import PrefillResult
+
+TOGETHER = 32
+"""Configurations whose caches are held, and decoded, at the same time."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Full prefill of one prompt.
+
+    k (after RoPE), v: per layer `[kv_heads, n, d]`; maps: the question's attention
+    `[heads, |Q|, n]` by depth; evidence `[n]`: its sum over layers, heads and rows; logits
+    `[m, vocabulary]` along its greedy answer.
+    """
+
+    k: list[Tensor]
+    v: list[Tensor]
+    maps: dict[int, Tensor]
+    evidence: Tensor
+    logits: Tensor
+
+    @property
+    def answer(self) -> Tensor:
+        """`[m]`: what it would say, the end token included if it came to one."""
+        return self.logits.argmax(-1)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A configuration that is prefilled and not yet decoded."""
+
+    configuration: Configuration
+    case: Case
+    result: PrefillResult
+    seconds: float
+
+    @property
+    def filled(self) -> Filled:
+        return Filled(self.case.adapter, self.case.layout, self.case.kv, self.result.observed)
+
+
+class Measurer:
+    """`decode` turns answer ids into text, for prompts whose answers are known."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        decode: Callable[[Sequence[int]], str],
+        *,
+        longest: int,
+    ) -> None:
+        self._adapter = adapter
+        self._decode = decode
+        self._depths = metrics.depths(adapter.layers)
+        self._pool = KVPool(
+            adapter.layers,
+            adapter.kv_heads,
+            adapter.head_dim,
+            (longest + NEXT + 1) * TOGETHER,
+            dtype=adapter.dtype,
+            device=adapter.device,
+        )
+
+    @torch.inference_mode()
+    def measure(self, prompt: Prompt, configurations: Sequence[Configuration]) -> list[Record]:
+        """Records in the order of `configurations`."""
+        with SegmentStore.open(self._adapter) as store:
+            reference = self._reference(prompt, store)
+            records: list[Record] = []
+            for start in range(0, len(configurations), TOGETHER):
+                runs = [
+                    self._prefill(configuration, prompt, store, reference)
+                    for configuration in configurations[start : start + TOGETHER]
+                ]
+                records += self._records(prompt, runs, reference)
+                for run in runs:
+                    run.case.kv.release()
+        return records
+
+    def _reserve(self, prompt: Prompt) -> SequenceKV:
+        kv = self._pool.reserve(prompt.tokens + NEXT + 1)
+        assert kv is not None, "the pool holds TOGETHER of the longest prompt"
+        return kv
+
+    def _reference(self, prompt: Prompt, store: SegmentStore) -> Reference:
+        n, kv = prompt.tokens, self._reserve(prompt)
+        case = Case.of(
+            self._adapter, prompt, store, kv,
+            prefix_mode="none", codec="raw", evidence=torch.empty(0),
+        )  # fmt: skip
+        result = case.prefill(Vanilla())
+        filled = Filled(self._adapter, case.layout, kv, result.observed)
+        layers = [filled.layer(layer) for layer in range(self._adapter.layers)]
+        k, v = [k.clone() for k, _ in layers], [v.clone() for _, v in layers]
+        maps = {depth: filled.question_attention(depth) for depth in self._depths}
+        evidence = filled.evidence()
+        kv.set_length(n)
+        logits = greedy(self._adapter, kv, n, result.logits)
+        kv.release()
+        return Reference(k, v, maps, evidence, logits)
+
+    def _prefill(
+        self,
+        configuration: Configuration,
+        prompt: Prompt,
+        store: SegmentStore,
+        reference: Reference,
+    ) -> _Run:
+        kv = self._reserve(prompt)
+        case = Case.of(
+            self._adapter, prompt, store, kv,
+            prefix_mode=configuration.prefix_mode,
+            codec=configuration.codec,
+            evidence=reference.evidence,
+        )  # fmt: skip
+        started = time.perf_counter()
+        result = configuration.run(case)
+        seconds = time.perf_counter() - started
+        kv.set_length(prompt.tokens)
+        return _Run(configuration, case, result, seconds)
+
+    def _records(self, prompt: Prompt, runs: Sequence[_Run], reference: Reference) -> list[Record]:
+        n, taught = prompt.tokens, reference.answer
+        kvs = [run.case.kv for run in runs]
+        filled = [(run.case.kv, run.result.logits) for run in runs]
+        logits = forced(self._adapter, filled, n, taught)
+        kl = metrics.divergence(reference.logits, logits)
+        agree = metrics.agreement(reference.logits, logits)
+        right: list[bool | None] = [None] * len(runs)
+        if prompt.answers:
+            said = free(self._adapter, kvs, n, taught, logits)
+            right = [self._decode(tokens).strip() in prompt.answers for tokens in said]
+        # Decoding wrote behind the prompts only: their KV is still what prefill left.
+        return [
+            self._record(prompt, run, reference, kl[i].tolist(), agree[i].tolist(), right[i])
+            for i, run in enumerate(runs)
+        ]
+
+    def _record(
+        self,
+        prompt: Prompt,
+        run: _Run,
+        reference: Reference,
+        kl: list[float],
+        agree: list[float],
+        right: bool | None,
+    ) -> Record:
+        filled, configuration = run.filled, run.configuration
+        first, last = len(prompt.system), run.case.layout.question_start
+        documents = slice(first, last)
+        layers = [filled.layer(layer) for layer in range(self._adapter.layers)]
+        recomputed = [row for row in run.result.rows.tolist() if first <= row < last]
+        count = len(kl) - 1
+        return Record(
+            prompt=prompt.key,
+            configuration=configuration.key,
+            tokens=prompt.tokens,
+            kl_first=kl[0],
+            agree_first=agree[0],
+            next_count=count,
+            kl_next=sum(kl[1:]) / count if count else None,
+            agree_next=sum(agree[1:]) / count if count else None,
+            right=right,
+            rows=len(recomputed),
+            hit=metrics.hit_rate(recomputed, reference.evidence, documents),
+            flops=run.result.flops / full_prefill(self._adapter, prompt.tokens),
+            bytes=run.case.stored_bytes if configuration.reads_cache else 0,
+            seconds=run.seconds,
+            map_l2=[
+                metrics.map_distance(reference.maps[depth], filled.question_attention(depth))
+                for depth in self._depths
+            ],
+            k_error=[
+                metrics.relative_error(full, k, documents)
+                for full, (k, _) in zip(reference.k, layers, strict=True)
+            ],
+            v_error=[
+                metrics.relative_error(full, v, documents)
+                for full, (_, v) in zip(reference.v, layers, strict=True)
+            ],
+        )

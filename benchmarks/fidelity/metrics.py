@@ -1,0 +1,53 @@
+"""The figures, as functions of tensors: nothing here knows a model, a method or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# A3's Figure 3: layers 4, 13, 22 and 31 of 32, counted from 0.
+_PAPER_DEPTHS = (4, 13, 22, 31)
+_PAPER_LAST = 31
+
+
+def depths(layers: int) -> tuple[int, ...]:
+    """A3's four depths scaled to `layers` layers, ascending; fewer if the model is too shallow."""
+    return tuple(sorted({round(d * (layers - 1) / _PAPER_LAST) for d in _PAPER_DEPTHS}))
+
+
+def divergence(full: Tensor, other: Tensor) -> Tensor:
+    """KL(full ‖ other) in nats of logits `[..., vocabulary]`: `[...]`, never below 0."""
+    p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
+
+
+def agreement(full: Tensor, other: Tensor) -> Tensor:
+    """1 where the most likely token is the same, else 0; logits `[..., vocabulary]`."""
+    return (full.argmax(-1) == other.argmax(-1)).double()
+
+
+def relative_error(full: Tensor, other: Tensor, rows: slice) -> float:
+    """‖other − full‖ / ‖full‖ over `rows` of `[kv_heads, n, d]`; 0 if there are none."""
+    expected = full[:, rows]
+    size = float(expected.norm())
+    return float((other[:, rows] - expected).norm()) / size if size else 0.0
+
+
+def map_distance(full: Tensor, other: Tensor) -> float:
+    """L2 distance of attention rows `[heads, rows, n]`, mean over heads and rows (0 to √2)."""
+    return float((other - full).norm(dim=-1).mean())
+
+
+def hit_rate(recomputed: Sequence[int], evidence: Tensor, candidates: slice) -> float | None:
+    """|recomputed ∩ top-p of `evidence` `[n]` among `candidates`| / p, p = |recomputed|.
+
+    `recomputed` are indices within `candidates`. None if nothing was recomputed.
+    """
+    if not recomputed:
+        return None
+    of_candidates = evidence[candidates]
+    order = torch.sort(of_candidates, descending=True, stable=True).indices
+    top = {candidates.start + int(i) for i in order[: len(recomputed)]}
+    return len(top.intersection(recomputed)) / len(recomputed)

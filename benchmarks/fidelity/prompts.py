@@ -1,0 +1,130 @@
+"""The prompts of a run: the demo language's tasks, or a JSONL file for any model folder.
+
+    {"system": "...", "documents": ["...", ...], "question": "...", "answers": ["...", ...]}
+
+`answers` may be missing or empty, `task` names a group of lines. Texts are taken as they are:
+templates and separators belong into them. Segments are encoded one by one, without special tokens
+but BOS in S. Knows no model weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from demo import tasks
+from demo.vocabulary import QUESTION, SYSTEM
+from service.errors import InvalidRequest
+from service.gateway.model_folder import ModelFolder
+from service.gateway.prompt_format import load_format
+from service.gateway.tokenizer import ServingTokenizer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as ids; `answers` are the texts that count as right, empty if none is known."""
+
+    task: str
+    system: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]
+    answers: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.system) + sum(map(len, self.documents)) + len(self.question)
+
+    @property
+    def key(self) -> str:
+        """16 hex characters over everything in it: the same prompt, the same key."""
+        text = json.dumps([self.task, self.system, self.documents, self.question, self.answers])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def tokenizer_of(folder: Path) -> ServingTokenizer:
+    """The served model's tokenizer, with the BOS its prompt format asks for."""
+    files = ModelFolder(folder)
+    return ServingTokenizer(files, bos=load_format(files).bos)
+
+
+def of_tasks(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    samples: int,
+    chunk_tokens: int,
+    seed: int,
+    held_out: bool = True,
+) -> list[Prompt]:
+    """`samples` prompts of each task, task by task in turn, so that a run cut short has them all.
+
+    A prompt depends on seed, task and its number only: more samples keep the first ones.
+    """
+    tokenizer = tokenizer_of(folder)
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    system = _system(tokenizer, SYSTEM)
+    made = []
+    for number in range(samples):
+        for name in names:
+            rng = random.Random(f"{seed} {name} {number}")
+            drawn = tasks.sample(name, rng, held_out=held_out)
+            question = QUESTION.format(question=drawn.question)
+            documents = tasks.chunks(plain, drawn.context, chunk_tokens)
+            made.append(
+                Prompt(
+                    name,
+                    system,
+                    tuple(map(tuple, documents)),
+                    tuple(tokenizer.encode_text(question)),
+                    drawn.answers,
+                )
+            )
+    return made
+
+
+def of_file(folder: Path, path: Path) -> list[Prompt]:
+    """The prompts of a JSONL file. Raises InvalidRequest that names the line at fault."""
+    tokenizer = tokenizer_of(folder)
+    return [_of_line(tokenizer, path, number, raw) for number, raw in _lines(path)]
+
+
+def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> Prompt:
+    try:
+        documents = [tokenizer.encode_text(text) for text in raw["documents"]]
+        question = tokenizer.encode_template(raw["question"])
+        if not question:
+            raise ValueError("the question is empty")
+        return Prompt(
+            str(raw.get("task", path.stem)),
+            _system(tokenizer, raw["system"]),
+            tuple(map(tuple, documents)),
+            tuple(question),
+            tuple(map(str, raw.get("answers", ()))),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(
+            f"{path}, line {number}: {error!r}; a line is an object with system, documents (a list "
+            "of texts), question and, if known, answers",
+            field="prompts",
+        ) from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise InvalidRequest(f"{path}, line {number}: {error}", field="prompts") from error
+
+
+def _system(tokenizer: ServingTokenizer, text: str) -> tuple[int, ...]:
+    bos = [] if tokenizer.bos is None else [tokenizer.bos]
+    return tuple([*bos, *tokenizer.encode_template(text)])

@@ -1,0 +1,91 @@
+"""One record per prompt and configuration, appended to a JSONL file as it is made.
+
+A record is found again by what was measured (the prompt's ids, the configuration's parameters), so
+a run goes on where another stopped, with more samples or more configurations. The file belongs to
+one model: its name holds the model's fingerprint. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+_DIGITS = 5
+"""Significant digits kept of a float."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one configuration did to one prompt; None where there is nothing to say.
+
+    kl_*: KL(full prefill ‖ method) in nats; agree_*: share of equal most likely tokens; `first`
+    token, and mean over the `next_count` tokens after it up to the answer's end. right: the
+    generated answer is one of the known ones. rows: document rows recomputed at the last layer;
+    hit: of these, the share among as many rows that full prefill's question attended to most.
+    flops: operations over full prefill's. bytes: stored KV read. map_l2 per depth, k_error and
+    v_error per layer: see `benchmarks.fidelity.metrics`.
+    """
+
+    prompt: str
+    configuration: str
+    tokens: int
+    kl_first: float
+    agree_first: float
+    next_count: int
+    kl_next: float | None
+    agree_next: float | None
+    right: bool | None
+    rows: int
+    hit: float | None
+    flops: float
+    bytes: int
+    seconds: float
+    map_l2: list[float]
+    k_error: list[float]
+    v_error: list[float]
+
+
+class Records:
+    """Those of one model in one folder. `add` writes at once."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.path = folder / f"samples-{model[:12]}.jsonl"
+        self._known: dict[tuple[str, str], Record] = {}
+
+    def load(self) -> None:
+        """Read what an earlier run left; a last line cut short is dropped."""
+        if not self.path.exists():
+            return
+        whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
+        for line in whole.splitlines():
+            record = Record(**json.loads(line))
+            self._known[record.prompt, record.configuration] = record
+        self.path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+
+    def discard(self) -> None:
+        self._known.clear()
+        self.path.unlink(missing_ok=True)
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        return key in self._known
+
+    def __getitem__(self, key: tuple[str, str]) -> Record:
+        """By prompt and configuration. Raises KeyError."""
+        return self._known[key]
+
+    def add(self, records: Iterable[Record]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            for record in records:
+                short = Record(**{f.name: _short(getattr(record, f.name)) for f in fields(Record)})
+                self._known[short.prompt, short.configuration] = short
+                file.write(json.dumps(asdict(short), separators=(",", ":")) + "\n")
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    return [_short(v) for v in value] if isinstance(value, list) else value
