@@ -39,7 +39,7 @@ def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[
 
 
 def _largest_remainder(weights: Sequence[int], total: int) -> list[int]:
-    """`total` in proportion to `weights`, in whole numbers throughout: equal fractions are equal."""
+    """`total` in proportion to `weights`. Whole numbers throughout: equal fractions are equal."""
     mass = sum(weights)
     if not mass:
         weights, mass = [1] * len(weights), len(weights)

@@ -9,12 +9,36 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstore import EncodedChunk
+
 
 class TokenSource(Protocol):
-    """Decoded KV of some tokens: per layer local token indices `[t]` ascending, k (before RoPE) and
-    v `[t, kv_heads, d]`."""
+    """Decoded KV of some tokens of a document; `kvstore.EncodedBlocks` is one."""
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...
+    def tokens(self, layer: int) -> Tensor:
+        """Local token indices, ascending."""
+        ...
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """k (before RoPE) and v of these tokens, `[t, kv_heads, d]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class WholeChunk:
+    """A chunk of which every token is at hand."""
+
+    chunk: EncodedChunk
+
+    def tokens(self, layer: int) -> Tensor:
+        return torch.arange(self.chunk.spec.tokens)
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.chunk.layer(layer, device=device)
 
 
 @dataclass(frozen=True)
@@ -28,10 +52,9 @@ class HeldTokens:
     ) -> tuple[Tensor, Tensor]:
         """k (before RoPE) and v `[len(tokens), kv_heads, d]` of local token indices, which must be
         among those read."""
-        parts = [source.layer(layer) for source in self.sources]
-        index = torch.cat([part[0] for part in parts]).to(device)
-        k = torch.cat([part[1].to(device) for part in parts])
-        v = torch.cat([part[2].to(device) for part in parts])
+        index = torch.cat([source.tokens(layer) for source in self.sources]).to(device)
+        decoded = [source.layer(layer, device=device) for source in self.sources]
+        k, v = (torch.cat(part) for part in zip(*decoded, strict=True))
         order = index.argsort()
         wanted = torch.tensor(tokens, dtype=torch.long, device=device)
         at = order[torch.searchsorted(index[order], wanted)]

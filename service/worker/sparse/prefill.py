@@ -263,17 +263,18 @@ def _with_padding(
 def _blocks_to_read(
     documents: Sequence[SketchedDocument], selection: Selection, plan: SparsePlan
 ) -> BlockSets:
-    """Middle blocks per document and layer: those kept, and those that hold padding."""
-    out: BlockSets = [{} for _ in documents]
+    """Middle blocks per document and layer (none is an empty list): those kept, and those that hold
+    padding."""
+    out: BlockSets = [{layer: [] for layer in range(len(plan.kept))} for _ in documents]
     for layer, blocks in enumerate(selection.blocks):
         for number, block in blocks:
-            out[number].setdefault(layer, []).append(block)
+            out[number][layer].append(block)
     for layer, tokens in enumerate(plan.padding):
         for token in tokens:
             for number, document in enumerate(documents):
                 local = token - document.start
                 if 0 <= local < document.grid.tokens:
-                    here = out[number].setdefault(layer, [])
+                    here = out[number][layer]
                     if local // BLOCK not in here:
                         here.append(local // BLOCK)
                         here.sort()

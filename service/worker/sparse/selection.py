@@ -1,4 +1,4 @@
-"""Which middle blocks of which document a question needs, from sketches alone (METHODS §1.7, Q2–Q5).
+"""Which middle blocks of which document a question needs, from sketches (METHODS §1.7, Q2–Q5).
 
 Knows no store, no KV and no request.
 """
@@ -78,10 +78,13 @@ def normalised(s: Tensor, query: Tensor, how: str) -> Tensor:
     """Scores `[L, m]` of one document made comparable between documents."""
     if how == "minmax":
         low, high = s.amin(1, keepdim=True), s.amax(1, keepdim=True)
-        return (s - low) / (high - low).clamp(min=1e-30)
+        spread: Tensor = (s - low) / (high - low).clamp(min=1e-30)
+        return spread
     if how == "softmax":
         return s.softmax(1)
-    return s / query.flatten(1).norm(dim=1, keepdim=True).clamp(min=1e-30)
+    lengths = torch.linalg.vector_norm(query.flatten(1), dim=1, keepdim=True)
+    fair: Tensor = s / lengths.clamp(min=1e-30)
+    return fair
 
 
 def select(

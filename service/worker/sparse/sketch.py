@@ -31,9 +31,9 @@ class Sketch:
 
     means `[L, m, kv_heads, d]`: mean key before RoPE of each block; anchor `[L, kv_heads, d]`: of
     init and local tokens; local_query `[L, heads, d]`: mean query before RoPE of local tokens;
-    representative `[L, m]` int32: the token of each block that later queries look at most (-1: none
-    scored); mass `[L, m]` fp32: its mean attention; alpha `[L, m]` fp32: the decay of that attention
-    with distance, y = c · x^-alpha (small: it stays important; +inf where nothing was scored).
+    representative `[L, m]` int32: the token of each block that later queries look at most (-1:
+    none scored); mass `[L, m]` fp32: its mean attention; alpha `[L, m]` fp32: the decay of that
+    attention with distance, y = c · x^-alpha (small: it stays important; +inf: nothing scored).
     """
 
     means: Tensor
@@ -94,8 +94,8 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Mean attention that later queries pay each token, and every query's log normaliser.
 
     q `[T, heads, d]`, k `[kv_heads, first + T, d]`, both after RoPE; the first rows of k are a
-    prefix that queries see and that is not scored. Returns mass `[T]` fp32, head mean, NaN at tokens
-    with fewer than 16 later queries; log normalisers `[heads, T]`.
+    prefix that queries see and that is not scored. Returns mass `[T]` fp32, head mean, NaN at
+    tokens with fewer than 16 later queries; log normalisers `[heads, T]`.
     """
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
@@ -119,8 +119,8 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
-    """Per block its most looked-at scored token and that token's mass: `[m]` int64 (-1: none), `[m]`
-    (0 where none)."""
+    """Per block its most looked-at scored token (int64, -1: none) and that token's mass (0 where
+    none), each `[m]`."""
     chosen = torch.full((grid.blocks,), -1, dtype=torch.long, device=mass.device)
     top = torch.zeros(grid.blocks, device=mass.device)
     for block in range(grid.blocks):
