@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 EMBEDDING_STD = 0.25
 FINAL_GAIN = 0.1
-MIMETIC_STD = 0.06
 
 
 @dataclass(frozen=True)
@@ -102,49 +101,21 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
-        """Starts in favour of looking words up again.
-
-        Embeddings are large beside what the blocks add, so that a word can be recognised in
-        every layer; the final norm's gain keeps the tied head's logits small all the same.
-        The upper half of the heads starts with equal queries and keys in its slowly turning
-        dimensions: they look for words like the one they stand on ("mimetic" initialisation,
-        Trockman & Kolter 2023).
-        """
+        """Embeddings are large beside what the blocks add, so that a word can be recognised in
+        every layer; the final norm's gain keeps the tied head's logits small all the same."""
         for parameter in self.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
         nn.init.normal_(self.embed_tokens.weight, std=EMBEDDING_STD, generator=generator)
         nn.init.constant_(self.norm.weight, FINAL_GAIN)
-        half = self.config.head_dim // 2
-        slow = torch.arange(self.config.head_dim) % half >= (7 * half) // 16
-        for layer in self.layers:
-            attention = layer.self_attn
-            assert isinstance(attention, Attention)
-            shape = (attention.head_dim, self.config.hidden_size)
-            keys = attention.k_proj.weight.view(attention.kv_heads, *shape)
-            queries = attention.q_proj.weight.view(attention.heads, *shape)
-            group = attention.heads // attention.kv_heads
-            for kv_head in range(attention.kv_heads // 2, attention.kv_heads):
-                seen = torch.randn(shape, generator=generator) * MIMETIC_STD
-                keys[kv_head, slow] = seen[slow]
-                queries[kv_head * group : (kv_head + 1) * group, slow] = seen[slow]
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Final hidden states `[rows, tokens, hidden]` for ids and positions `[rows, tokens]`."""
-        return self.streams(ids, positions, mask)[0]
-
-    def streams(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, behind: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Final hidden states, and the residual stream behind layer `behind` (default: last)."""
         x = self.embed_tokens(ids)
         cos, sin = rotary(positions, self.config, x.dtype)
-        kept = x
-        for index, layer in enumerate(self.layers):
+        for layer in self.layers:
             x = layer(x, mask, cos, sin)
-            if behind is None or index == behind:
-                kept = x
-        return self.norm(x), kept
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., hidden]` to `[..., vocabulary]`."""

@@ -27,7 +27,6 @@ class Entity:
     name: str
     short: str
     pronoun: str
-    open_name: str
 
 
 @dataclass(frozen=True)
@@ -70,17 +69,13 @@ def make_entity(rng: random.Random, kind: str, name: str) -> Entity:
     """Gives an open name the closed part its kind asks for ("Mara Velen", "the Silver Velen")."""
     if kind == "person":
         index = rng.randrange(len(words.GIVEN))
-        return Entity(
-            kind, f"{words.GIVEN[index]} {name}", name, "He" if index % 2 else "She", name
-        )
+        return Entity(kind, f"{words.GIVEN[index]} {name}", name, "He" if index % 2 else "She")
     if kind == "town":
         full = f"{rng.choice(words.TOWN_PREFIX)} {name}"
-        return Entity(kind, full, full, "It", name)
+        return Entity(kind, full, full, "It")
     if kind == "ship":
-        return Entity(
-            kind, f"the {rng.choice(words.SHIP_PREFIX)} {name}", f"the {name}", "It", name
-        )
-    return Entity(kind, f"{name} {rng.choice(words.FIRM_SUFFIX)}", name, "It", name)
+        return Entity(kind, f"the {rng.choice(words.SHIP_PREFIX)} {name}", f"the {name}", "It")
+    return Entity(kind, f"{name} {rng.choice(words.FIRM_SUFFIX)}", name, "It")
 
 
 def make_document(

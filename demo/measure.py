@@ -1,8 +1,8 @@
 """Measures the exported model and writes demo/accuracy.json: `python -m demo.measure`.
 
-Two kinds of figure: on fresh held-out contexts of two to five documents, with full attention and
-with block-masked documents (what reuse without repair sees); and on the demo corpus itself, each
-question answered from the three documents MiniLM retrieves for it.
+Two kinds of figure: on fresh held-out samples of every task, with full attention and with chunks
+that see less; and on the demo corpus itself, each question answered from the three documents
+MiniLM retrieves for it.
 """
 
 from __future__ import annotations
@@ -12,43 +12,20 @@ import platform
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from demo.answering import Answerer
 from demo.corpus_files import read_documents, read_questions
-from demo.decoder import Decoder, DecoderConfig
-from demo.evaluate import accuracy
+from demo.evaluate_tasks import EVALUATION_SEED, evaluate
+from demo.load import load_plain
+from demo.make_corpus import SEED
 from demo.recall import retrieved
-from demo.samples import Sampler
+from demo.samples import CHUNK_TOKENS, Packer
 from demo.vocabulary import build_tokenizer
 
 HERE = Path(__file__).parent
 MODEL = HERE / "model"
-CONTEXTS = 60
-"""Held-out contexts of ten questions for every number of documents."""
-
-
-def load_plain(folder: Path) -> Decoder:
-    """The exported weights in the plain decoder, in fp32."""
-    raw = json.loads((folder / "config.json").read_text())
-    fields = DecoderConfig.__dataclass_fields__
-    decoder = Decoder(DecoderConfig(**{k: v for k, v in raw.items() if k in fields}))
-    tensors = load_file(folder / "model.safetensors")
-    decoder.load_state_dict({k.removeprefix("model."): v.float() for k, v in tensors.items()})
-    return decoder.eval()
-
-
-def held_out(folder: Path) -> dict[str, dict[str, float]]:
-    """Exact match by number of documents, full and block-masked, on the same contexts."""
-    model, sampler = load_plain(folder), Sampler(build_tokenizer())
-    return {
-        f"{documents} documents": {
-            "full": accuracy(model, sampler, False, documents, CONTEXTS),
-            "block_masked": accuracy(model, sampler, True, documents, CONTEXTS),
-            "questions": float(CONTEXTS * 10),
-        }
-        for documents in (2, 3, 4, 5)
-    }
+SAMPLES = 300
+"""Held-out stories of every task, one question each."""
 
 
 def corpus(folder: Path, top_k: int = 3) -> dict[str, float]:
@@ -67,9 +44,11 @@ def corpus(folder: Path, top_k: int = 3) -> dict[str, float]:
 
 def main() -> None:
     report = {
-        "held_out_names": held_out(MODEL),
+        "tasks": evaluate(load_plain(MODEL), Packer(build_tokenizer()), SAMPLES),
+        "samples_per_task": SAMPLES,
+        "chunk_tokens": CHUNK_TOKENS,
         "demo_corpus": corpus(MODEL),
-        "seed": {"evaluation": 4242, "corpus": 2024},
+        "seed": {"evaluation": EVALUATION_SEED, "corpus": SEED},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
     (HERE / "accuracy.json").write_text(json.dumps(report, indent=2) + "\n")

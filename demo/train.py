@@ -1,8 +1,7 @@
-"""Trains the demo model: `python -m demo.train --phase shallow`, then `--phase grow`.
+"""Trains the demo model on, from the weights of an exported folder: `python -m demo.train`.
 
-A shallow model learns to look names up first; blocks with zero output projections are then
-inserted below and between its own, which changes nothing it computes, and the deeper model is
-trained on. Every step draws its data from (seed, step), so a resumed run is the same run.
+Full attention only: nothing here teaches the model to do without what a chunk cannot see. Every
+step draws its data from (seed, step, running accuracies), so a resumed run is the same run.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import json
 import math
 import random
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +20,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from demo.decoder import Decoder, DecoderConfig
-from demo.evaluate import accuracy
+from demo.decoder import EMBEDDING_STD, Decoder
+from demo.evaluate_tasks import evaluate
 from demo.export import export
-from demo.grow import GROWN_FROM, grow
-from demo.guide import PROBED, Guide
-from demo.guide import RATE as GUIDE_RATE
-from demo.guide import WEIGHT as GUIDE_WEIGHT
+from demo.load import load_plain
 from demo.optimizer import MasterOptimizer
-from demo.samples import Batch, Mix, Sampler
+from demo.samples import Batch, Packer, Row, View, collate
+from demo.tasks import TASKS
 from demo.vocabulary import build_tokenizer
 
-STAGES = (
-    Mix(documents=6, facts=(1, 1), questions=6, shared=2),
-    Mix(documents=4, facts=(3, 3), questions=12, shared=4),
-    Mix(documents=3, facts=(5, 6), questions=12),
-)
-"""From the start every question has rivals in the context: the right attribute of the wrong
-entity, the plateau such training sticks on, does not pay."""
-STAGE_LIMITS = (1001, 1150, 1300)
-"""Steps by which a stage ends at the latest."""
-LAST_STAGE = len(STAGES)
-DOCUMENT_COUNTS = (2, 3, 3, 3, 3, 3, 4, 4, 5)
-"""Draws of the last stage: contexts of two to five documents, three the most common."""
-INDUCTION_SHARE = 0.25
-QUESTION_WEIGHT = 0.3
-REVERSE_SHARE = 0.15
-PASS_MARK = 0.9
-"""Running first-token accuracy that ends a stage."""
+SHARES = {
+    "single": 0.15,
+    "border": 0.1,
+    "pronoun": 0.12,
+    "update": 0.1,
+    "list": 0.15,
+    "hop": 0.15,
+    "chain": 0.13,
+    "niah": 0.1,
+}
+"""Base share of rows; a task earns less the better it is known."""
+LEAST = 0.25
+QUESTIONS = 12
+PASSES = 3
+"""A step's rows, sorted by length, are computed in so many passes: less padding."""
+EVALUATED_STORIES = 15
+UNUSED_COSINE = 0.5
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One phase of training."""
+    """Length, rate and size of a run."""
 
-    phase: str
     steps: int
     batch_tokens: int
     peak: float
     floor: float
     seed: int
-    block_mask_share: float = 0.0
-    last_stage_only: bool = False
     evaluate_every: int = 250
-    warm_up: int = 100
+    warm_up: int = 50
 
     def scale(self, step: int) -> float:
         """Learning-rate factor: linear warm-up, then a cosine from `peak` to `floor`."""
@@ -72,119 +67,100 @@ class Plan:
         done = min(1.0, (step - self.warm_up) / max(1, self.steps - self.warm_up))
         return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
+    def entities(self, rng: random.Random, step: int) -> int:
+        """Rivals in a story: three at first, then up to five."""
+        early = step / self.steps
+        if early < 0.1:
+            return 3
+        if early < 0.25:
+            return rng.choice((3, 4))
+        return rng.choice((3, 4, 5, 5))
+
 
 class Trainer:
-    """Model, optimiser and curriculum; `run` goes on from wherever `load` left it."""
+    """Model, optimiser and mix; `run` goes on from wherever `load` left it."""
 
-    def __init__(self, plan: Plan, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, plan: Plan, model: Decoder) -> None:
         self.plan = plan
-        self.dtype = dtype
-        self.model = Decoder(config, seed=plan.seed).to(dtype)
-        self.optimizer = MasterOptimizer(self.model)
+        self.model = model
+        self.optimizer = MasterOptimizer(model)
         self.tokenizer = build_tokenizer()
-        self.sampler = Sampler(self.tokenizer)
-        self.guide: Guide | None = None
-        if plan.phase == "shallow" and config.num_hidden_layers > PROBED + 1:
-            self.guide = Guide(config.hidden_size, config.vocab_size, plan.seed)
-            self.guide_optimizer = torch.optim.Adam(self.guide.parameters(), lr=GUIDE_RATE)
+        self.packer = Packer(self.tokenizer)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
-        self.stage = LAST_STAGE if plan.last_stage_only else 0
-        self.passing = 0.0
-        """Running mean of first-token accuracy in the current stage."""
+        self.known = dict.fromkeys(TASKS, 0.0)
+        """Running mean of first-token accuracy by task."""
 
-    def batch(self) -> Batch:
-        """The batch of the current step, a function of (seed, step, stage) alone."""
-        rng = random.Random(f"{self.plan.seed}/{self.plan.phase}/{self.step}")
-        early = self.step / self.plan.steps if not self.plan.last_stage_only else 1.0
-        if early < 0.15 and rng.random() < INDUCTION_SHARE:
-            rows = self.plan.batch_tokens // 100
-            return self.sampler.induction_batch(rng, rows, 120, self.dtype)
-        if self.stage < LAST_STAGE:
-            mix = STAGES[self.stage]
-        else:
-            mix = Mix(documents=rng.choice(DOCUMENT_COUNTS), facts=(5, 6), questions=12)
-        recap = 0.2 if early < 0.5 else 0.0
-        mix = replace(
-            mix,
-            recap_share=recap,
-            reverse_share=REVERSE_SHARE if early < 0.6 else 0.0,
-            question_weight=QUESTION_WEIGHT,
-            block_mask_share=self.plan.block_mask_share,
-        )
-        expected = 12 + mix.documents * (4 + 11 * sum(mix.facts) // 2) + 18 * mix.questions
-        return self.sampler.batch(rng, mix, max(1, self.plan.batch_tokens // expected), self.dtype)
+    def rows(self) -> list[Row]:
+        """The rows of the current step, shortest first."""
+        rng = random.Random(f"{self.plan.seed}/{self.step}")
+        shares = [SHARES[task] * max(LEAST, 1 - self.known[task]) for task in TASKS]
+        rows: list[Row] = []
+        while sum(len(row.ids) for row in rows) < self.plan.batch_tokens:
+            task = rng.choices(list(TASKS), shares)[0]
+            story = TASKS[task].write(rng, False, self.plan.entities(rng, self.step))
+            asked = rng.sample(story.asked, min(QUESTIONS, len(story.asked)))
+            rows.append(self.packer.row(rng, task, story, asked))
+        return sorted(rows, key=lambda row: len(row.ids))
 
-    def train_step(self) -> dict[str, float]:
-        """Forward, backward, update; returns losses and accuracy (nan without answers)."""
+    def train_step(self) -> float:
+        """Forward, backward, update; returns the loss."""
         began = time.perf_counter()
-        batch = self.batch()
-        report = self._backward(batch)
+        rows = self.rows()
+        self.tokens += sum(len(row.ids) for row in rows)
+        whole = sum(sum(row.weights[1:]) for row in rows)
+        size = math.ceil(len(rows) / PASSES)
+        total = 0.0
+        for start in range(0, len(rows), size):
+            batch = collate(rows[start : start + size])
+            hidden = self.model(batch.ids, batch.positions, batch.mask)
+            loss, hits = losses(self.model, batch, hidden)
+            (loss / whole).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach()) / whole
+            for task, hit in hits.items():
+                self.known[task] += 0.1 * (hit - self.known[task])
         self.optimizer.step(self.plan.scale(self.step))
         self.step += 1
-        self.tokens += int((batch.segments >= 0).sum())
-        hit = report["first"]
-        if not math.isnan(hit):
-            self.passing = 0.95 * self.passing + 0.05 * hit
-        if self.stage < LAST_STAGE:
-            late = self.step >= STAGE_LIMITS[self.stage]
-            if self.passing > PASS_MARK or late:
-                self.stage, self.passing = self.stage + 1, 0.0
         self.seconds += time.perf_counter() - began
-        return report
-
-    def _backward(self, batch: Batch) -> dict[str, float]:
-        hidden, stream = self.model.streams(batch.ids, batch.positions, batch.mask, PROBED)
-        loss, hit = losses(self.model, batch, hidden)
-        report = {"loss": float(loss.detach()), "first": hit}
-        if self.guide is not None and len(batch.links):
-            named, link = self.guide.losses(self.model, batch, stream)
-            report |= {"named": float(named.detach()), "link": float(link.detach())}
-            loss = loss + GUIDE_WEIGHT * (named + link)
-            self.guide_optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.guide is not None and len(batch.links):
-            self.guide_optimizer.step()
-        return report
+        return total
 
     def run(self, until: int, log: Path | None, checkpoint: Path | None, out: Path | None) -> None:
         """Trains to step `until`, logging every 20 steps and evaluating at intervals."""
         while self.step < until:
-            report: dict[str, Any] = dict(self.train_step())
-            last = self.step == until
-            if self.step % self.plan.evaluate_every == 0 or last:
-                report["full"] = accuracy(self.model, self.sampler, blocked=False)
-                report["blocked"] = accuracy(self.model, self.sampler, blocked=True)
-                if checkpoint is not None:
-                    self.save(checkpoint)
-                if out is not None:
-                    export(self.model, self.optimizer.master, self.tokenizer, out)
-            if log is not None and (self.step % 20 == 0 or "full" in report):
-                report |= {
-                    "phase": self.plan.phase,
-                    "step": self.step,
-                    "stage": self.stage,
-                    "tokens": self.tokens,
-                    "passing": self.passing,
-                    "seconds": self.seconds,
-                }
+            loss = self.train_step()
+            evaluating = self.step % self.plan.evaluate_every == 0 or self.step == until
+            if checkpoint is not None and (evaluating or self.step % 100 == 0):
+                self.save(checkpoint)
+            if log is not None and (evaluating or self.step % 20 == 0):
                 with log.open("a") as file:
-                    file.write(json.dumps({k: _rounded(v) for k, v in report.items()}) + "\n")
+                    file.write(json.dumps(self._report(loss, evaluating)) + "\n")
+        if out is not None:
+            export(self.model, self.optimizer.master, self.tokenizer, out)
+
+    def _report(self, loss: float, evaluating: bool) -> dict[str, Any]:
+        report: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 1),
+            "loss": round(loss, 4),
+            "rate": round(self.plan.scale(self.step), 4),
+            "first": _rounded(self.known),
+        }
+        if evaluating:
+            views = (View.FULL, View.BARE)
+            found = evaluate(self.model, self.packer, EVALUATED_STORIES, 4, views)
+            report["held_out"] = {task: _rounded(each) for task, each in found.items()}
+        return report
 
     def save(self, path: Path) -> None:
         state = {
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "tokens": self.tokens,
-            "stage": self.stage,
-            "passing": self.passing,
+            "known": self.known,
             "seconds": self.seconds,
-            "config": self.model.config.as_dict(),
         }
-        if self.guide is not None:
-            state["guide"] = self.guide.state_dict()
-            state["guide_optimizer"] = self.guide_optimizer.state_dict()
         partial = path.with_suffix(".partial")
         torch.save(state, partial)
         partial.rename(path)
@@ -192,72 +168,76 @@ class Trainer:
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.guide is not None and "guide" in state:
-            self.guide.load_state_dict(state["guide"])
-            self.guide_optimizer.load_state_dict(state["guide_optimizer"])
-        self.step, self.tokens, self.stage = state["step"], state["tokens"], state["stage"]
-        self.passing, self.seconds = state["passing"], state["seconds"]
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.known, self.seconds = state["known"], state["seconds"]
 
 
-def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, float]:
-    """Weighted cross-entropy, and the share of answers whose first token is right.
+def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Weighted sum of cross-entropies, and by task the share of first answer tokens got right.
 
     `hidden` `[rows, tokens, hidden]` are the model's final hidden states on the batch.
     """
-    hidden = hidden[:, :-1]
     weights = batch.weights[:, 1:]
     chosen = weights > 0
-    logits = model.logits(hidden[chosen]).float()
+    logits = model.logits(hidden[:, :-1][chosen]).float()
     targets = batch.ids[:, 1:][chosen]
     each = F.cross_entropy(logits, targets, reduction="none")
     first = batch.first[:, 1:][chosen]
-    hits = (logits.detach().argmax(-1) == targets)[first]
-    hit = float(hits.float().mean()) if len(hits) else math.nan
-    return (each * weights[chosen]).sum() / weights.sum(), hit
+    row = torch.arange(len(batch.tasks))[:, None].expand_as(chosen)[chosen][first].tolist()
+    right = (logits.detach().argmax(-1) == targets)[first].tolist()
+    marks: dict[str, list[bool]] = {}
+    for index, hit in zip(row, right, strict=True):
+        marks.setdefault(batch.tasks[index], []).append(hit)
+    hits = {task: sum(found) / len(found) for task, found in marks.items()}
+    return (each * weights[chosen]).sum(), hits
 
 
-def _rounded(value: Any) -> Any:
-    """JSON knows no nan: an induction batch has no first-token accuracy."""
-    if not isinstance(value, float):
-        return value
-    return None if math.isnan(value) else round(value, 4)
+@torch.no_grad()
+def renew_rows(model: Decoder, start: int, seed: int) -> int:
+    """Gives rows that no text has used a fresh embedding; returns how many.
+
+    As wrong answers to everything, unused rows were all pushed one way. Rows from `start` on are
+    known to be unused; those before it that point their way are taken to be.
+    """
+    rows = model.embed_tokens.weight
+    unused = F.cosine_similarity(rows, rows[start:].mean(0)[None]) > UNUSED_COSINE
+    unused[start:] = True
+    fresh = torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed)) * EMBEDDING_STD
+    rows[unused] = fresh[unused]
+    return int(unused.sum())
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--phase", choices=("shallow", "grow"), required=True)
+    parser.add_argument("--start", type=Path, default=Path("demo/model"), help="exported folder")
+    parser.add_argument("--renew-from", type=int, help="first row without a trained word")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--peak", type=float, default=1.0)
-    parser.add_argument("--floor", type=float, default=0.1)
-    parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--block-mask-share", type=float, default=0.0)
+    parser.add_argument("--batch-tokens", type=int, default=3072)
+    parser.add_argument("--peak", type=float, default=0.4)
+    parser.add_argument("--floor", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--evaluate-every", type=int, default=250)
-    parser.add_argument("--checkpoints", type=Path, default=Path("demo/.training"))
+    parser.add_argument("--checkpoint", type=Path, default=Path("demo/.training/run.pt"))
     parser.add_argument("--log", type=Path, default=Path("demo/train_log.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("demo/model"))
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     plan = Plan(
-        phase=args.phase,
-        steps=args.steps,
-        batch_tokens=args.batch_tokens,
-        peak=args.peak,
-        floor=args.floor,
-        seed=args.seed,
-        block_mask_share=args.block_mask_share,
-        last_stage_only=args.phase == "grow",
-        evaluate_every=args.evaluate_every,
+        args.steps, args.batch_tokens, args.peak, args.floor, args.seed, args.evaluate_every
     )
-    torch.manual_seed(args.seed)
-    args.checkpoints.mkdir(parents=True, exist_ok=True)
-    layers = DecoderConfig().num_hidden_layers if args.phase == "grow" else GROWN_FROM
-    trainer = Trainer(plan, replace(DecoderConfig(), num_hidden_layers=layers), torch.float32)
-    own = args.checkpoints / f"{args.phase}.pt"
-    if own.exists():
-        trainer.load(own)
-    elif args.phase == "grow":
-        grow(trainer.optimizer, args.checkpoints / "shallow.pt", layers)
-    trainer.run(args.steps, args.log, own, args.out)
+    model = load_plain(args.start)
+    if args.renew_from is not None:
+        renew_rows(model, args.renew_from, args.seed)
+    trainer = Trainer(plan, model)
+    args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    if args.checkpoint.exists():
+        trainer.load(args.checkpoint)
+    trainer.run(args.steps, args.log, args.checkpoint, args.out)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import random
 from demo.grammar import Document, Entity, Fact, ask, make_document, make_entity
 from demo.kinds import KINDS
 from demo.tasks.story import Asked, Story, draw_names, join, sentence_case
-from demo.tasks.wording import ASIDES, PRONOUNS
+from demo.wording import ASIDES, PRONOUNS
 
 
 def single(rng: random.Random, held_out: bool, entities: int) -> Story:

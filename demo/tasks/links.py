@@ -8,7 +8,7 @@ from demo import words
 from demo.grammar import Document, ask, make_document, make_entity
 from demo.kinds import KINDS
 from demo.tasks.story import Asked, Story, draw_names, join, merged, records, sentence_case
-from demo.tasks.wording import ASSIGN, COPY, LINKS, NOISE, VARIABLE_QUESTION
+from demo.wording import ASSIGN, COPY, LINKS, NOISE, VARIABLE_QUESTION
 
 CHAIN_LENGTH = 3
 OWN_FACTS = 1

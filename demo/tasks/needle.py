@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from demo.tasks.story import Asked, Story, draw_names, records
-from demo.tasks.wording import NEEDLE, NEEDLE_QUESTION, NOISE
+from demo.wording import NEEDLE, NEEDLE_QUESTION, NOISE
 
 NOISE_LINES = 5
 

@@ -7,7 +7,7 @@ import random
 from demo.grammar import Fact, ask, make_document, make_entity, state
 from demo.kinds import KINDS
 from demo.tasks.story import Asked, Story, draw_names, merged, records, sentence_case
-from demo.tasks.wording import EVENTS
+from demo.wording import EVENTS
 
 EVENTS_EACH = 3
 OTHER_FACTS = 2

@@ -9,8 +9,8 @@ from functools import cache
 
 from demo import words
 from demo.grammar import Document, open_names
-from demo.tasks.wording import RECORD
 from demo.vocabulary import DOCUMENT
+from demo.wording import RECORD
 
 LOOKALIKE_SHARE = 0.3
 

@@ -6,8 +6,7 @@ from demo import words
 from demo.grammar import ask, make_document, make_entity, open_names
 from demo.kinds import KINDS
 from demo.make_corpus import build
-from demo.samples import FIRST_QUESTION, Mix, Sampler, attention_mask
-from demo.vocabulary import EOS_ID, build_tokenizer
+from demo.vocabulary import build_tokenizer
 
 
 def _text(seed: int) -> list[str]:
@@ -47,27 +46,6 @@ def test_closed_words_are_single_tokens_and_names_are_short() -> None:
     assert max(len(tokenizer.encode(" " + name).ids) for name in open_names(True)) <= 3
     text = "Zoë's ledger: 17 % off, naïvely — “odd” bytes.\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_questions_of_a_row_see_documents_and_themselves_only() -> None:
-    row = Sampler(build_tokenizer()).row(random.Random(1), Mix(3, (5, 6), 4))
-    questions = [i for i, s in enumerate(row.segments) if s >= FIRST_QUESTION]
-    end = questions[0]
-    starts = [i for i in questions if row.segments[i] != row.segments[i - 1]]
-    assert len(starts) == 4
-    assert all(row.positions[i] == end for i in starts)
-    assert sum(row.first) == 4
-    assert row.ids.count(EOS_ID) == 4
-
-
-def test_block_mask_hides_other_documents_from_documents_only() -> None:
-    import torch
-
-    segments = torch.tensor([[0, 1, 2, FIRST_QUESTION, FIRST_QUESTION + 1]] * 2)
-    mask = attention_mask(segments, torch.tensor([False, True]), torch.float32)[:, 0] == 0
-    full = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]
-    blocked = [*full[:2], [1, 0, 1, 0, 0], *full[3:]]
-    assert mask.int().tolist() == [full, blocked]
 
 
 def test_corpus_entities_are_told_apart() -> None:

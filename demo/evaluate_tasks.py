@@ -1,0 +1,91 @@
+"""Exact match per task, full prefill against stitched chunks: `python -m demo.evaluate_tasks`.
+
+Held-out names. The views are paired: the same samples, and only the mask differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+
+from demo.decoder import Decoder
+from demo.load import load_plain
+from demo.samples import Batch, Packer, Row, View, collate
+from demo.tasks import TASKS
+from demo.vocabulary import build_tokenizer
+
+EVALUATION_SEED = 4242
+ROWS = 10
+
+
+def task_rows(packer: Packer, task: str, stories: int, questions: int, seed: int) -> list[Row]:
+    """Rows of held-out stories with up to so many of their scored questions."""
+    rng = random.Random(f"{seed}/{task}")
+    rows = []
+    for _ in range(stories):
+        story = TASKS[task].write(rng, True, TASKS[task].entities)
+        scored = [asked for asked in story.asked if asked.scored]
+        asked = rng.sample(scored, min(questions, len(scored)))
+        rows.append(packer.row(rng, task, story, asked))
+    return rows
+
+
+@torch.no_grad()
+def accuracy(model: Decoder, rows: list[Row], view: View) -> float:
+    """Share of questions whose every answer token and EOS are the model's first choice.
+
+    Teacher-forced, which for an exact match is the same as decoding greedily.
+    """
+    ordered = sorted(rows, key=lambda row: len(row.ids))
+    right = total = 0
+    for start in range(0, len(ordered), ROWS):
+        marks = _marks(model, collate(ordered[start : start + ROWS], view))
+        right, total = right + sum(marks), total + len(marks)
+    return right / total
+
+
+def _marks(model: Decoder, batch: Batch) -> list[bool]:
+    """Whether each question of the batch is answered exactly."""
+    best = model.logits(model(batch.ids, batch.positions, batch.mask)[:, :-1]).argmax(-1)
+    wrong = (best != batch.ids[:, 1:]) & (batch.weights[:, 1:] > 0)
+    segments, first = batch.segments[:, 1:], batch.first[:, 1:]
+    return [
+        not bool(wrong[row][segments[row] == question].any())
+        for row in range(len(segments))
+        for question in segments[row][first[row]].tolist()
+    ]
+
+
+def evaluate(
+    model: Decoder,
+    packer: Packer,
+    stories: int,
+    questions: int = 1,
+    views: tuple[View, ...] = tuple(View),
+    seed: int = EVALUATION_SEED,
+) -> dict[str, dict[str, float]]:
+    """Accuracy by task and view."""
+    report = {}
+    for task in TASKS:
+        rows = task_rows(packer, task, stories, questions, seed)
+        report[task] = {view.value: accuracy(model, rows, view) for view in views}
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=EVALUATION_SEED)
+    args = parser.parse_args()
+    packer = Packer(build_tokenizer())
+    report = evaluate(load_plain(args.model), packer, args.samples, seed=args.seed)
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
