@@ -49,9 +49,7 @@ class Shape:
     def layout(self) -> PromptLayout:
         half = self.document // 2
         documents = [[2] * half, [3] * (self.document - half)]
-        return PromptLayout.of(
-            [1] * self.system, documents, [4] * self.question, cold=[False] * 3
-        )
+        return PromptLayout.of([1] * self.system, documents, [4] * self.question, cold=[False] * 3)
 
     def region(self, method: EvictionMethod) -> Region:
         return Region(
