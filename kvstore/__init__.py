@@ -6,8 +6,10 @@ redis and xxhash are imported when they are used.
     with TieredStore([MemoryTier(8 << 30), SsdTier(path, 200 << 30)]) as store:
         store.put(key, encode_chunk(spec, k, v))
         outcome = store.read(key, expect=spec)
+        sparse = store.read_blocks(key, {0: [0, 3], 1: [2]}, expect=spec)
 """
 
+from kvstore.blocks import EncodedBlocks
 from kvstore.chunk import EncodedChunk, encode_chunk
 from kvstore.errors import (
     ChunkCorrupt,
@@ -22,22 +24,27 @@ from kvstore.errors import (
 )
 from kvstore.header import ChunkHeader, parse_header
 from kvstore.keys import chunk_key
-from kvstore.spec import ChunkSpec
-from kvstore.store import LayersOutcome, ReadOutcome, TieredStore
+from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
+from kvstore.spec import BLOCK_TOKENS, ChunkSpec
+from kvstore.store import TieredStore
 from kvstore.tiers.memory import MemoryTier
 from kvstore.tiers.redis import RedisTier
 from kvstore.tiers.ssd import SsdTier
 
 __all__ = [
+    "BLOCK_TOKENS",
+    "BadBlock",
+    "BlocksOutcome",
     "ChunkCorrupt",
     "ChunkError",
     "ChunkHeader",
     "ChunkRefused",
     "ChunkSpec",
     "ChunkSpecError",
+    "EncodedBlocks",
     "EncodedChunk",
+    "ExtraOutcome",
     "KvStoreError",
-    "LayersOutcome",
     "MemoryTier",
     "ReadOutcome",
     "RedisTier",

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from kvstore.buffers import allocate, view_bytes
-from kvstore.checksum import checksum
+from kvstore.checksum import BlockDigests
 from kvstore.codecs import codec
 from kvstore.codecs.base import Role
+from kvstore.decode import decode_layer
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.header import ChunkHeader, build_header, parse_header
 from kvstore.layout import layout
@@ -67,10 +68,10 @@ class EncodedChunk:
         raw = self.layer_bytes(layer)
         if device is not None:
             raw = raw.to(device, non_blocking=non_blocking)
-        return self.header.decode_layer(layer, raw)
+        return decode_layer(self.spec, raw)
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
-        """Check the data of these layers (all by default) against the header's checksums.
+        """Check the data of these layers (all by default) against the header's digests.
 
         Raises:
             ChunkCorrupt: a byte differs from what was written.
@@ -101,8 +102,9 @@ def encode_chunk(
     entries = layout(spec)
     chunk_codec = codec(spec.codec)
     data = allocate(entries[-1].end, pin=pin)
+    view = view_bytes(data)
     by_name = {entry.name: entry for entry in entries}
-    checksums: dict[str, str] = {}
+    digests: dict[str, BlockDigests] = {}
     roles: tuple[tuple[Role, Sequence[Tensor]], ...] = (("k", k), ("v", v))
     for role, tensors in roles:
         parts = chunk_codec.parts(role, spec)
@@ -112,8 +114,9 @@ def encode_chunk(
                 entry = by_name[f"{role}.{layer}{part.suffix}"]
                 target = data[entry.start : entry.end]
                 target.copy_(stored.contiguous().view(-1).view(torch.uint8))
-                checksums[entry.name] = checksum(view_bytes(target))
-    return EncodedChunk(build_header(spec, checksums), data)
+                ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
+                digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
+    return EncodedChunk(build_header(spec, digests), data)
 
 
 def require_spec(header: ChunkHeader, expect: ChunkSpec | None) -> None:

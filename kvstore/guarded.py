@@ -1,50 +1,41 @@
 """One tier with everything around it that is the same for all tiers.
 
-Circuit breaker, verification of what is read, counting, and deletes that are retried until they
-succeed. Turns a tier's exceptions into outcomes, so that a broken tier is never an error of the
-request. Knows one tier; the order of tiers is the store's.
+Verification of what is read, headers remembered, and deletes that are retried until they succeed;
+a broken tier or bad bytes are outcomes, never errors of the request. Knows one tier; the order of
+tiers is the store's, breaker and counters are :mod:`kvstore.guard`'s.
 """
 
-import logging
 import threading
-import time
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-from torch import Tensor
-
+from kvstore.blocks import EncodedBlocks, Selection, check_blocks, check_selection, ranges_of
 from kvstore.chunk import EncodedChunk, require_spec
-from kvstore.errors import (
-    ChunkCorrupt,
-    ChunkRefused,
-    ChunkSpecError,
-    TierFull,
-    TierTimeout,
-    TierUnavailable,
-)
+from kvstore.extra import EncodedExtra, parse_extra
+from kvstore.guard import Attempt, Guard
 from kvstore.header import ChunkHeader
 from kvstore.spec import ChunkSpec
 from kvstore.stats import TierStats
 from kvstore.tiers.base import Tier, Usage
-from kvstore.tiers.breaker import Breaker, BreakerSettings
+from kvstore.tiers.breaker import BreakerSettings
 
-T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
-
-_HEADERS_KEPT = 64
-# The tier answered, if only to say no: these say nothing against its health.
-_ANSWERED = frozenset({"corrupt", "refused", "rejected"})
+_HEADERS_KEPT = 256
 
 
 @dataclass(frozen=True)
-class Attempt(Generic[T]):
-    """What one call gave: a value, or None with the problem, or None and None (nothing there)."""
+class BlocksRead:
+    """What a read of blocks gave.
 
-    value: T | None
-    problem: str | None
+    Attributes:
+        blocks: the sound ones.
+        bad: (layer, block) of those whose bytes are not what was written.
+        nbytes: bytes moved, header and bad blocks included.
+    """
+
+    blocks: EncodedBlocks
+    bad: tuple[tuple[int, int], ...]
+    nbytes: int
 
 
 class GuardedTier:
@@ -54,20 +45,17 @@ class GuardedTier:
         self.tier = tier
         self.name = tier.name
         self.kind = tier.kind
-        self._breaker = Breaker(breaker)
+        self._guard = Guard(tier.name, breaker)
         self._lock = threading.Lock()
-        self._ops: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
         # Deletes that failed. Until they succeed the tier counts as not holding these keys.
         self._owed_deletes: set[str] = set()
-        # A layer-by-layer reader would otherwise fetch and parse the header once per layer.
+        # A sparse read would otherwise cost a second round trip and, in bytes, several blocks.
         self._headers: OrderedDict[str, ChunkHeader] = OrderedDict()
 
     def read(self, key: str, expect: ChunkSpec | None) -> Attempt[EncodedChunk]:
         """The whole chunk, verified; a bad copy is deleted."""
         if self._is_owed(key):
-            return self._found("read", Attempt(None, None), 0)
+            return self._guard.count_found("read", Attempt(None, None), 0)
 
         def work() -> EncodedChunk | None:
             chunk = self.tier.read(key)
@@ -77,44 +65,67 @@ class GuardedTier:
                     chunk.verify()
             return chunk
 
-        attempt = self._try("read", work)
+        attempt = self._guard.call("read", work)
         self._delete_if_bad(key, attempt.problem)
-        return self._found("read", attempt, attempt.value.nbytes if attempt.value else 0)
+        nbytes = attempt.value.nbytes if attempt.value else 0
+        return self._guard.count_found("read", attempt, nbytes)
 
-    def read_layers(
-        self, key: str, layers: Sequence[int], expect: ChunkSpec | None
-    ) -> Attempt[tuple[ChunkHeader, dict[int, Tensor]]]:
-        """Some layers' bytes, verified; a bad copy is deleted."""
+    def read_blocks(
+        self, key: str, selection: Selection, expect: ChunkSpec | None
+    ) -> Attempt[BlocksRead]:
+        """Some blocks, each verified; a copy with a bad one is deleted.
+
+        With a bad block the attempt has a value (the sound blocks) and the problem ``corrupt``.
+
+        Raises:
+            ChunkSpecError: the chunk has no such layer or block.
+        """
         if self._is_owed(key):
-            return self._found("read_layers", Attempt(None, None), 0)
+            return self._guard.count_found("read_blocks", Attempt(None, None), 0)
+        moved = 0
 
-        def work(header: ChunkHeader | None) -> tuple[ChunkHeader, dict[int, Tensor]] | None:
-            header = header or self.tier.read_header(key)
+        def work(header: ChunkHeader | None) -> BlocksRead | None:
+            nonlocal moved
             if header is None:
-                return None
+                header = self.tier.read_header(key)
+                if header is None:
+                    return None
+                moved += header.data_start if self.kind != "memory" else 0
             require_spec(header, expect)
-            found = self.tier.read_layers(key, header, layers)
-            if found is None:
+            check_selection(selection, header.spec)
+            data = self.tier.read_ranges(key, header, ranges_of(selection, header.spec))
+            if data is None:
                 return None
-            if self.kind != "memory":
-                for layer, raw in found.items():
-                    header.verify_layer(layer, raw)
-            return header, found
+            moved += data.numel()
+            blocks, bad = check_blocks(header, selection, data)
+            self._remember(key, header)
+            return BlocksRead(blocks, tuple(bad), moved)
 
         known = self._recall(key)
-        attempt = self._try("read_layers", lambda: work(known))
+        attempt = _blame(self._guard.call("read_blocks", lambda: work(known)))
         if attempt.problem == "corrupt" and known is not None:
             # The chunk may have been replaced since its header was read; believe only fresh bytes.
-            attempt = self._try("read_layers", lambda: work(None))
-        self._delete_if_bad(key, attempt.problem)
-        nbytes = 0
-        if attempt.value is not None:
-            header, found = attempt.value
-            self._remember(key, header)
-            nbytes = sum(raw.numel() for raw in found.values())
-        else:
+            attempt = _blame(self._guard.call("read_blocks", lambda: work(None)))
+        if attempt.value is None:
             self._forget([key])
-        return self._found("read_layers", attempt, nbytes)
+        else:
+            self._guard.count("block", "ok", times=attempt.value.blocks.count)
+            self._guard.count("block", "corrupt", times=len(attempt.value.bad))
+        self._delete_if_bad(key, attempt.problem)
+        return self._guard.count_found("read_blocks", attempt, moved)
+
+    def read_extra(self, key: str, name: str, version: int) -> Attempt[EncodedExtra]:
+        """Extra tensors, verified. Bad ones stay until they are written anew."""
+        if self._is_owed(key):
+            return self._guard.count_found("read_extra", Attempt(None, None), 0)
+
+        def work() -> EncodedExtra | None:
+            raw = self.tier.read_extra(key, name)
+            return None if raw is None else parse_extra(raw, name, version)
+
+        attempt = self._guard.call("read_extra", work)
+        nbytes = attempt.value.nbytes if attempt.value else 0
+        return self._guard.count_found("read_extra", attempt, nbytes)
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
         """Whether the tier took it."""
@@ -127,21 +138,34 @@ class GuardedTier:
             self.tier.put(key, chunk)
             return True
 
-        attempt = self._try("write", work)
-        self._count("write", attempt.problem or "ok", chunk.nbytes if attempt.value else 0)
+        attempt = self._guard.call("write", work)
+        self._guard.count("write", attempt.problem or "ok", chunk.nbytes if attempt.value else 0)
         return attempt.value is not None
+
+    def put_extra(self, key: str, extra: EncodedExtra) -> bool:
+        """Whether the tier took it: not without the chunk itself, nor while its delete is owed."""
+        if self._is_owed(key):
+            self._guard.count("write_extra", "absent")
+            return False
+        attempt = self._guard.call(
+            "write_extra", lambda: self.tier.put_extra(key, extra.name, extra.raw)
+        )
+        kept = bool(attempt.value)
+        outcome = attempt.problem or ("ok" if kept else "absent")
+        self._guard.count("write_extra", outcome, extra.nbytes if kept else 0)
+        return kept
 
     def contains(self, keys: Collection[str]) -> set[str]:
         """Which of these it holds; none of them when it cannot be asked."""
-        attempt = self._try("contains", lambda: self.tier.contains(keys))
-        self._count("contains", attempt.problem or "ok")
+        attempt = self._guard.call("contains", lambda: self.tier.contains(keys))
+        self._guard.count("contains", attempt.problem or "ok")
         return self._without_owed(attempt.value or set())
 
     def delete(self, keys: Collection[str]) -> int | None:
         """How many copies went; None when it failed and will be retried."""
         self._forget(keys)
-        attempt = self._try("delete", lambda: self.tier.delete(keys))
-        self._count("delete", attempt.problem or "ok")
+        attempt = self._guard.call("delete", lambda: self.tier.delete(keys))
+        self._guard.count("delete", attempt.problem or "ok")
         if attempt.problem is not None:
             with self._lock:
                 self._owed_deletes.update(keys)
@@ -151,64 +175,31 @@ class GuardedTier:
         """Retry the deletes that failed."""
         with self._lock:
             owed = set(self._owed_deletes)
-        if owed and self._breaker.state != "open" and self.delete(owed) is not None:
+        if owed and not self._guard.open and self.delete(owed) is not None:
             with self._lock:
                 self._owed_deletes -= owed
 
     def keys(self) -> set[str]:
-        attempt = self._try("keys", lambda: set(self.tier.keys()))
-        self._count("keys", attempt.problem or "ok")
+        attempt = self._guard.call("keys", lambda: set(self.tier.keys()))
+        self._guard.count("keys", attempt.problem or "ok")
         return self._without_owed(attempt.value or set())
 
     def stats(self) -> TierStats:
-        attempt = self._try("usage", self.tier.usage)
-        self._count("usage", attempt.problem or "ok")
+        attempt = self._guard.call("usage", self.tier.usage)
+        self._guard.count("usage", attempt.problem or "ok")
+        ops, nbytes, seconds = self._guard.counted()
         with self._lock:
-            return TierStats(
-                name=self.name,
-                kind=self.kind,
-                ops=dict(self._ops),
-                bytes=dict(self._bytes),
-                seconds=dict(self._seconds),
-                usage=attempt.value or Usage(None, None, None, None),
-                healthy=self._breaker.state == "closed",
-                pending_deletes=len(self._owed_deletes),
-            )
-
-    def _try(self, op: str, work: Callable[[], T | None]) -> Attempt[T]:
-        if not self._breaker.allow():
-            return Attempt(None, "unavailable")
-        started = time.perf_counter()
-        value: T | None = None
-        problem: str | None = None
-        try:
-            value = work()
-        except ChunkSpecError:  # the caller's mistake
-            self._breaker.succeeded()
-            raise
-        except Exception as error:
-            problem = _problem(error)
-            _log.warning("%s %s: %s: %s", self.name, op, problem, error)
-        except BaseException:
-            self._breaker.failed()
-            raise
-        if problem is None or problem in _ANSWERED:
-            self._breaker.succeeded()
-        else:
-            self._breaker.failed(timeout=problem == "timeout")
-        with self._lock:
-            self._seconds[op] += time.perf_counter() - started
-        return Attempt(value, problem)
-
-    def _found(self, op: str, attempt: Attempt[T], nbytes: int) -> Attempt[T]:
-        there = "miss" if attempt.value is None else "hit"
-        self._count(op, attempt.problem or there, nbytes)
-        return attempt
-
-    def _count(self, op: str, outcome: str, nbytes: int = 0) -> None:
-        with self._lock:
-            self._ops[op, outcome] += 1
-            self._bytes[op] += nbytes
+            pending = len(self._owed_deletes)
+        return TierStats(
+            name=self.name,
+            kind=self.kind,
+            ops=ops,
+            bytes=nbytes,
+            seconds=seconds,
+            usage=attempt.value or Usage(None, None, None, None),
+            healthy=self._guard.healthy,
+            pending_deletes=pending,
+        )
 
     def _delete_if_bad(self, key: str, problem: str | None) -> None:
         if problem in ("corrupt", "refused"):
@@ -224,7 +215,10 @@ class GuardedTier:
 
     def _recall(self, key: str) -> ChunkHeader | None:
         with self._lock:
-            return self._headers.get(key)
+            header = self._headers.get(key)
+            if header is not None:
+                self._headers.move_to_end(key)
+            return header
 
     def _remember(self, key: str, header: ChunkHeader) -> None:
         with self._lock:
@@ -239,17 +233,7 @@ class GuardedTier:
                 self._headers.pop(key, None)
 
 
-def _problem(error: Exception) -> str:
-    match error:
-        case ChunkCorrupt():
-            return "corrupt"
-        case ChunkRefused():
-            return "refused"
-        case TierFull():
-            return "rejected"
-        case TierTimeout() | TimeoutError():
-            return "timeout"
-        case TierUnavailable():
-            return "unavailable"
-        case _:
-            return "error"
+def _blame(attempt: Attempt[BlocksRead]) -> Attempt[BlocksRead]:
+    """A read with bad blocks has a problem, though the tier is well and the others are sound."""
+    bad = attempt.value is not None and attempt.value.bad
+    return Attempt(attempt.value, "corrupt") if bad else attempt

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from kvstore.errors import ChunkSpecError
 
 # Carries the format version, so that releases that share a tier never see each other's chunks.
-_DOMAIN = b"kvstitch-chunk-1"
+_DOMAIN = b"kvstitch-chunk-2"
 _KEY = re.compile(r"[0-9a-f]{32}\Z")
+_EXTRA_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
 
 def chunk_key(
@@ -73,6 +74,22 @@ def require_chunk_key(text: str) -> str:
     """
     if not is_chunk_key(text):
         raise ChunkSpecError(f"not a chunk key (32 lower-case hex characters): {text!r}")
+    return text
+
+
+def is_extra_name(text: str) -> bool:
+    """Whether ``text`` can name extra tensors; tiers build file names from it."""
+    return _EXTRA_NAME.match(text) is not None
+
+
+def require_extra_name(text: str) -> str:
+    """Return ``text`` if it can name extra tensors.
+
+    Raises:
+        ChunkSpecError: it cannot.
+    """
+    if not is_extra_name(text):
+        raise ChunkSpecError(f"not a name of extra tensors (a-z, 0-9, _; at most 32): {text!r}")
     return text
 
 

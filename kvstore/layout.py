@@ -2,38 +2,41 @@
 
     | layer 0                             | layer 1 ...
     | k.0 | v.0 | k.0.scale | v.0.scale   |
+    | block 0 | block 1 | ... |             each tensor's rows run along the tokens
 
+So a layer is one byte range, and a block of 64 tokens is one byte range of each of its tensors.
 Knows no header, no checksum and no bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-
-import torch
 
 from kvstore.codecs import codec
 from kvstore.codecs.base import Part, Role
+from kvstore.container import StoredTensor
 from kvstore.errors import ChunkSpecError
-from kvstore.spec import ChunkSpec
+from kvstore.spec import BLOCK_TOKENS, ChunkSpec
 
 ROLES: tuple[Role, Role] = ("k", "v")
 
 
 @dataclass(frozen=True)
-class TensorEntry:
-    """One tensor of the data section: bytes ``[start, end)`` counted from ``data_start``."""
+class TensorEntry(StoredTensor):
+    """A tensor of a chunk; ``tokens_per_row`` tokens share a row of its first dimension."""
 
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    checksum: str = ""
+    tokens_per_row: int = 1
+
+    def blocks_range(self, first: int, last: int) -> tuple[int, int]:
+        """Bytes ``[start, end)`` of the neighbouring blocks ``first`` to ``last`` (included)."""
+        row_bytes = (self.end - self.start) // self.shape[0]
+        block_bytes = row_bytes * (BLOCK_TOKENS // self.tokens_per_row)
+        end = self.start + (last + 1) * block_bytes
+        return self.start + first * block_bytes, min(end, self.end)
 
 
 @lru_cache(maxsize=256)
 def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """Where every tensor of a chunk of this spec lies; checksums empty.
+    """Where every tensor of a chunk of this spec lies.
 
     Raises:
         ChunkSpecError: unknown codec.
@@ -46,20 +49,30 @@ def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
             for length in part.shape:
                 size *= length
             name = f"{role}.{layer}{part.suffix}"
-            entries.append(TensorEntry(name, part.dtype, part.shape, offset, offset + size))
-            offset += size
+            end = offset + size
+            entries.append(
+                TensorEntry(name, part.dtype, part.shape, offset, end, part.tokens_per_row)
+            )
+            offset = end
     return tuple(entries)
 
 
-def layer_names(spec: ChunkSpec, layer: int) -> list[str]:
-    """Names of one layer's tensors in file order.
+def layer_layout(spec: ChunkSpec, tokens: int | None = None) -> tuple[TensorEntry, ...]:
+    """One layer alone, starting at byte 0; with ``tokens`` a layer of that many tokens."""
+    return layout(replace(spec, layers=1, tokens=spec.tokens if tokens is None else tokens))
+
+
+def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
+    """One layer's tensors in file order.
 
     Raises:
         ChunkSpecError: no such layer.
     """
     if not 0 <= layer < spec.layers:
         raise ChunkSpecError(f"layer {layer} is outside a chunk of {spec.layers} layers")
-    return [f"{role}.{layer}{part.suffix}" for role, part in _layer_parts(spec)]
+    entries = layout(spec)
+    count = len(entries) // spec.layers
+    return entries[layer * count : (layer + 1) * count]
 
 
 def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, Part]]:

@@ -13,6 +13,8 @@ DTYPES: dict[str, torch.dtype] = {
 }
 # A bound lets a tier name every value a chunk could have without reading the chunk first.
 MAX_LAYERS = 512
+# The unit of checksums and of sparse reads; part of the format.
+BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,13 @@ class ChunkSpec:
     def shape(self) -> tuple[int, int, int]:
         """Shape of one layer's k (and of its v): ``[tokens, kv_heads, head_dim]``."""
         return (self.tokens, self.kv_heads, self.head_dim)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of 64 tokens; the last may hold fewer."""
+        return -(-self.tokens // BLOCK_TOKENS)
+
+    def block_span(self, block: int) -> tuple[int, int]:
+        """Tokens ``[start, stop)`` of a block."""
+        start = block * BLOCK_TOKENS
+        return start, min(start + BLOCK_TOKENS, self.tokens)

@@ -2,8 +2,11 @@
 
     op            outcomes
     read          hit, miss, corrupt, refused, timeout, unavailable, error
-    read_layers   the same
+    read_blocks   the same; corrupt: some block was bad, or the copy was unreadable
+    read_extra    the same; refused: another version
+    block         ok, corrupt: blocks (of one layer) that read_blocks verified
     write         ok, rejected (no room), timeout, unavailable, error
+    write_extra   the same; absent: the tier does not hold the chunk
     delete, contains, keys, usage     ok, timeout, unavailable, error
 
 ``unavailable`` includes calls that an open circuit breaker turned away. Knows no metrics library.
@@ -21,7 +24,8 @@ class TierStats:
 
     Attributes:
         ops: (op, outcome) to count.
-        bytes: op to container bytes moved by the successful ones.
+        bytes: op to bytes moved. Writes and whole reads count whole containers when they
+            succeed; read_blocks counts what was fetched, headers and bad blocks included.
         seconds: op to seconds spent, failures and verification included.
         healthy: its circuit breaker is closed.
         pending_deletes: keys whose removal failed and is still being retried.

@@ -7,62 +7,28 @@ models, requests or HTTP.
 
 import threading
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from torch import Tensor
 
+from kvstore import extras
+from kvstore.blocks import check_selection, select
 from kvstore.chunk import EncodedChunk
+from kvstore.extra import encode_extra
 from kvstore.guarded import GuardedTier
-from kvstore.header import ChunkHeader
-from kvstore.keys import require_chunk_key
+from kvstore.keys import require_chunk_key, require_extra_name
+from kvstore.outcomes import BlocksOutcome, ExtraOutcome, Problem, ReadOutcome
+from kvstore.purges import Purges
 from kvstore.singleflight import SingleFlight
+from kvstore.sparse import read_blocks
 from kvstore.spec import ChunkSpec
 from kvstore.stats import StoreStats
 from kvstore.tiers.base import Tier
 from kvstore.tiers.breaker import BreakerSettings
 from kvstore.writebehind import QueueLimits, WriteBehind
-
-Problem = tuple[str, str]
-"""(tier, kind); kinds: corrupt, refused, timeout, unavailable, error."""
-
-
-@dataclass(frozen=True)
-class ReadOutcome:
-    """What a read gave.
-
-    Attributes:
-        chunk: the verified chunk, or None on a miss.
-        tier: name of the tier it came from.
-        nbytes: bytes of its container; 0 on a miss.
-        seconds: time of the whole read, verification and failed tiers included.
-        problems: what went wrong on the way, in order; a plain miss is not a problem.
-    """
-
-    chunk: EncodedChunk | None
-    tier: str | None
-    nbytes: int
-    seconds: float
-    problems: tuple[Problem, ...] = ()
-
-
-@dataclass(frozen=True)
-class LayersOutcome:
-    """What a read of some layers gave; fields as in :class:`ReadOutcome`.
-
-    Attributes:
-        header: decodes the layers: ``header.decode_layer(l, layers[l])``; None on a miss.
-        layers: layer to its verified bytes (host uint8); empty on a miss.
-    """
-
-    header: ChunkHeader | None
-    layers: dict[int, Tensor]
-    tier: str | None
-    nbytes: int
-    seconds: float
-    problems: tuple[Problem, ...] = ()
 
 
 class TieredStore:
@@ -87,8 +53,8 @@ class TieredStore:
         self._writer = WriteBehind(write_behind or QueueLimits(), self._settle)
         self._reads: SingleFlight[tuple[str, ChunkSpec | None], ReadOutcome] = SingleFlight()
         self._puts: SingleFlight[str, bool] = SingleFlight()
+        self._purges = Purges()
         self._lock = threading.Lock()
-        self._deletions = 0
         self._new_keys = 0
         self._already_present = 0
         self._shared_reads = 0
@@ -164,27 +130,66 @@ class TieredStore:
                 self._shared_reads += 1
         return outcome
 
-    def read_layers(
-        self, key: str, layers: Sequence[int], expect: ChunkSpec | None = None
-    ) -> LayersOutcome:
-        """Only these layers, verified, from the first tier that has them; nothing is promoted.
+    def read_blocks(
+        self,
+        key: str,
+        layer_blocks: Mapping[int, Collection[int]],
+        expect: ChunkSpec | None = None,
+    ) -> BlocksOutcome:
+        """Only these 64-token blocks of these layers, each verified; nothing is promoted.
+
+        Moves the bytes of the blocks alone, and the chunk's header if it was not read lately. A
+        tier that has a bad block is passed over for all of them, so that blocks of two copies
+        (which may differ in low bits) never mix; if no tier has them all, the copy with the most
+        sound ones is the answer and ``missing`` says which to recompute.
+
+        Args:
+            key: chunk key.
+            layer_blocks: layer to block numbers, in any order.
+            expect: as in ``read``.
 
         Raises:
-            ChunkSpecError: the chunk has no such layer.
+            ChunkSpecError: the chunk has no such layer or block.
+        """
+        selection = select(layer_blocks)
+        if expect is not None:
+            check_selection(selection, expect)
+        return read_blocks(self._tiers, require_chunk_key(key), selection, expect)
+
+    def put_extra(self, key: str, name: str, version: int, tensors: Mapping[str, Tensor]) -> bool:
+        """Keep extra tensors of a chunk, in place of older ones of that name.
+
+        They live and go with the chunk in every tier that holds it: memory and disk now, shared
+        tiers in the background.
+
+        Args:
+            key: of a chunk that some tier holds.
+            name: what they are, e.g. ``"sketch"``: a-z, 0-9 and _.
+            version: of whoever computes them; readers of another version get None.
+            tensors: any dtypes and shapes.
+
+        Returns:
+            Whether the chunk was there to add them to. Also False when a delete (of any chunk)
+            came in between: they are lost then and can be put again.
+
+        Raises:
+            ChunkSpecError: not a chunk key, bad name, or a dtype that cannot be stored.
         """
         require_chunk_key(key)
-        started = time.perf_counter()
-        problems: list[Problem] = []
-        for guarded in self._tiers:
-            attempt = guarded.read_layers(key, layers, expect)
-            if attempt.problem is not None:
-                problems.append((guarded.name, attempt.problem))
-            if attempt.value is not None:
-                header, found = attempt.value
-                nbytes = sum(raw.numel() for raw in found.values())
-                seconds = time.perf_counter() - started
-                return LayersOutcome(header, found, guarded.name, nbytes, seconds, tuple(problems))
-        return LayersOutcome(None, {}, None, 0, time.perf_counter() - started, tuple(problems))
+        extra = encode_extra(name, version, tensors)
+        return extras.put_extra(self._tiers, self._writer, self._purges, key, extra)
+
+    def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
+        """Extra tensors of a chunk, without its k and v; copied into the memory tier.
+
+        None when no tier has sound ones of that version; the counters say why.
+
+        Raises:
+            ChunkSpecError: not a chunk key, or bad name.
+        """
+        require_chunk_key(key)
+        require_extra_name(name)
+        return extras.read_extra(self._tiers, self._purges, key, name, version)
 
     def locate(self, keys: Collection[str]) -> dict[str, str]:
         """Key to the fastest tier that holds it; keys that no tier holds are absent."""
@@ -215,8 +220,7 @@ class TieredStore:
         """
         wanted = {require_chunk_key(key) for key in keys}
         self._puts.join(wanted)
-        with self._lock:
-            self._deletions += 1  # a read under way will not promote what it found
+        self._purges.begin()  # a read under way will not promote what it found
         self._writer.discard(wanted)
         counts = {guarded.name: guarded.delete(wanted) for guarded in self._tiers}
         return {name: count for name, count in counts.items() if count is not None}
@@ -253,8 +257,7 @@ class TieredStore:
 
     def _read(self, key: str, expect: ChunkSpec | None) -> ReadOutcome:
         started = time.perf_counter()
-        with self._lock:
-            deletions = self._deletions
+        since = self._purges.now()
         problems: list[Problem] = []
         outcome = ReadOutcome(None, None, 0, 0.0)
         for position, guarded in enumerate(self._tiers):
@@ -264,22 +267,22 @@ class TieredStore:
             if attempt.value is not None:
                 chunk = attempt.value
                 outcome = ReadOutcome(chunk, guarded.name, chunk.nbytes, 0.0)
-                self._promote(key, chunk, self._tiers[:position], deletions)
+                self._promote(key, chunk, self._tiers[:position], since)
                 break
         seconds = time.perf_counter() - started
         return replace(outcome, seconds=seconds, problems=tuple(problems))
 
     def _promote(
-        self, key: str, chunk: EncodedChunk, faster: Sequence[GuardedTier], deletions: int
+        self, key: str, chunk: EncodedChunk, faster: Sequence[GuardedTier], since: int
     ) -> None:
-        with self._lock:
-            if self._deletions != deletions:
-                return
+        def keep() -> None:
             for guarded in faster:
                 if guarded.kind == "memory":
                     guarded.put(key, chunk)
                 else:
                     self._writer.submit(guarded, key, chunk)
+
+        self._purges.unless_since(since, keep)
 
     def _settle(self) -> None:
         for guarded in self._tiers:

@@ -1,7 +1,7 @@
 """Writes that nobody waits for: a bounded queue and one thread.
 
 When the queue is full the oldest write is dropped and counted: the newest chunks are the likeliest
-to be asked for elsewhere. Knows tiers only as things with a ``put``.
+to be asked for elsewhere. Knows tiers only as things that take chunks and extra tensors.
 """
 
 import threading
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kvstore.chunk import EncodedChunk
+from kvstore.extra import EncodedExtra
 from kvstore.guarded import GuardedTier
 
 
@@ -23,11 +24,25 @@ class QueueLimits:
     drain_s: float = 5.0  # longest wait for the queue at close
 
 
+Item = EncodedChunk | EncodedExtra
+
+
 @dataclass(frozen=True)
 class _Write:
     tier: GuardedTier
     key: str
-    chunk: EncodedChunk
+    item: Item
+
+    @property
+    def extra(self) -> str | None:
+        """Name of the extra tensors; None for a chunk."""
+        return self.item.name if isinstance(self.item, EncodedExtra) else None
+
+    def run(self) -> None:
+        if isinstance(self.item, EncodedExtra):
+            self.tier.put_extra(self.key, self.item)
+        else:
+            self.tier.put(self.key, self.item)
 
 
 class WriteBehind:
@@ -77,19 +92,24 @@ class WriteBehind:
         self._thread.join()
         self._thread = None
 
-    def submit(self, tier: GuardedTier, key: str, chunk: EncodedChunk) -> None:
-        """Queue a write unless the same one is waiting already."""
+    def submit(self, tier: GuardedTier, key: str, item: Item) -> None:
+        """Queue a write unless the same one is waiting already.
+
+        Writes are done in order, so extra tensors that follow their chunk find it.
+        """
+        write = _Write(tier, key, item)
         with self._changed:
-            if self._holds(tier, key):
+            # Extra tensors may come again in another version: only chunks never change.
+            if write.extra is None and self._holds(tier, key):
                 return
-            self._queue.append(_Write(tier, key, chunk))
-            self._queued_bytes += chunk.nbytes
+            self._queue.append(write)
+            self._queued_bytes += item.nbytes
             while len(self._queue) > self._limits.items or self._queued_bytes > self._limits.bytes:
                 self._drop_oldest()
             self._changed.notify_all()
 
     def holds(self, tier: GuardedTier, key: str) -> bool:
-        """Whether that write is waiting or under way."""
+        """Whether that chunk's write is waiting or under way."""
         with self._changed:
             return self._holds(tier, key)
 
@@ -98,7 +118,7 @@ class WriteBehind:
         with self._changed:
             kept = [write for write in self._queue if write.key not in keys]
             self._queue = deque(kept)
-            self._queued_bytes = sum(write.chunk.nbytes for write in kept)
+            self._queued_bytes = sum(write.item.nbytes for write in kept)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._current is None or self._current.key not in keys)
 
@@ -111,10 +131,10 @@ class WriteBehind:
 
     def _holds(self, tier: GuardedTier, key: str) -> bool:
         waiting = (*self._queue, self._current) if self._current else self._queue
-        return any(write.tier is tier and write.key == key for write in waiting)
+        return any(w.tier is tier and w.key == key and w.extra is None for w in waiting)
 
     def _drop_oldest(self) -> None:
-        self._queued_bytes -= self._queue.popleft().chunk.nbytes
+        self._queued_bytes -= self._queue.popleft().item.nbytes
         self._dropped += 1
 
     def _run(self) -> None:
@@ -128,9 +148,9 @@ class WriteBehind:
                     return
                 if self._queue:
                     self._current = self._queue.popleft()
-                    self._queued_bytes -= self._current.chunk.nbytes
+                    self._queued_bytes -= self._current.item.nbytes
             if self._current is not None:
-                self._current.tier.put(self._current.key, self._current.chunk)
+                self._current.run()
             if time.monotonic() >= chores_due:
                 self._chores()
                 chores_due = time.monotonic() + 1.0

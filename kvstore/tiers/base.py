@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kvstore.chunk import EncodedChunk
 from kvstore.header import ChunkHeader
+from kvstore.ranges import ByteRange
 
-# memory: holds the objects themselves, so its data need no second verification.
+# memory: holds the objects themselves, so whole chunks need no second verification.
 # disk:   this machine's; written at once by put, in the background by promotion.
 # shared: other processes see it; always written in the background.
 TierKind = Literal["memory", "disk", "shared"]
@@ -22,7 +23,12 @@ TierKind = Literal["memory", "disk", "shared"]
 
 @dataclass(frozen=True)
 class Usage:
-    """What a tier holds now. ``None`` where the tier cannot tell cheaply or has no bound."""
+    """What a tier holds now. ``None`` where the tier cannot tell cheaply or has no bound.
+
+    Attributes:
+        entries: chunks; what stands beside them is counted in the bytes alone.
+        used_bytes, capacity_bytes, evictions: chunks and their extra tensors.
+    """
 
     entries: int | None
     used_bytes: int | None
@@ -69,22 +75,43 @@ class Tier(Protocol):
         """The whole chunk, data not verified; None when there is no such chunk."""
         ...
 
-    def read_layers(
-        self, key: str, header: ChunkHeader, layers: Sequence[int]
-    ) -> dict[int, Tensor] | None:
-        """Some layers' bytes (host uint8, not verified); ``header`` is the chunk's own."""
+    def read_ranges(
+        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+    ) -> Tensor | None:
+        """Some ranges of the data section (ascending, disjoint), one after the other.
+
+        Host uint8, not verified; no other data are moved. ``header`` is the chunk's own. None when
+        there is no such chunk.
+        """
+        ...
+
+    def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
+        """Keep extra bytes (host uint8) of a chunk under a name, in place of what has that name.
+
+        They go when the chunk goes. Disk and shared tiers keep them only beside the chunk itself.
+
+        Returns:
+            Whether it kept them: False when the chunk is not there.
+
+        Raises:
+            TierFull: they do not fit.
+        """
+        ...
+
+    def read_extra(self, key: str, name: str) -> Tensor | None:
+        """Those bytes, not verified; None when there are none."""
         ...
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Which of these it holds; reads no data and does not count as a use."""
+        """Which of these chunks it holds; reads no data and does not count as a use."""
         ...
 
     def delete(self, keys: Collection[str]) -> int:
-        """Remove these; the number of chunks that were there."""
+        """Remove these, extra bytes included; the number of chunks that were there."""
         ...
 
     def keys(self) -> Iterable[str]:
-        """All keys, in no order."""
+        """Keys of all chunks, in no order."""
         ...
 
     def usage(self) -> Usage: ...

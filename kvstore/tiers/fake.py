@@ -4,6 +4,7 @@
     tier.fail("read", TierTimeout("slow"))     # every read from now on, until tier.heal()
     tier.block("put")                          # puts wait until tier.release()
     tier.damage(key, offset=100)               # flip a stored bit
+    tier.damage_extra(key, "sketch")
 
 Knows nothing of files or networks.
 """
@@ -15,7 +16,9 @@ from collections.abc import Collection, Iterable, Sequence
 from torch import Tensor
 
 from kvstore.chunk import EncodedChunk
+from kvstore.errors import ChunkCorrupt
 from kvstore.header import ChunkHeader
+from kvstore.ranges import ByteRange, gather
 from kvstore.tiers.base import TierKind, Usage
 
 
@@ -34,6 +37,7 @@ class FakeTier:
         self._faults: dict[str, Exception] = {}
         self._lock = threading.Lock()
         self._chunks: dict[str, EncodedChunk] = {}
+        self._extras: dict[str, dict[str, Tensor]] = {}
 
     def fail(self, operation: str, error: Exception) -> None:
         """Raise ``error`` from that operation until ``heal``; ``"*"`` means all of them."""
@@ -59,6 +63,12 @@ class FakeTier:
         data[offset] ^= 1
         self._chunks[key] = EncodedChunk(chunk.header, data)
 
+    def damage_extra(self, key: str, name: str, offset: int = -1) -> None:
+        """Flip one bit of stored extra bytes."""
+        raw = self._extras[key][name].clone()
+        raw[offset] ^= 1
+        self._extras[key][name] = raw
+
     def plant(self, key: str, chunk: EncodedChunk) -> None:
         """Store a chunk under a key behind everybody's back."""
         self._chunks[key] = chunk
@@ -83,12 +93,27 @@ class FakeTier:
         self._enter("read")
         return chunk
 
-    def read_layers(
-        self, key: str, header: ChunkHeader, layers: Sequence[int]
-    ) -> dict[int, Tensor] | None:
+    def read_ranges(
+        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+    ) -> Tensor | None:
         chunk = self._chunks.get(key)
-        self._enter("read_layers")
-        return {layer: chunk.layer_bytes(layer) for layer in layers} if chunk else None
+        self._enter("read_ranges")
+        if chunk is None:
+            return None
+        if chunk.header.file_bytes != header.file_bytes:
+            raise ChunkCorrupt("the chunk is not the one this header came from")
+        return gather(chunk.data, ranges)
+
+    def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
+        self._enter("put_extra")
+        if key not in self._chunks:
+            return False
+        self._extras.setdefault(key, {})[name] = raw
+        return True
+
+    def read_extra(self, key: str, name: str) -> Tensor | None:
+        self._enter("read_extra")
+        return self._extras.get(key, {}).get(name)
 
     def contains(self, keys: Collection[str]) -> set[str]:
         self._enter("contains")
@@ -96,6 +121,8 @@ class FakeTier:
 
     def delete(self, keys: Collection[str]) -> int:
         self._enter("delete")
+        for key in keys:
+            self._extras.pop(key, None)
         return sum(self._chunks.pop(key, None) is not None for key in set(keys))
 
     def keys(self) -> Iterable[str]:
@@ -105,6 +132,7 @@ class FakeTier:
     def usage(self) -> Usage:
         self._enter("usage")
         used = sum(chunk.nbytes for chunk in list(self._chunks.values()))
+        used += sum(raw.numel() for of in list(self._extras.values()) for raw in of.values())
         return Usage(len(self._chunks), used, None, 0)
 
     def _enter(self, operation: str) -> None:

@@ -1,5 +1,6 @@
-"""Whole reads and writes over file descriptors. Knows nothing of chunks."""
+"""Whole reads and durable writes of files. Knows nothing of chunks."""
 
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,43 @@ def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:
         pending = _advance(pending, os.writev(fd, pending))
 
 
+def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None:
+    """A new file with the buffers in it; with ``sync`` it is durable. Nothing stays on failure."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        write_fully(fd, buffers)
+        if sync:
+            os.fsync(fd)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(fd)
+
+
+def write_visible(
+    temporary: Path, target: Path, root: Path, buffers: Sequence[memoryview], *, sync: bool
+) -> None:
+    """Write ``temporary`` and rename it to ``root/??/??/<target>``, new directories included.
+
+    With ``sync`` the file is durable before it is visible, and its name afterwards.
+    """
+    write_file(temporary, buffers, sync=sync)
+    try:
+        new_directory = not target.parent.is_dir()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(temporary, target)
+        if sync:
+            sync_directory(target.parent)
+            if new_directory:
+                sync_directory(target.parent.parent)
+                sync_directory(root)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)  # else a file that nobody counts would stay
+        raise
+
+
 def sync_directory(path: Path) -> None:
     """Make renames and new names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -36,6 +74,21 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def lock_file(path: Path) -> int:
+    """An open descriptor that holds the lock on a file until it is closed.
+
+    Raises:
+        OSError: another process holds it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:

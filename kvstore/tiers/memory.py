@@ -10,6 +10,10 @@ documents (used once each) then flushes one another, not the documents everybody
 int8 chunk, which saves the same prefill in half the bytes, outlives a raw one. Ties go to the
 least recently used.
 
+Extra tensors of a chunk are entries of their own, also without the chunk: whoever reads chunks
+block by block from slower tiers needs them here. They count as one block of tokens, so a small
+sketch outlives chunks of equal use.
+
 Entries are immutable and handed out by reference: a reader keeps an evicted chunk alive as long as
 it holds it, so no pinning is needed, but memory in use can exceed the bound by what readers hold.
 """
@@ -18,21 +22,31 @@ import heapq
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from kvstore.chunk import EncodedChunk
-from kvstore.errors import TierFull
+from kvstore.errors import ChunkCorrupt, TierFull
 from kvstore.header import ChunkHeader
+from kvstore.ranges import ByteRange, gather
+from kvstore.spec import BLOCK_TOKENS
 from kvstore.tiers.base import TierKind, Usage
+
+T = TypeVar("T")
+
+# A chunk's key, or a chunk's key and the name of extra bytes.
+_Id = tuple[str] | tuple[str, str]
 
 
 @dataclass
-class _Entry:
-    chunk: EncodedChunk
-    uses: int
+class _Entry(Generic[T]):
+    item: T
+    tokens: int
+    nbytes: int
+    uses: int = 0
     # The heap may hold older orders of this entry; only the one equal to this is current.
-    order: tuple[float, int]
+    order: tuple[float, int] = (0.0, 0)
 
 
 class MemoryTier:
@@ -49,8 +63,9 @@ class MemoryTier:
         self.name = name
         self._capacity = capacity_bytes
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
-        self._heap: list[tuple[tuple[float, int], str]] = []
+        self._chunks: dict[str, _Entry[EncodedChunk]] = {}
+        self._extras: dict[tuple[str, str], _Entry[Tensor]] = {}
+        self._heap: list[tuple[tuple[float, int], _Id]] = []
         self._used = 0
         self._clock = 0.0
         self._sequence = 0
@@ -60,84 +75,113 @@ class MemoryTier:
         """Nothing to open."""
 
     def close(self) -> None:
-        """Drop every chunk."""
+        """Drop everything."""
         with self._lock:
-            self._entries.clear()
+            self._chunks.clear()
+            self._extras.clear()
             self._heap.clear()
             self._used = 0
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
         with self._lock:
-            if key in self._entries:
+            if key in self._chunks:
                 return
-            if chunk.nbytes > self._capacity:
-                raise TierFull(f"{chunk.nbytes} bytes do not fit {self._capacity}")
-            while self._used + chunk.nbytes > self._capacity:
-                self._evict_one()
-            entry = _Entry(chunk, 0, (0.0, 0))
-            self._entries[key] = entry
-            self._used += chunk.nbytes
-            self._use(key, entry)
+            self._make_room(chunk.nbytes)
+            entry = self._chunks[key] = _Entry(chunk, chunk.spec.tokens, chunk.nbytes)
+            self._used += entry.nbytes
+            self._use((key,), entry)
 
     def read_header(self, key: str) -> ChunkHeader | None:
         with self._lock:
-            entry = self._entries.get(key)
-            return entry.chunk.header if entry else None
+            entry = self._chunks.get(key)
+            return entry.item.header if entry else None
 
     def read(self, key: str) -> EncodedChunk | None:
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._use(key, entry)
-            return entry.chunk
+            return self._hand_out((key,), self._chunks.get(key))
 
-    def read_layers(
-        self, key: str, header: ChunkHeader, layers: Sequence[int]
-    ) -> dict[int, Tensor] | None:
+    def read_ranges(
+        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+    ) -> Tensor | None:
         chunk = self.read(key)
-        return None if chunk is None else {layer: chunk.layer_bytes(layer) for layer in layers}
+        if chunk is None:
+            return None
+        if chunk.header != header:
+            raise ChunkCorrupt("the chunk is not the one this header came from")
+        return gather(chunk.data, ranges)
+
+    def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
+        with self._lock:
+            self._remove((key, name))
+            self._make_room(raw.numel())
+            entry = self._extras[key, name] = _Entry(raw, BLOCK_TOKENS, raw.numel())
+            self._used += entry.nbytes
+            self._use((key, name), entry)
+        return True
+
+    def read_extra(self, key: str, name: str) -> Tensor | None:
+        with self._lock:
+            return self._hand_out((key, name), self._extras.get((key, name)))
 
     def contains(self, keys: Collection[str]) -> set[str]:
         with self._lock:
-            return {key for key in keys if key in self._entries}
+            return {key for key in keys if key in self._chunks}
 
     def delete(self, keys: Collection[str]) -> int:
         with self._lock:
-            return sum(self._remove(key) for key in set(keys))
+            wanted = set(keys)
+            for id in [id for id in self._extras if id[0] in wanted]:
+                self._remove(id)
+            return sum(self._remove((key,)) for key in wanted)
 
     def keys(self) -> Iterable[str]:
         with self._lock:
-            return list(self._entries)
+            return list(self._chunks)
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(len(self._entries), self._used, self._capacity, self._evictions)
+            return Usage(len(self._chunks), self._used, self._capacity, self._evictions)
 
-    def _use(self, key: str, entry: _Entry) -> None:
-        chunk = entry.chunk
+    def _find(self, id: _Id) -> _Entry[EncodedChunk] | _Entry[Tensor] | None:
+        return self._chunks.get(id[0]) if len(id) == 1 else self._extras.get(id)
+
+    def _hand_out(self, id: _Id, entry: _Entry[T] | None) -> T | None:
+        if entry is None:
+            return None
+        self._use(id, entry)
+        return entry.item
+
+    def _use(self, id: _Id, entry: _Entry[T]) -> None:
         entry.uses += 1
         self._sequence += 1
-        priority = self._clock + entry.uses * chunk.spec.tokens / chunk.nbytes
+        priority = self._clock + entry.uses * entry.tokens / entry.nbytes
         entry.order = (priority, self._sequence)
-        heapq.heappush(self._heap, (entry.order, key))
-        if len(self._heap) > 64 + 4 * len(self._entries):
-            self._heap = [(entry.order, key) for key, entry in self._entries.items()]
+        heapq.heappush(self._heap, (entry.order, id))
+        if len(self._heap) > 64 + 4 * (len(self._chunks) + len(self._extras)):
+            self._heap = [item for item in self._heap if self._is_current(*item)]
             heapq.heapify(self._heap)
 
-    def _evict_one(self) -> None:
-        while True:
-            order, key = heapq.heappop(self._heap)
-            entry = self._entries.get(key)
-            if entry is not None and entry.order == order:
-                break
-        self._clock = order[0]
-        self._remove(key)
-        self._evictions += 1
+    def _is_current(self, order: tuple[float, int], id: _Id) -> bool:
+        entry = self._find(id)
+        return entry is not None and entry.order == order
 
-    def _remove(self, key: str) -> bool:
-        entry = self._entries.pop(key, None)
+    def _make_room(self, nbytes: int) -> None:
+        if nbytes > self._capacity:
+            raise TierFull(f"{nbytes} bytes do not fit {self._capacity}")
+        while self._used + nbytes > self._capacity:
+            order, id = heapq.heappop(self._heap)
+            if self._is_current(order, id):
+                self._clock = order[0]
+                self._remove(id)
+                self._evictions += 1
+
+    def _remove(self, id: _Id) -> bool:
+        entry = self._find(id)
         if entry is None:
             return False
-        self._used -= entry.chunk.nbytes
+        self._used -= entry.nbytes
+        if len(id) == 1:
+            del self._chunks[id[0]]
+        else:
+            del self._extras[id]
         return True

@@ -1,7 +1,8 @@
 """Chunks in a Redis shared by several processes or machines.
 
     kvstitch:{<key>}:h      the header
-    kvstitch:{<key>}:<l>    the data of layer l, so that a layer can be fetched alone
+    kvstitch:{<key>}:<l>    the data of layer l; ranges of it are fetched alone
+    kvstitch:{<key>}:x      a hash of extra tensors, one field per name
 
 The braces are a hash tag: all values of a chunk share a cluster slot (the client here is still for
 a single server), so one MULTI/EXEC writes them. Inside it the header comes last, and a chunk counts
@@ -9,13 +10,11 @@ as present only by its header; a writer that dies, or runs out of memory, leaves
 Redis may evict values one by one: a chunk with a missing layer is a miss, and what remains of it is
 deleted.
 
-Time is bounded per socket operation and per call. Retries, back-off and the circuit breaker are
-the store's business. The redis package is imported by ``start``.
+Time is bounded per socket operation and per call.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +22,13 @@ from torch import Tensor
 
 from kvstore.buffers import allocate, view_bytes
 from kvstore.chunk import EncodedChunk
-from kvstore.errors import ChunkCorrupt, TierError, TierFull, TierTimeout, TierUnavailable
+from kvstore.errors import ChunkCorrupt, TierTimeout
 from kvstore.header import ChunkHeader, parse_header
-from kvstore.keys import require_chunk_key
+from kvstore.keys import require_chunk_key, require_extra_name
+from kvstore.ranges import ByteRange, total_bytes
 from kvstore.spec import MAX_LAYERS
 from kvstore.tiers.base import TierKind, Usage
+from kvstore.tiers.redis_client import RedisClient
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class RedisTier:
         url: ``redis://host:port/db``, ``rediss://`` or ``unix://``.
         timeout_s: longest wait for one socket operation, connecting included.
         deadline_s: longest one read may take before it is given up as a timeout.
-        ttl_s: seconds a chunk stays, renewed by a whole read; None leaves it to maxmemory.
+        ttl_s: seconds a chunk stays, renewed by every read of data; None leaves it to maxmemory.
         pin: read into pinned memory.
         prefix: first part of every Redis key.
         name: label in outcomes and metrics.
@@ -62,48 +63,25 @@ class RedisTier:
         name: str = "redis",
     ) -> None:
         self.name = name
-        self._url = url
-        self._timeout = timeout_s
+        self._connect = RedisClient(url, timeout_s, name)
         self._deadline = deadline_s
         self._ttl = ttl_s
         self._pin = pin
         self._prefix = prefix
-        # redis-py's types are too loose for strict checking; results are checked where used.
-        self._client: Any = None
-        self._errors: Any = None
 
     def start(self) -> None:
-        """Prepare the client. Connects at first use, so a Redis that is down delays nothing.
+        """Prepare the client; connects at first use.
 
         Raises:
             TierError: the redis package is missing or the URL is malformed.
         """
-        try:
-            import redis
-            from redis.backoff import NoBackoff
-            from redis.retry import Retry
-        except ImportError as error:
-            raise TierError("the Redis tier needs the redis package: pip install redis") from error
-        self._errors = redis.exceptions
-        try:
-            self._client = redis.Redis.from_url(
-                self._url,
-                socket_timeout=self._timeout,
-                socket_connect_timeout=self._timeout,
-                socket_keepalive=True,
-                # redis-py would retry three times with back-off: a dead server would cost seconds.
-                retry=Retry(NoBackoff(), 0),
-            )
-        except ValueError as error:
-            raise TierError(f"bad Redis URL: {error}") from error
+        self._connect.start()
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._connect.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        with self._guard() as client:
+        with self._connect() as client:
             # Two workers may compute one chunk with different low bits: the first stays, so that
             # a reader between header and layers does not see two mixed.
             if client.exists(self._head(key)):
@@ -116,7 +94,7 @@ class RedisTier:
             pipeline.execute()
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        with self._guard() as client:
+        with self._connect() as client:
             raw = client.get(self._head(key))
         return None if raw is None else parse_header(raw)
 
@@ -124,28 +102,66 @@ class RedisTier:
         header = self.read_header(key)
         if header is None:
             return None
-        data = allocate(header.nbytes, pin=self._pin)
-        if not self._fetch(key, header, range(header.spec.layers), data):
+        layers = range(header.spec.layers)
+        ranges = [ByteRange(layer, *header.layer_range(layer)) for layer in layers]
+
+        def fetch(client: Any, batch: list[ByteRange]) -> list[bytes | None]:
+            values: list[bytes | None] = client.mget([self._layer(key, one.layer) for one in batch])
+            return values
+
+        data = self._fetch(key, ranges, fetch)
+        if data is None:
             return None
         if self._ttl is not None:
-            self._renew(key, header.spec.layers, self._ttl)
+            with self._connect() as client:
+                pipeline = client.pipeline(transaction=False)
+                self._renew(pipeline, key, header.spec.layers)
+                pipeline.execute()
         return EncodedChunk(header, data)
 
-    def read_layers(
-        self, key: str, header: ChunkHeader, layers: Sequence[int]
-    ) -> dict[int, Tensor] | None:
-        ordered = sorted(set(layers))
-        if not ordered:
-            return {} if self.contains([key]) else None
-        sizes = [end - start for start, end in map(header.layer_range, ordered)]
-        data = allocate(sum(sizes), pin=self._pin)
-        if not self._fetch(key, header, ordered, data):
-            return None
-        return dict(zip(ordered, torch.split(data, sizes), strict=True))
+    def read_ranges(
+        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+    ) -> Tensor | None:
+        if not ranges:
+            return torch.empty(0, dtype=torch.uint8) if self.contains([key]) else None
+        starts = {one.layer: header.layer_range(one.layer)[0] for one in ranges}
+
+        def fetch(client: Any, batch: list[ByteRange]) -> list[bytes | None]:
+            pipeline = client.pipeline(transaction=False)
+            for layer, start, end in batch:
+                base = starts[layer]
+                pipeline.getrange(self._layer(key, layer), start - base, end - base - 1)
+            # Every value, also of layers that are not read: they are of use only together.
+            self._renew(pipeline, key, header.spec.layers)
+            # A range of a value that is not there is empty, and we ask for none that is.
+            return [value or None for value in pipeline.execute()[: len(batch)]]
+
+        return self._fetch(key, ranges, fetch)
+
+    def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
+        require_extra_name(name)
+
+        def write(pipeline: Any) -> bool:
+            present = bool(pipeline.exists(self._head(key)))
+            pipeline.multi()
+            if present:
+                pipeline.hset(self._extras(key), name, view_bytes(raw))
+                if self._ttl is not None:
+                    pipeline.expire(self._extras(key), self._ttl)
+            return present
+
+        with self._connect() as client:
+            # Watching the header: no delete may come between and leave the extra behind.
+            return bool(client.transaction(write, self._head(key), value_from_callable=True))
+
+    def read_extra(self, key: str, name: str) -> Tensor | None:
+        with self._connect() as client:
+            value = client.hget(self._extras(key), require_extra_name(name))
+        return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
 
     def contains(self, keys: Collection[str]) -> set[str]:
         found: set[str] = set()
-        with self._guard() as client:
+        with self._connect() as client:
             for batch in _batches(list(keys), _BATCH_KEYS):
                 pipeline = client.pipeline(transaction=False)
                 for key in batch:
@@ -156,61 +172,66 @@ class RedisTier:
     def delete(self, keys: Collection[str]) -> int:
         """Also removes layers whose header was evicted: every name a chunk can have is unlinked."""
         removed = 0
-        with self._guard() as client:
+        with self._connect() as client:
             for batch in _batches(list(set(keys)), _BATCH_KEYS):
                 pipeline = client.pipeline(transaction=False)
                 for key in batch:
                     pipeline.unlink(self._head(key))
                     pipeline.unlink(*(self._layer(key, n) for n in range(MAX_LAYERS)))
+                    pipeline.unlink(self._extras(key))
                 counts = pipeline.execute()
-                removed += sum(bool(h + n) for h, n in zip(counts[::2], counts[1::2], strict=True))
+                removed += sum(bool(h + n) for h, n in zip(counts[::3], counts[1::3], strict=True))
         return removed
 
     def keys(self) -> Iterable[str]:
         """Keys of the headers, by SCAN: complete only while nobody writes."""
         start = len(self._prefix) + 2
-        with self._guard() as client:
+        with self._connect() as client:
             names = client.scan_iter(match=f"{self._prefix}:{{*}}:h", count=1000)
             return [name.decode()[start : start + 32] for name in names]
 
     def usage(self) -> Usage:
         """The server's memory and bound, other users of it included; entries are not counted."""
-        with self._guard() as client:
+        with self._connect() as client:
             memory = client.info("memory")
             evicted = client.info("stats")["evicted_keys"]
         bound = int(memory["maxmemory"]) or None
         return Usage(None, int(memory["used_memory"]), bound, int(evicted))
 
-    def _fetch(self, key: str, header: ChunkHeader, layers: Sequence[int], into: Tensor) -> bool:
-        """Copy the layers one after the other into ``into``; False when one is gone."""
+    def _fetch(
+        self,
+        key: str,
+        ranges: Sequence[ByteRange],
+        fetch: Callable[[Any, list[ByteRange]], list[bytes | None]],
+    ) -> Tensor | None:
+        """The ranges one after the other, in batches; None when a layer is gone."""
         give_up_at = time.monotonic() + self._deadline
-        target = view_bytes(into)
-        offset = 0
-        ranges = {layer: header.layer_range(layer) for layer in layers}
-        largest = max(end - start for start, end in ranges.values())
-        for batch in _batches(list(layers), max(1, _BATCH_BYTES // largest)):
+        data = allocate(total_bytes(ranges), pin=self._pin)
+        rest = view_bytes(data)
+        for batch in _batches_by_size(ranges):
             if time.monotonic() > give_up_at:
                 raise TierTimeout(f"{self.name}: a read took over {self._deadline} s")
-            with self._guard() as client:
-                values = client.mget([self._layer(key, layer) for layer in batch])
-            if any(value is None for value in values):
-                self.delete([key])
-                return False
-            for layer, value in zip(batch, values, strict=True):
-                start, end = ranges[layer]
-                if len(value) != end - start:
-                    raise ChunkCorrupt(f"layer {layer} has {len(value)} bytes, not {end - start}")
-                target[offset : offset + len(value)] = value
-                offset += len(value)
-        return True
+            with self._connect() as client:
+                values = fetch(client, batch)
+            for one, value in zip(batch, values, strict=True):
+                if value is None:
+                    self.delete([key])
+                    return None
+                if len(value) != one.nbytes:
+                    raise ChunkCorrupt(
+                        f"layer {one.layer} gave {len(value)} bytes, not {one.nbytes}"
+                    )
+                rest[: len(value)] = value
+                rest = rest[len(value) :]
+        return data
 
-    def _renew(self, key: str, layers: int, ttl: int) -> None:
-        with self._guard() as client:
-            pipeline = client.pipeline(transaction=False)
-            for layer in range(layers):
-                pipeline.expire(self._layer(key, layer), ttl)
-            pipeline.expire(self._head(key), ttl)
-            pipeline.execute()
+    def _renew(self, pipeline: Any, key: str, layers: int) -> None:
+        if self._ttl is None:
+            return
+        for layer in range(layers):
+            pipeline.expire(self._layer(key, layer), self._ttl)
+        pipeline.expire(self._head(key), self._ttl)
+        pipeline.expire(self._extras(key), self._ttl)
 
     def _head(self, key: str) -> str:
         return f"{self._prefix}:{{{require_chunk_key(key)}}}:h"
@@ -218,24 +239,23 @@ class RedisTier:
     def _layer(self, key: str, layer: int) -> str:
         return f"{self._prefix}:{{{require_chunk_key(key)}}}:{layer}"
 
-    @contextmanager
-    def _guard(self) -> Iterator[Any]:
-        """The client; redis-py's errors come out as this package's."""
-        client, errors = self._client, self._errors
-        if client is None:
-            raise TierUnavailable(f"tier {self.name} is not started")
-        try:
-            yield client
-        except errors.TimeoutError as error:
-            raise TierTimeout(f"{self.name}: {error}") from error
-        except errors.ConnectionError as error:
-            raise TierUnavailable(f"{self.name}: {error}") from error
-        except errors.OutOfMemoryError as error:
-            raise TierFull(f"{self.name}: {error}") from error
-        except errors.RedisError as error:
-            raise TierError(f"{self.name}: {error}") from error
+    def _extras(self, key: str) -> str:
+        return f"{self._prefix}:{{{require_chunk_key(key)}}}:x"
 
 
 def _batches(items: list[T], size: int) -> Iterator[list[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _batches_by_size(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
+    """At least one range each, and otherwise at most ``_BATCH_BYTES``."""
+    batch: list[ByteRange] = []
+    held = 0
+    for one in ranges:
+        if batch and held + one.nbytes > _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(one)
+        held += one.nbytes
+    yield batch

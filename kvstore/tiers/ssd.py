@@ -3,20 +3,21 @@
     root/.lock                    held while started: one owner per directory
     root/tmp/<key>.<n>            being written; swept at start
     root/ab/cd/<key>.safetensors  visible chunks, keys that start with "abcd"
+    root/ab/cd/<key>.<name>.extra extra tensors of that chunk; they go when it goes
 
 A chunk is written to tmp, fsynced and renamed, and the directories are fsynced too: after a crash
-at any moment a file is either whole or absent. The index is rebuilt at start from the files
+at any moment a file is either whole or absent. Extra tensors are not fsynced: what a crash makes
+of them fails its checksum and is computed again. The index is rebuilt at start from the files
 themselves (header checked, size compared, data left to the check on read), in order of mtime,
 which a read renews. Knows no other tier and verifies no data.
 """
 
 import errno
-import fcntl
 import itertools
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -25,10 +26,12 @@ from kvstore.buffers import allocate, view_bytes
 from kvstore.chunk import EncodedChunk
 from kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
 from kvstore.header import ChunkHeader, parse_header
-from kvstore.keys import require_chunk_key
+from kvstore.keys import require_chunk_key, require_extra_name
+from kvstore.ranges import ByteRange, runs, total_bytes
 from kvstore.tiers.base import TierKind, Usage
-from kvstore.tiers.files import read_fully, sync_directory, write_fully
-from kvstore.tiers.scan import TEMPORARY, ScanReport, StoredFile, chunk_path, scan
+from kvstore.tiers.disk_index import DiskIndex
+from kvstore.tiers.files import lock_file, read_fully, write_file, write_visible
+from kvstore.tiers.scan import TEMPORARY, ScanReport, StoredFile, chunk_path, extra_path, scan
 
 
 class SsdTier:
@@ -60,8 +63,7 @@ class SsdTier:
         self._pin = pin
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._index: OrderedDict[str, StoredFile] = OrderedDict()
-        self._used = 0
+        self._index = DiskIndex(capacity_bytes)
         self._evictions = 0
         self._temporary = itertools.count()
         self._lock_fd: int | None = None
@@ -73,10 +75,16 @@ class SsdTier:
             TierUnavailable: another process owns the directory.
         """
         (self._root / TEMPORARY).mkdir(parents=True, exist_ok=True)
-        self._lock_fd = self._take_lock()
+        try:
+            self._lock_fd = lock_file(self._root / ".lock")
+        except OSError as error:
+            raise TierUnavailable(
+                f"{self._root} is in use: give each process its own directory"
+            ) from error
         try:
             with self._lock:
-                self._adopt()
+                self.scan, found = scan(self._root)
+                self._index.adopt(found)
                 self._make_room(0)
         except BaseException:
             self.close()
@@ -85,80 +93,101 @@ class SsdTier:
     def close(self) -> None:
         with self._lock:
             self._index.clear()
-            self._used = 0
             if self._lock_fd is not None:
                 os.close(self._lock_fd)
                 self._lock_fd = None
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        target = self._path(key)
+        target = chunk_path(self._root, require_chunk_key(key))
         with self._lock:
             self._require_started()
             if key in self._index:
                 return
-            if chunk.nbytes > self._capacity:
-                raise TierFull(f"{chunk.nbytes} bytes do not fit {self._capacity}")
-            # Reserved now, so that several writers together stay within the bound.
-            self._make_room(chunk.nbytes)
-            self._used += chunk.nbytes
-        try:
-            self._write(target, chunk)
-        except BaseException as error:
-            with self._lock:
-                self._used -= chunk.nbytes
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise TierFull(f"no space left under the SSD tier: {error.strerror}") from error
-            raise
+            self._reserve(chunk.nbytes)
+        buffers = [memoryview(chunk.header_bytes), view_bytes(chunk.data)]
+        with self._reserved(chunk.nbytes):
+            write_visible(self._temporary_path(key), target, self._root, buffers, sync=self._fsync)
         with self._lock:
-            if key in self._index:  # another thread wrote the same chunk meanwhile
-                self._used -= chunk.nbytes
-            else:
-                self._index[key] = StoredFile(chunk.header.data_start, chunk.nbytes)
+            # Another thread may have written the same chunk meanwhile.
+            self._index.enter(key, StoredFile(chunk.header.data_start, chunk.nbytes))
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        opened = self._open(key)
-        if opened is None:
-            return None
-        fd, file = opened
-        try:
+        with self._opened(key) as found:
+            if found is None:
+                return None
+            fd, file = found
             header = bytearray(file.header_bytes)
             read_fully(fd, [memoryview(header)], 0)
             return self._parse(header, file)
-        finally:
-            os.close(fd)
 
     def read(self, key: str) -> EncodedChunk | None:
-        opened = self._open(key)
-        if opened is None:
-            return None
-        fd, file = opened
-        try:
+        with self._opened(key) as found:
+            if found is None:
+                return None
+            fd, file = found
             header = bytearray(file.header_bytes)
-            data = allocate(file.nbytes - file.header_bytes, pin=self._pin)
+            data = allocate(file.file_bytes - file.header_bytes, pin=self._pin)
             read_fully(fd, [memoryview(header), view_bytes(data)], 0)
             return EncodedChunk(self._parse(header, file), data)
-        finally:
-            os.close(fd)
 
-    def read_layers(
-        self, key: str, header: ChunkHeader, layers: Sequence[int]
-    ) -> dict[int, Tensor] | None:
-        opened = self._open(key)
-        if opened is None:
-            return None
-        fd, file = opened
-        try:
-            if (file.header_bytes, file.nbytes) != (header.data_start, header.file_bytes):
+    def read_ranges(
+        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+    ) -> Tensor | None:
+        with self._opened(key) as found:
+            if found is None:
+                return None
+            fd, file = found
+            if (file.header_bytes, file.file_bytes) != (header.data_start, header.file_bytes):
                 raise ChunkCorrupt("the file is not the one this header came from")
-            layers_read: dict[int, Tensor] = {}
-            for first, last in _runs(layers):
-                start, end = header.layer_range(first)[0], header.layer_range(last)[1]
-                buffer = allocate(end - start, pin=self._pin)
-                read_fully(fd, [view_bytes(buffer)], header.data_start + start)
-                for layer in range(first, last + 1):
-                    begin, stop = header.layer_range(layer)
-                    layers_read[layer] = buffer[begin - start : stop - start]
-            return layers_read
+            data = allocate(total_bytes(ranges), pin=self._pin)
+            rest = view_bytes(data)
+            for start, end in runs(ranges):
+                read_fully(fd, [rest[: end - start]], header.data_start + start)
+                rest = rest[end - start :]
+            return data
+
+    def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
+        target = extra_path(self._root, require_chunk_key(key), require_extra_name(name))
+        nbytes = raw.numel()
+        with self._lock:
+            self._require_started()
+            if self._index.use(key) is None:
+                return False
+            self._reserve(nbytes)
+        temporary = self._temporary_path(key)
+        try:
+            with self._reserved(nbytes):
+                write_file(temporary, [view_bytes(raw)], sync=False)
+                with self._lock:
+                    # One step with its entry: no delete may come between and leave the file.
+                    if key in self._index:
+                        os.replace(temporary, target)
+                        self._index.enter_extra(key, name, nbytes)
+                        return True
+        finally:
+            temporary.unlink(missing_ok=True)
+        with self._lock:
+            self._index.release(nbytes)
+        return False
+
+    def read_extra(self, key: str, name: str) -> Tensor | None:
+        path = extra_path(self._root, require_chunk_key(key), require_extra_name(name))
+        with self._lock:
+            self._require_started()
+            file = self._index.use(key)
+            if file is None or name not in file.extras:
+                return None
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # removed behind our back, or deleted just now
+            with self._lock:
+                if self._index.get(key) is file:
+                    self._index.remove_extra(key, name)
+            return None
+        try:
+            raw = allocate(os.fstat(fd).st_size)
+            read_fully(fd, [view_bytes(raw)], 0)
+            return raw
         finally:
             os.close(fd)
 
@@ -178,103 +207,76 @@ class SsdTier:
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(len(self._index), self._used, self._capacity, self._evictions)
-
-    def _path(self, key: str) -> Path:
-        return chunk_path(self._root, require_chunk_key(key))
-
-    def _take_lock(self) -> int:
-        fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise TierUnavailable(
-                f"{self._root} is in use: give each process its own directory"
-            ) from error
-        return fd
+            return Usage(len(self._index), self._index.used, self._capacity, self._evictions)
 
     def _require_started(self) -> None:
         if self._lock_fd is None:
             raise TierUnavailable(f"tier {self.name} is not started")
 
-    def _open(self, key: str) -> tuple[int, StoredFile] | None:
+    def _temporary_path(self, key: str) -> Path:
+        return self._root / TEMPORARY / f"{key}.{next(self._temporary)}"
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:
         """An open descriptor outlives eviction, so a reader never sees half a file."""
+        path = chunk_path(self._root, require_chunk_key(key))
         with self._lock:
             self._require_started()
-            file = self._index.get(key)
-            if file is None:
-                return None
-            self._index.move_to_end(key)
+            file = self._index.use(key)
+        if file is None:
+            yield None
+            return
         try:
-            fd = os.open(self._path(key), os.O_RDONLY)
+            fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError:  # removed behind our back
             with self._lock:
-                self._forget(key, file)
-            return None
-        os.utime(fd)
-        return fd, file
+                if self._index.get(key) is file:
+                    self._remove(key)
+            yield None
+            return
+        try:
+            os.utime(fd)
+            yield fd, file
+        finally:
+            os.close(fd)
 
     def _parse(self, header: bytearray, file: StoredFile) -> ChunkHeader:
         parsed = parse_header(header)
-        if parsed.file_bytes != file.nbytes:
-            raise ChunkCorrupt(f"file has {file.nbytes} bytes, its header says {parsed.file_bytes}")
+        if parsed.file_bytes != file.file_bytes:
+            raise ChunkCorrupt(
+                f"file has {file.file_bytes} bytes, its header says {parsed.file_bytes}"
+            )
         return parsed
 
-    def _write(self, target: Path, chunk: EncodedChunk) -> None:
-        temporary = self._root / TEMPORARY / f"{target.stem}.{next(self._temporary)}"
+    def _reserve(self, nbytes: int) -> None:
+        """Take the bytes now, so that several writers together stay within the bound."""
+        self._make_room(nbytes)
+        self._index.reserve(nbytes)
+
+    @contextmanager
+    def _reserved(self, nbytes: int) -> Iterator[None]:
+        """Give the bytes back when the writing inside fails."""
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            try:
-                write_fully(fd, [memoryview(chunk.header_bytes), view_bytes(chunk.data)])
-                if self._fsync:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-            new_directory = not target.parent.is_dir()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(temporary, target)
-            if self._fsync:
-                sync_directory(target.parent)
-                if new_directory:
-                    sync_directory(target.parent.parent)
-                    sync_directory(self._root)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            target.unlink(missing_ok=True)  # else a file the index does not count would stay
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._index.release(nbytes)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise TierFull(f"no space left under the SSD tier: {error.strerror}") from error
             raise
 
     def _make_room(self, nbytes: int) -> None:
-        while self._used + nbytes > self._capacity and self._index:
-            self._remove(next(iter(self._index)))
+        while (key := self._index.oldest_beyond(nbytes)) is not None:
+            self._remove(key)
             self._evictions += 1
-        if self._used + nbytes > self._capacity:
-            raise TierFull("every byte is reserved by chunks being written")
 
     def _remove(self, key: str) -> bool:
         file = self._index.get(key)
         if file is None:
             return False
-        self._path(key).unlink(missing_ok=True)
-        self._forget(key, file)
+        # The books last: if an unlink fails, the chunk is still counted and can be deleted again.
+        for name in file.extras:
+            extra_path(self._root, key, name).unlink(missing_ok=True)
+        chunk_path(self._root, key).unlink(missing_ok=True)
+        self._index.remove(key)
         return True
-
-    def _forget(self, key: str, file: StoredFile) -> None:
-        if self._index.get(key) is file:
-            del self._index[key]
-            self._used -= file.nbytes
-
-    def _adopt(self) -> None:
-        """Rebuild the index from the directory."""
-        self.scan, found = scan(self._root)
-        for key, file in found:
-            self._index[key] = file
-            self._used += file.nbytes
-
-
-def _runs(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Consecutive layers joined, each run ``(first, last)`` being one read."""
-    ordered = sorted(set(layers))
-    for _, group in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
-        run = [layer for _, layer in group]
-        yield run[0], run[-1]

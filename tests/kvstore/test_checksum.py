@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from kvstore import ChunkCorrupt, ChunkRefused, checksum
+from kvstore.checksum import BlockDigests
 
 
 @pytest.fixture
@@ -34,8 +35,34 @@ def test_xxh3_checksum_is_refused_without_xxhash(without_xxhash):
 
 def test_both_algorithms_are_always_readable():
     assert checksum.matches("blake2b_128:cf4ab791c62b8d2b2109c90275287816", b"abc")
+    assert BlockDigests.parse("blake2b_64:2LsU2DPVlVk=", 1).matches(0, b"abc")
+    assert BlockDigests.parse("xxh3_64:eK9flIkvOVA=", 1).matches(0, b"abc")
 
 
-def test_unknown_algorithm_is_corruption():
+@pytest.mark.parametrize("name", ["crc32", "xxh3", "xxh3_32", "crc_64", ""])
+def test_unknown_algorithm_is_corruption(name):
     with pytest.raises(ChunkCorrupt, match="unknown checksum"):
-        checksum.matches("crc32:00", b"abc")
+        checksum.matches(f"{name}:00", b"abc")
+
+
+def test_digests_of_blocks():
+    blocks = [b"abc", b"", b"abd"]
+    digests = BlockDigests.of(blocks)
+    assert digests.algorithm == "xxh3_64" and len(digests.digests) == 3 * 8
+    assert BlockDigests.parse(digests.text, 3) == digests
+    for block, content in enumerate(blocks):
+        assert digests.matches(block, memoryview(content))
+        assert not digests.matches((block + 1) % 3, content)
+
+
+@pytest.mark.parametrize("text", ["xxh3_64:", "xxh3_64:AAAA", "xxh3_64:!", "", "xxh3_64"])
+def test_digests_that_are_not_of_so_many_blocks(text):
+    with pytest.raises(ChunkCorrupt, match="digests"):
+        BlockDigests.parse(text, 2)
+
+
+def test_digests_without_xxhash(without_xxhash):
+    digests = BlockDigests.of([b"abc", b"de"])
+    assert digests.algorithm == "blake2b_64" and digests.matches(1, b"de")
+    with pytest.raises(ChunkRefused, match="install xxhash"):
+        BlockDigests.parse("xxh3_64:eK9flIkvOVA=", 1).matches(0, b"abc")

@@ -7,7 +7,9 @@ import torch
 from kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecError, parse_header
 from kvstore.chunk import EncodedChunk, require_spec
 from kvstore.codecs import codec_names
-from kvstore.header import FORMAT, VERSION, header_bytes, seal
+from kvstore.container import header_bytes, seal
+from kvstore.header import FORMAT, VERSION
+from kvstore.layout import layer_entries
 from tests.kvstore.chunks import make_chunk, make_spec
 
 
@@ -70,18 +72,38 @@ def test_layers_are_contiguous_and_in_order(codec):
     assert ranges[0][0] == 0 and ranges[-1][1] == header.nbytes
     assert all(a[1] == b[0] for a, b in pairwise(ranges))
     for layer in range(3):
-        names = [entry.name for entry in header.layer_tensors(layer)]
+        names = [entry.name for entry in layer_entries(header.spec, layer)]
         extra = {"raw": [], "int8": [".scale"]}.get(codec, [".scale", ".min"])
         assert names == [f"{role}.{layer}{suffix}" for suffix in ["", *extra] for role in "kv"]
 
 
-def test_a_block_of_rows_is_one_byte_range():
-    chunk = make_chunk()
-    start, end = chunk.header.rows_range("v.1", 0, 64)
-    rows = chunk.data[start:end].view(torch.bfloat16).view(64, 2, 8)
-    assert torch.equal(rows, chunk.layer(1)[1][:64])
-    with pytest.raises(ChunkSpecError, match="rows"):
-        chunk.header.rows_range("v.1", 0, 71)
+@pytest.mark.parametrize("codec", codec_names())
+def test_a_block_is_one_byte_range_of_each_tensor(codec):
+    """Ranges of the blocks tile the tensor, and each holds the bytes of its rows."""
+    chunk = make_chunk(make_spec(codec, tokens=150))
+    for entry in chunk.header.tensors.values():
+        ranges = [entry.blocks_range(block, block) for block in range(3)]
+        assert ranges[0][0] == entry.start and ranges[-1][1] == entry.end
+        assert all(a[1] == b[0] for a, b in pairwise(ranges))
+        assert entry.blocks_range(0, 1) == (ranges[0][0], ranges[1][1])
+        assert entry.blocks_range(1, 2) == (ranges[1][0], ranges[2][1])
+        tensor = chunk.data[entry.start : entry.end].view(entry.dtype).view(entry.shape)
+        rows = 64 // entry.tokens_per_row
+        start, end = ranges[1]
+        part = chunk.data[start:end].view(entry.dtype).view(rows, *entry.shape[1:])
+        assert torch.equal(part, tensor[rows : 2 * rows])
+
+
+def test_bad_blocks_are_named():
+    chunk = make_chunk(make_spec("int4", tokens=200))
+    places = {entry.name: entry for entry in chunk.header.tensors.values()}
+    for name, block in (("k.1", 2), ("v.1.scale", 0), ("v.1.min", 2), ("k.1.scale", 3)):
+        chunk.data[places[name].blocks_range(block, block)[0]] ^= 1
+    raw = chunk.layer_bytes(1)
+    assert chunk.header.bad_blocks(1, range(4), raw) == [0, 2, 3]
+    assert chunk.header.bad_blocks(0, range(4), chunk.layer_bytes(0)) == []
+    with pytest.raises(ChunkCorrupt, match="bytes, not"):
+        chunk.header.bad_blocks(1, range(3), raw)
 
 
 def test_layer_outside_the_chunk():
@@ -93,7 +115,8 @@ def test_layer_outside_the_chunk():
     ("old", "new"),
     [
         (f'"format":"{FORMAT}"', '"format":"other-format__"'),
-        (f'"version":"{VERSION}"', '"version":"9"'),
+        (f'"version":"{VERSION}"', '"version":"1"'),
+        (f'"version":"{VERSION}"', '"version":"3"'),
         ('"codec":"raw"', '"codec":"zip"'),
     ],
 )
@@ -110,6 +133,8 @@ def test_sound_headers_of_another_format_are_refused(old, new):
         ('"tokens":"70"', '"tokens":"xx"'),
         ('"shape":[70,2,8]', '"shape":[70,8,2]'),
         ('"fingerprint"', '"fingerprinT"'),
+        ('"blocks.v.1"', '"blocks.v.7"'),
+        ('"blocks.v.1":"xxh3_64:', '"blocks.v.1":"xxh3_64:AAAA'),
     ],
 )
 def test_sealed_headers_that_contradict_themselves_are_corrupt(old, new):

