@@ -2,7 +2,7 @@
 
 A record is found again by what was measured (the prompt's ids, the configuration's parameters), so
 a run goes on where another stopped, with more samples or more configurations. The file belongs to
-one model: its name holds the model's fingerprint. Knows no tensors.
+one model: the caller puts the model's fingerprint into its name. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Record:
 
 
 class Records:
-    """Those of one model in one folder. `add` writes at once."""
+    """Those of one model, in one file. `add` writes at once."""
 
-    def __init__(self, folder: Path, model: str) -> None:
-        self.path = folder / f"samples-{model[:12]}.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._known: dict[tuple[str, str], Record] = {}
 
     def load(self) -> None:

@@ -53,9 +53,7 @@ class Comparison:
     won: float
 
 
-def compare(
-    bootstrap: Bootstrap, ours: Sequence[float], theirs: Sequence[float]
-) -> Comparison:
+def compare(bootstrap: Bootstrap, ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     differing = [d for d in differences if d]
     won = sum(d < 0 for d in differing) / len(differing) if differing else 0.5

@@ -1,13 +1,18 @@
-"""Methods for measuring only, which the service does not offer."""
+"""Fusion methods for measuring only, which the service does not offer: baselines, and
+question_scout with other rankings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from benchmarks.fidelity.picking import Pick
+from service.worker.attention import attention_probabilities
 from service.worker.fusion.base import FusionMethod, share_of
+from service.worker.fusion.cacheblend import Method as CacheBlend
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
 
@@ -29,6 +34,60 @@ class RandomRows(FusionMethod):
 
     def _drawn(self, layout: PromptLayout) -> Tensor:
         candidates = layout.cached_document_rows
-        source = torch.Generator().manual_seed(self.seed + int(layout.ids.sum()))
-        order = torch.randperm(len(candidates), generator=source)[: share_of(layout, self.ratio)]
-        return union(candidates[order.to(candidates.device)], layout.question_rows)
+        order = random_ranks(layout, self.seed)[candidates].argsort(descending=True)
+        return union(candidates[order[: share_of(layout, self.ratio)]], layout.question_rows)
+
+
+def random_ranks(layout: PromptLayout, seed: int) -> Tensor:
+    """`[n]` distinct numbers that depend on the prompt's ids and `seed` alone."""
+    source = torch.Generator().manual_seed(seed + int(layout.ids.sum()))
+    return torch.randperm(layout.tokens, generator=source).to(layout.ids.device).float()
+
+
+@dataclass(frozen=True)
+class ScoutVariant(FusionMethod):
+    """question_scout with another ranking or choice.
+
+    layers: those that say something, None for all. heads: `sum` or `max` over a layer's query
+    heads, or `only` those in `chosen`, (layer, head) pairs, summed. question_rows: `sum`, `max` or
+    the `last` alone; the latter two take questions of one tile (`service.worker.scout.TILE`).
+    """
+
+    scouts: ClassVar[bool] = True
+
+    pick: Pick
+    layers: tuple[int, ...] | None = None
+    heads: str = "sum"
+    chosen: tuple[tuple[int, int], ...] = ()
+    question_rows: str = "sum"
+
+    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
+        if self.layers is not None and layer not in self.layers:
+            return None
+        if self.heads == "only":
+            heads = [head for of, head in self.chosen if of == layer]
+            if not heads:
+                return None
+            weights = weights[heads]
+        by_head = {
+            "sum": lambda: weights.sum(1),
+            "max": lambda: weights.amax(1),
+            "last": lambda: weights[:, -1],
+        }[self.question_rows]()
+        return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
+
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+        return self.pick.rows(layout, evidence)
+
+
+@dataclass(frozen=True)
+class AttendedDeviation(CacheBlend):
+    """CacheBlend with layer 0 exact and tokens ranked at layer 1 by deviation times the attention
+    that the question's exact rows pay them there."""
+
+    def _deviation(self, view: LayerView) -> Tensor:
+        start = view.layout.question_start
+        rows = view.rows[start:]
+        weights = attention_probabilities(view.q[start:], view.k, rows, view.scale)
+        view.flops.score(float(len(rows)) * view.layout.tokens)
+        return super()._deviation(view) * weights.sum((0, 1))

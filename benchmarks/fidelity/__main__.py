@@ -1,0 +1,140 @@
+"""How close each fusion method stays to full prefill, and what it costs.
+
+    python -m benchmarks.fidelity --samples 40 --seed 1 --out benchmarks/results/fidelity
+    python -m benchmarks.fidelity --ablation --samples 40 --seed 1
+    python -m benchmarks.fidelity --model FOLDER --prompts FILE.jsonl
+
+Writes <name>.json (raw samples, machine, versions, commit), <name>.md and pictures. Records are
+appended to samples-<model>.jsonl as they are made; the same command goes on where it was stopped,
+and measures again only with --fresh (records do not notice that the code has changed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fidelity import metrics, results
+from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, ablation, calibrated
+from benchmarks.fidelity.configurations import standard
+from benchmarks.fidelity.measure import Measurer
+from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
+from benchmarks.fidelity.records import Records
+from benchmarks.fidelity.runner import complete, found, measure_all
+from benchmarks.fidelity.statistics import Bootstrap
+from benchmarks.fidelity.summary import Summary
+from demo.tasks import TASKS
+from service.errors import KvstitchError
+from service.settings import demo_model
+from service.worker.model import fingerprint, load
+
+OUT = Path("benchmarks/results/fidelity")
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fidelity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, help="a model folder (default: the demo model)")
+    parser.add_argument("--prompts", type=Path, help="JSONL file instead of the demo's tasks")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--samples", type=int, default=40, help="prompts a task")
+    parser.add_argument("--chunk-tokens", type=int, default=48, help="of the demo's tasks")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--ablation", action="store_true", help="the parts of question_scout")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="configurations by name, with wildcards"
+    )
+    parser.add_argument("--name", help="of the result files (default: fidelity or ablation)")
+    parser.add_argument("--fresh", action="store_true", help="discard this model's records")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    args = arguments(given)
+    torch.set_num_threads(args.threads)
+    folder = args.model or demo_model()
+    try:
+        adapter = load(str(folder), dtype=args.dtype, device=args.device)
+        prompts, aside = _prompts(args, folder)
+    except (KvstitchError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not prompts:
+        print("there are no prompts", file=sys.stderr)
+        return 2
+    model = fingerprint(str(folder))
+    records = Records(args.out / f"samples-{model[:12]}-{args.dtype}.jsonl")
+    if args.fresh:
+        records.discard()
+    records.load()
+    longest = max(p.tokens for p in (*prompts, *aside))
+    measurer = Measurer(adapter, tokenizer_of(folder).decode, longest=longest)
+    facts: dict[str, Any] = {
+        "model": {"folder": folder.name, "fingerprint": model, "dtype": args.dtype},
+        "threads": args.threads,
+        "seed": args.seed,
+        "chunk_tokens": None if args.prompts else args.chunk_tokens,
+    }
+    if args.ablation:
+        chosen = calibrated(measurer, aside, adapter.layers, adapter.heads, records)
+        facts["calibration"] = {"prompts": len(aside), **asdict(chosen)}
+        configurations = ablation(adapter.layers, chosen)
+    else:
+        configurations = standard(adapter.layers)
+    configurations = [
+        c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
+    ]
+    facts["records_made_now"] = measure_all(measurer, prompts, configurations, records)
+    measured = complete(prompts, configurations, records)
+    if not measured or not configurations:
+        print("no prompt was measured, or no configuration has such a name", file=sys.stderr)
+        return 1
+    bootstrap = Bootstrap(len(measured), seed=args.seed)
+    summaries = [Summary.of(c, found(measured, c, records), bootstrap) for c in configurations]
+    name = args.name or ("ablation" if args.ablation else "fidelity")
+    what = "Parts of question_scout" if args.ablation else "Fusion methods"
+    title = f"{what} against full prefill: {folder.name}, {len(measured)} prompts"
+    paths = results.write(
+        args.out, name, {"what": title, **facts}, measured, summaries, bootstrap,
+        depths=metrics.depths(adapter.layers),
+    )  # fmt: skip
+    print("\n".join(map(str, paths)))
+    return 0
+
+
+def _prompts(args: argparse.Namespace, folder: Path) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to report on, and others to calibrate on: training names and another seed, or the
+    first eighth of the file."""
+    if args.prompts is not None:
+        lines = of_file(folder, args.prompts)
+        if not args.ablation:
+            return lines, []
+        aside = max(1, len(lines) // 8)
+        return lines[aside:], lines[:aside]
+    draw = partial(of_tasks, folder, args.tasks, chunk_tokens=args.chunk_tokens)
+    prompts = draw(samples=args.samples, seed=args.seed)
+    if not args.ablation:
+        return prompts, []
+    return prompts, draw(samples=CALIBRATION_SAMPLES, seed=-1 - args.seed, held_out=False)
+
+
+if __name__ == "__main__":
+    # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Writes a run's result: JSON with raw samples, Markdown, pictures. Floats of samples are those of
+the records, five significant digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import describe
+from benchmarks.fidelity import plots, table
+from benchmarks.fidelity.prompts import Prompt
+from benchmarks.fidelity.statistics import Bootstrap
+from benchmarks.fidelity.summary import RIVALS, Summary, by_task, duel
+
+_SAMPLED = (
+    "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",
+    "seconds", "map_l2",
+)  # fmt: skip
+"""Fields of the records that go into the JSON; errors by layer go in as means."""
+
+
+def write(
+    folder: Path,
+    name: str,
+    facts: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    summaries: Sequence[Summary],
+    bootstrap: Bootstrap,
+    *,
+    depths: Sequence[int],
+) -> list[Path]:
+    """`<name>.json`, `<name>.md` and `<name>_*.png` in `folder`; their paths. `facts` says what was
+    run; the environment is added."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = [p.task for p in prompts]
+    record = {
+        **facts,
+        "environment": describe(),
+        "attention_depths": list(depths),
+        "prompts": [
+            {"key": p.key, "task": p.task, "tokens": p.tokens, "documents": len(p.documents)}
+            for p in prompts
+        ],
+        "configurations": [_configuration(s, tasks) for s in summaries],
+        "comparisons": _comparisons(summaries, bootstrap),
+    }
+    (folder / f"{name}.json").write_text(_compact(record), encoding="utf-8")
+    text = table.report(str(facts["what"]), summaries, tasks, bootstrap)
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    pictures = plots.draw(summaries, folder, prefix=f"{name}_", depths=depths)
+    return [folder / f"{name}.json", folder / f"{name}.md", *pictures]
+
+
+def _configuration(s: Summary, tasks: Sequence[str]) -> dict[str, Any]:
+    c = s.configuration
+    return {
+        "name": s.name,
+        "curve": c.curve,
+        "method": f"{type(c.method).__module__}: {c.method!r}",
+        "prefix_mode": c.prefix_mode,
+        "codec": c.codec,
+        "figures": {name: asdict(estimate) for name, estimate in s.figures.items()},
+        "kl_first_by_task": by_task(s, tasks),
+        "map_l2": s.map_l2,
+        "k_error_by_layer": s.k_error,
+        "v_error_by_layer": s.v_error,
+        "samples": {field: [getattr(r, field) for r in s.records] for field in _SAMPLED},
+    }
+
+
+def _comparisons(summaries: Sequence[Summary], bootstrap: Bootstrap) -> list[dict[str, Any]]:
+    return [
+        {
+            "configuration": s.name,
+            "rival": d.rival.name,
+            "rival_is_cheaper": d.cheaper,
+            "kl_first": asdict(d.first),
+            "kl_answer": asdict(d.answer),
+        }
+        for s in summaries
+        for family in RIVALS
+        if (d := duel(s, family, summaries, bootstrap))
+    ]
+
+
+def _compact(record: Mapping[str, Any]) -> str:
+    """JSON with a line for every item of the top level's lists. NaN becomes null."""
+    lines = []
+    for name, value in record.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            inner = ",\n  ".join(_line(item) for item in value)
+            lines.append(f" {json.dumps(name)}: [\n  {inner}\n ]")
+        else:
+            lines.append(f" {json.dumps(name)}: {_line(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

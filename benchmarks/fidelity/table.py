@@ -1,0 +1,137 @@
+"""The figures as Markdown, a row per configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from benchmarks.fidelity.statistics import Bootstrap, Comparison, Estimate
+from benchmarks.fidelity.summary import RIVALS, Duel, Summary, by_task, duel
+
+LEGEND = """\
+KL: full prefill ‖ method, nats; mean over prompts [95 % bootstrap interval]. First: the first
+answer token; next: the tokens after it along full prefill's greedy answer, to its end. Agree: the
+same most likely token. Right: the generated answer is a known one. Rows: document tokens
+recomputed, share of the prompt. FLOPs: over full prefill's. Hit: recomputed tokens among as many
+that full prefill's question attends to most (all layers and heads). MB: stored KV read. Seconds:
+prefill alone, on a shared machine: noisy.
+"""
+DUEL_LEGEND = """\
+Each method against the best {family} configuration (any ratio, layer and prefix mode) that costs
+as many operations, or up to 8 % of a full prefill more. Difference of KL, prompt by prompt:
+negative is better than {family}; won: share of prompts with the lower KL, of those that differ.
+‡: {family} has nothing that expensive.
+"""
+
+
+def report(
+    title: str, summaries: Sequence[Summary], tasks: Sequence[str], bootstrap: Bootstrap
+) -> str:
+    """`tasks`: each prompt's, in the order of the summaries' records."""
+    parts = [f"# {title}\n", LEGEND, quality(summaries)]
+    for family in RIVALS:
+        duels = [d for s in summaries if (d := duel(s, family, summaries, bootstrap))]
+        if duels:
+            parts += [f"## Against {family}\n", DUEL_LEGEND.format(family=family), versus(duels)]
+    parts += [
+        "## Attention of the question, and KV of the documents\n",
+        "Map: L2 distance of the question rows' attention from full prefill's, mean over heads and "
+        "rows, at A3's four depths. K, V: ‖Δ‖/‖full‖ over document rows (K after RoPE), mean over "
+        "layers and at the last.\n",
+        recovery(summaries),
+        "## KL of the first token by task\n",
+        tasks_table(summaries, tasks),
+    ]
+    return "\n".join(parts)
+
+
+def quality(summaries: Sequence[Summary]) -> str:
+    def row(s: Summary) -> list[str]:
+        f = s.figures
+        return [
+            s.name,
+            _percent(f["rows"].mean),
+            _percent(f["flops"].mean),
+            _with_interval(f["kl_first"], _small),
+            _with_interval(f["kl_next"], _small),
+            _with_interval(f["agree_first"], _percent),
+            _percent(f["agree_next"].mean),
+            _with_interval(f["right"], _percent),
+            _percent(f["hit"].mean),
+            f"{f['bytes'].mean / 1e6:.1f}",
+            f"{f['seconds'].mean:.3f}",
+        ]
+
+    head = ["configuration", "rows", "FLOPs", "KL first", "KL next", "agree first"]
+    head += ["agree next", "right", "hit", "MB", "seconds"]
+    return _table(head, [row(s) for s in summaries])
+
+
+def versus(duels: Sequence[Duel]) -> str:
+    def cells(c: Comparison) -> list[str]:
+        return [_with_interval(c.difference, _small), _percent(c.won)]
+
+    rows = [
+        [
+            d.ours.name,
+            _percent(d.ours.cost),
+            d.rival.name + (" ‡" if d.cheaper else ""),
+            _percent(d.rival.cost),
+            *cells(d.first),
+            *cells(d.answer),
+        ]
+        for d in duels
+    ]
+    head = ["configuration", "FLOPs", "rival", "its FLOPs", "Δ KL first", "won"]
+    return _table([*head, "Δ KL whole answer", "won"], rows)
+
+
+def recovery(summaries: Sequence[Summary]) -> str:
+    depths = len(summaries[0].map_l2)
+    rows = [
+        [
+            s.name,
+            *(f"{distance:.4f}" for distance in s.map_l2),
+            *(
+                f"{value:.3f}"
+                for errors in (s.k_error, s.v_error)
+                for value in (sum(errors) / len(errors), errors[-1])
+            ),
+        ]
+        for s in summaries
+    ]
+    maps = [f"map {i}" for i in range(1, depths + 1)]
+    return _table(["configuration", *maps, "K", "K last", "V", "V last"], rows)
+
+
+def tasks_table(summaries: Sequence[Summary], tasks: Sequence[str]) -> str:
+    names = list(dict.fromkeys(tasks))
+    rows = []
+    for s in summaries:
+        found = by_task(s, tasks)
+        rows.append([s.name, *(_small(found[name]) for name in names)])
+    return _table(["configuration", *names], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _with_interval(estimate: Estimate, write: Callable[[float], str]) -> str:
+    if math.isnan(estimate.mean):
+        return "–"
+    return f"{write(estimate.mean)} [{write(estimate.low)}, {write(estimate.high)}]"
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def _small(value: float) -> str:
+    """Two significant digits, 0 below a hundred-thousandth."""
+    if math.isnan(value):
+        return "–"
+    if abs(value) < 1e-5:
+        return "0"
+    return f"{value:.2g}" if abs(value) >= 1e-4 else f"{value:.0e}".replace("e-0", "e-")
