@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from demo.decoder import Decoder
 from demo.load import load_plain
@@ -43,18 +44,22 @@ def accuracy(model: Decoder, rows: list[Row], view: View) -> float:
     ordered = sorted(rows, key=lambda row: len(row.ids))
     right = total = 0
     for start in range(0, len(ordered), ROWS):
-        marks = _marks(model, collate(ordered[start : start + ROWS], view))
-        right, total = right + sum(marks), total + len(marks)
+        batch = collate(ordered[start : start + ROWS], view)
+        best = model.logits(model(batch.ids, batch.positions, batch.mask)[:, :-1]).argmax(-1)
+        found = marks(batch, best)
+        right, total = right + sum(mark for _, mark in found), total + len(found)
     return right / total
 
 
-def _marks(model: Decoder, batch: Batch) -> list[bool]:
-    """Whether each question of the batch is answered exactly."""
-    best = model.logits(model(batch.ids, batch.positions, batch.mask)[:, :-1]).argmax(-1)
+def marks(batch: Batch, best: Tensor) -> list[tuple[str, bool]]:
+    """Task of each scored question, and whether its whole answer is `best`.
+
+    `best` `[rows, tokens - 1]` are the model's first choices for the tokens after the first.
+    """
     wrong = (best != batch.ids[:, 1:]) & (batch.weights[:, 1:] > 0)
     segments, first = batch.segments[:, 1:], batch.first[:, 1:]
     return [
-        not bool(wrong[row][segments[row] == question].any())
+        (batch.tasks[row], not bool(wrong[row][segments[row] == question].any()))
         for row in range(len(segments))
         for question in segments[row][first[row]].tolist()
     ]

@@ -27,6 +27,10 @@ from demo.vocabulary import BOS_ID, EOS_ID, PAD_ID, QUESTION, SYSTEM
 FIRST_QUESTION = 64
 """Segment ids below are the system prompt (0) and chunks, from here on questions."""
 PADDING = -1
+COPY = "copy"
+"""Task name of rows that only repeat random tokens."""
+FIRST_WORD = 3 + 256
+"""Ids below are special tokens and bytes."""
 CHUNK_TOKENS = 48
 FIRST_TOKEN_WEIGHT = 2.0
 LANGUAGE_WEIGHT = 0.2
@@ -56,7 +60,9 @@ class Row:
     weights: list[float] = field(default_factory=list)
     """Weight of the loss on *this* token when it is predicted from the one before."""
     first: list[bool] = field(default_factory=list)
-    """Whether this token is the first of an answer."""
+    """Whether this token is the first of a scored answer."""
+    hints: list[tuple[int, int]] = field(default_factory=list)
+    """(place in the row, token to be predicted behind it): see `demo.tasks.story.Hint`."""
 
     def add(self, ids: list[int], segment: int, start: int, weights: list[float]) -> None:
         self.ids += ids
@@ -77,6 +83,8 @@ class Batch:
     weights: Tensor
     first: Tensor
     mask: Tensor
+    hints: Tensor
+    """`[hints, 3]`: row, place, token."""
 
 
 class Packer:
@@ -84,6 +92,7 @@ class Packer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._vocabulary = tokenizer.get_vocab_size()
         self._system = [BOS_ID, *self._encode(SYSTEM)]
 
     def row(self, rng: random.Random, task: str, story: Story, asked: list[Asked]) -> Row:
@@ -93,14 +102,36 @@ class Packer:
             weights = [LANGUAGE_WEIGHT * (rng.random() < LANGUAGE_SHARE) for _ in ids]
             row.add(ids, segment, len(row.ids), weights)
         end = len(row.ids)
+        self._add_hints(row, story)
         for segment, each in enumerate(asked, FIRST_QUESTION):
             prompt = self._encode(QUESTION.format(question=each.question))
             answer = [*self._encode(" " + each.answer), EOS_ID]
             row.add(prompt, segment, end, [0.0] * len(prompt))
             row.add(answer, segment, end + len(prompt), [1.0] * len(answer))
             row.weights[-len(answer)] = FIRST_TOKEN_WEIGHT
-            row.first[-len(answer)] = True
+            row.first[-len(answer)] = each.scored
         return row
+
+    def copy_row(self, rng: random.Random, tokens: int) -> Row:
+        """Random tokens in short runs, and the same runs in another order: pure induction."""
+        row = Row(COPY)
+        row.add([BOS_ID], 0, 0, [0.0])
+        runs: list[list[int]] = []
+        while sum(map(len, runs)) < tokens // 2:
+            length = rng.randint(2, 7)
+            runs.append([rng.randrange(FIRST_WORD, self._vocabulary) for _ in range(length)])
+        for learnt, order in ((0.0, runs), (1.0, rng.sample(runs, len(runs)))):
+            for run in order:
+                row.add(run, 0, len(row.ids), [0.0] + [learnt] * (len(run) - 1))
+        return row
+
+    def _add_hints(self, row: Row, story: Story) -> None:
+        encoded = self._tokenizer.encode(story.context, add_special_tokens=False)
+        ends = {end: index for index, (_, end) in enumerate(encoded.offsets)}
+        for hint in story.hints:
+            end = story.context.index(hint.at) + len(hint.at)
+            token = self._encode(" " + hint.tells)[0]
+            row.hints.append((len(self._system) + ends[end], token))
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -123,6 +154,9 @@ def collate(rows: list[Row], view: View = View.FULL) -> Batch:
         weights=torch.tensor(weights, dtype=torch.float32),
         first=padded([[int(f) for f in row.first] for row in rows], 0).bool(),
         mask=attention_mask(segments, view),
+        hints=torch.tensor(
+            [(i, *hint) for i, row in enumerate(rows) for hint in row.hints], dtype=torch.long
+        ).view(-1, 3),
     )
 
 

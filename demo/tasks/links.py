@@ -7,7 +7,7 @@ import random
 from demo import words
 from demo.grammar import Document, ask, make_document, make_entity
 from demo.kinds import KINDS
-from demo.tasks.story import Asked, Story, draw_names, join, merged, records, sentence_case
+from demo.tasks.story import Asked, Hint, Story, draw_names, join, merged, records, sentence_case
 from demo.wording import ASSIGN, COPY, LINKS, NOISE, VARIABLE_QUESTION
 
 CHAIN_LENGTH = 3
@@ -23,7 +23,7 @@ def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
     link = rng.choice(LINKS)
     names = draw_names(rng, held_out, 2 * entities)
     pool = tuple(rng.sample(KINDS[link.to_kind], LINKED_FACTS))
-    sources, targets, asked = [], [], []
+    sources, targets, asked, hints = [], [], [], []
     for name, other in zip(names[:entities], names[entities:], strict=True):
         source, target = make_entity(rng, link.kind, name), make_entity(rng, link.to_kind, other)
         plain = make_document(rng, source, OWN_FACTS)
@@ -32,12 +32,13 @@ def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
         targets.append(make_document(rng, target, LINKED_FACTS, pool))
         asked.append(Asked(link.question.format(a=source.name), target.name, scored=False))
         role = link.role.format(a=source.name)
-        for fact in targets[-1].facts:
+        for fact, sentence in zip(targets[-1].facts, targets[-1].sentences, strict=True):
+            hints.append(Hint(sentence[: sentence.rindex(fact.value)] + fact.value, name))
             question = rng.choice(fact.relation.questions).format(n=role)
             asked.append(Asked(question, fact.value))
         asked.append(Asked(ask(rng, targets[-1].facts[0]), targets[-1].facts[0].value, False))
     rng.shuffle(targets)
-    return Story(join(sources + targets), tuple(asked))
+    return Story(join(sources + targets), tuple(asked), tuple(hints))
 
 
 def chain(rng: random.Random, held_out: bool, entities: int) -> Story:
@@ -46,7 +47,7 @@ def chain(rng: random.Random, held_out: bool, entities: int) -> Story:
     Only variables set from another variable are scored.
     """
     names = iter(draw_names(rng, held_out, entities * CHAIN_LENGTH))
-    sequences, asked = [], []
+    sequences, asked, hints = [], [], []
     for value in rng.sample(words.YEARS, entities):
         source = next(names)
         statements = [ASSIGN.format(n=source, v=value)]
@@ -54,10 +55,11 @@ def chain(rng: random.Random, held_out: bool, entities: int) -> Story:
         for _ in range(CHAIN_LENGTH - 1):
             name = next(names)
             statements.append(COPY.format(n=name, v=source))
+            hints.append(Hint(statements[-1].removesuffix("."), value))
             asked.append(Asked(VARIABLE_QUESTION.format(n=name), value))
             source = name
         sequences.append(statements)
     lines = merged(rng, sequences)
     for _ in range(3):
         lines.insert(rng.randint(0, len(lines)), NOISE)
-    return Story(records(rng, lines, 3), tuple(asked))
+    return Story(records(rng, lines, 3), tuple(asked), tuple(hints))

@@ -6,7 +6,7 @@ import random
 
 from demo.grammar import Fact, ask, make_document, make_entity, state
 from demo.kinds import KINDS
-from demo.tasks.story import Asked, Story, draw_names, merged, records, sentence_case
+from demo.tasks.story import Asked, Hint, Story, draw_names, merged, records, sentence_case
 from demo.wording import EVENTS
 
 EVENTS_EACH = 3
@@ -36,15 +36,17 @@ def update(rng: random.Random, held_out: bool, entities: int) -> Story:
 def listed(rng: random.Random, held_out: bool, entities: int) -> Story:
     """What happened to an entity, in order, across documents, among other facts about it."""
     event = rng.choice(EVENTS)
-    sequences, asked = [], []
+    sequences, asked, hints = [], [], []
     for name in draw_names(rng, held_out, entities):
         entity = make_entity(rng, event.kind, name)
         values = rng.sample(event.values, EVENTS_EACH)
         sentences = [sentence_case(event.sentence.format(n=entity.name, v=v)) for v in values]
+        for sentence, before in zip(sentences[1:], values, strict=False):
+            hints.append(Hint(sentence.removesuffix("."), before))
         others = make_document(rng, entity, OTHER_FACTS)
         for fact in others.facts:
             sentences.insert(rng.randint(0, len(sentences)), state(rng, fact, first=True))
             asked.append(Asked(ask(rng, fact), fact.value, scored=False))
         sequences.append(sentences)
         asked.append(Asked(event.question.format(n=entity.name), ", ".join(values)))
-    return Story(records(rng, merged(rng, sequences), 4), tuple(asked))
+    return Story(records(rng, merged(rng, sequences), 4), tuple(asked), tuple(hints))

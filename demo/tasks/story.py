@@ -26,11 +26,25 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Hint:
+    """For training alone: what the model should have worked out when it has read `at`.
+
+    `at` is a text that occurs once in the context, `tells` begins with the token to be predicted
+    behind it: something said earlier, in another sentence. So the model learns to connect
+    statements while it reads, as large models do, instead of when it is asked.
+    """
+
+    at: str
+    tells: str
+
+
+@dataclass(frozen=True)
 class Story:
     """Several documents one after another, and the questions they answer."""
 
     context: str
     asked: tuple[Asked, ...]
+    hints: tuple[Hint, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def test_questions_of_a_row_start_right_behind_the_context() -> None:
     starts = [i for i in questions if row.segments[i] != row.segments[i - 1]]
     assert len(starts) == 4
     assert all(row.positions[i] == end for i in starts)
-    assert sum(row.first) == 4
+    assert sum(row.first) == 3, "the first fact of a document is not behind a pronoun"
     assert row.ids.count(EOS_ID) == 4
 
 
@@ -51,3 +51,13 @@ def test_views_differ_in_what_chunks_see_only() -> None:
     }
     for view, visible in expected.items():
         assert (attention_mask(segments, view)[0, 0] == 0).int().tolist() == visible
+
+
+def test_hints_stand_where_the_story_says() -> None:
+    for task in ("list", "hop", "chain"):
+        story = TASKS[task].write(random.Random(3), False, 4)
+        row = Packer(TOKENIZER).row(random.Random(1), task, story, [])
+        assert len(row.hints) == len(story.hints) > 4
+        for hint, (place, token) in zip(story.hints, row.hints, strict=True):
+            assert TOKENIZER.decode(row.ids[: place + 1]).endswith(hint.at)
+            assert hint.tells.startswith(TOKENIZER.decode([token]).strip())
