@@ -82,8 +82,10 @@ class Abort(Message, frozen=True):
 
 
 class Prefetch(Message, frozen=True):
-    """These chunks will be asked for: bring them into the memory tier. No reply."""
+    """A request with this fusion method will ask for these chunks: bring what it reads whole into
+    the memory tier. No reply."""
 
+    fusion: str
     system: list[int]
     documents: list[Chunk]
     prefix_mode: str = "none"

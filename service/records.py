@@ -88,6 +88,8 @@ class Report:
     coverage: float  # share of the prompt's tokens that some head of some layer kept
     flops: float  # of the prompt, as scheduled: what a full prefill takes is beside it
     full_prefill_flops: float
+    kept_ratio: float  # document KV entries held after the first token, of all, mean over layers
+    recomputed_ratio: float  # document tokens computed anew, of all
     stages: dict[str, float]  # queue, load, prefill, evict, first_token, decode
     decode_steps: int
     seed: int | None = None

@@ -118,7 +118,7 @@ class Answerer:
         if top_k:
             found = await self.library.search(request.question, top_k, request.documents)
         started = time.perf_counter()
-        plan = await self._plan(request.question, found)
+        plan = await self._plan(request.question, found, fusion)
         max_tokens, warnings = self._room(request.max_tokens, plan)
         if top_k and not found.passages:
             warnings.append("there are no documents to answer from: the answer cites nothing")
@@ -147,14 +147,16 @@ class Answerer:
             warnings,
         )
 
-    async def _plan(self, question: str, found: Found) -> PromptPlan:
+    async def _plan(self, question: str, found: Found, fusion: Method) -> PromptPlan:
         """Segments of ids; the worker hears about the documents before the rest is planned."""
         passages = [passage.chunk for passage in found.passages]
         in_thread = self.library.in_search_thread
         documents = await in_thread(lambda: self.prompts.segments(passages))
         if documents:
             chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
-            self.worker.prefetch(Prefetch(self.prompts.system, chunks, self.prompts.prefix_mode))
+            self.worker.prefetch(
+                Prefetch(fusion.name, self.prompts.system, chunks, self.prompts.prefix_mode)
+            )
         context = self.worker.require().model.max_context
         return await in_thread(lambda: self.prompts.plan(documents, question, max_context=context))
 

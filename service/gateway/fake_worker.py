@@ -191,6 +191,8 @@ class FakeWorker:
             coverage=1.0,
             flops=1e6 * total,
             full_prefill_flops=2e6 * total,
+            kept_ratio=1.0,
+            recomputed_ratio=0.0,
             stages={"queue": 0.001, "load": 0.002, "prefill": 0.003, "decode": 0.004},
             decode_steps=max(0, sent - 1),
             seed=request.sampling.seed,

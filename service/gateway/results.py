@@ -62,6 +62,8 @@ def cache(report: Report, passages: Sequence[Passage]) -> CacheReport:
         coverage=report.coverage,
         flops=report.flops,
         full_prefill_flops=report.full_prefill_flops,
+        kept_ratio=report.kept_ratio,
+        recomputed_ratio=report.recomputed_ratio,
         recomputed_tokens=report.recomputed_tokens,
     )
 

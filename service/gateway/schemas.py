@@ -143,6 +143,8 @@ class CacheReport(BaseModel):
     coverage: float
     flops: float
     full_prefill_flops: float
+    kept_ratio: float
+    recomputed_ratio: float
     recomputed_tokens: int
 
 

@@ -55,6 +55,12 @@ class Admission:
         fusion.check(self._facts)
         if eviction:
             eviction.check(self._facts)
+            if fusion.sparse:
+                raise InvalidRequest(
+                    f"fusion.method {request.fusion.name} already holds only part of the "
+                    "documents' KV: leave eviction out",
+                    field="eviction.method",
+                )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         addresses = self.addresses(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import Future
 
 import torch
 
-from kvstore import TieredStore
+from kvstore import ReadOutcome, TieredStore
 from service.errors import KvstitchError, WorkerFault
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Addressing
@@ -22,14 +23,16 @@ from service.worker.calibration import ModelFacts
 from service.worker.decode import decode_step
 from service.worker.evict import evict
 from service.worker.flops import full_prefill
+from service.worker.fusion.samkv import Method as SamKV
 from service.worker.kv_pool import KVPool
 from service.worker.layout import PromptLayout
-from service.worker.loader import Loader
+from service.worker.loader import EndsOutcome, Loader
 from service.worker.precompute import PrecomputeLane
 from service.worker.prefill import PrefillResult, prefill
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.scheduler import Scheduler
 from service.worker.sequence import Sequence
+from service.worker.sparse.request import SparseRequest
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -78,8 +81,11 @@ class Engine:
     def _busy(self) -> bool:
         """Some request can be worked on now (not only waiting for its chunks)."""
         scheduler = self.scheduler
-        waits = any(s.loaded or s.abort_reason for s in scheduler.waiting)
-        return waits or scheduler.prefilling is not None or bool(scheduler.running)
+        filling = scheduler.prefilling
+        fills = filling is not None and (not filling.blocked or filling.abort_reason is not None)
+        starts = filling is None and any(s.loaded for s in scheduler.waiting)
+        drops = any(s.abort_reason for s in scheduler.waiting)
+        return fills or starts or drops or bool(scheduler.running)
 
     # -- what callers ask for ---------------------------------------------------------------------
 
@@ -89,13 +95,22 @@ class Engine:
         sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
         if sequence.fusion.reads_cache:
-            sequence.loads = [self._loader.load(a) if a else None for a in sequence.addresses]
+            sequence.loads = [self._load(sequence, i) for i in range(len(sequence.addresses))]
 
     def abort(self, request_id: str, reason: str) -> None:
         """Stop a request before its next step; unknown ids (already finished) are ignored."""
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             sequence.abort_reason = reason
+
+    def _load(
+        self, sequence: Sequence, segment: int
+    ) -> Future[ReadOutcome] | Future[EndsOutcome] | None:
+        address = sequence.addresses[segment]
+        if address is None:
+            return None
+        ends_only = sequence.fusion.sparse and segment > 0
+        return self._loader.load_ends(address) if ends_only else self._loader.load(address)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -156,6 +171,18 @@ class Engine:
         if sequence.eviction is not None:
             warning = sequence.eviction.warning(sequence.layout)
             sequence.warnings.extend([warning] if warning else [])
+        if isinstance(sequence.fusion, SamKV) and sequence.runs_sparse:
+            sequence.sparse = SparseRequest.of(
+                self._adapter,
+                self._facts,
+                self._loader,
+                sequence.layout,
+                sequence.fusion,
+                sequence.addresses,
+                [load.result() if load else None for load in sequence.loads],
+            )
+            sequence.steps = sequence.sparse.steps(sequence.kv)
+            return
         sequence.steps = prefill(
             self._adapter,
             sequence.layout,
@@ -169,10 +196,10 @@ class Engine:
         """Layers of the current prefill: one if nobody decodes (so that aborts and new requests
         are seen between layers), else for about as long as the decode step took."""
         started = time.monotonic()
-        while (sequence := self.scheduler.prefilling) is not None:
+        while (sequence := self.scheduler.prefilling) is not None and not sequence.blocked:
             assert sequence.steps is not None
             try:
-                next(sequence.steps)
+                sequence.waits_for = next(sequence.steps)
             except StopIteration as end:
                 self._first_token(sequence, end.value)
             except Exception as error:
@@ -184,7 +211,7 @@ class Engine:
         assert sequence.kv is not None
         sequence.steps = None
         sequence.prefilled(result)
-        sequence.kv.set_length(result.layout.tokens)
+        sequence.kv.set_length(sequence.held_tokens)
         sequence.close_stage("prefill")
         try:
             self.scheduler.start_running()
@@ -271,10 +298,12 @@ class Engine:
 
     def _write_back(self, sequence: Sequence) -> None:
         """Segments that should have been in the store and were not: compute them in spare time."""
-        for address, load in zip(sequence.addresses, sequence.loads, strict=True):
+        if sequence.sparse is not None:
+            return  # it stored what it had to compute
+        for i, (address, load) in enumerate(zip(sequence.addresses, sequence.loads, strict=True)):
             if address is None or load is None or not load.done():
                 continue
-            if load.result().chunk is None:
+            if sequence.missed(i):
                 self.lane.add(address)
 
     def _advance_lane(self) -> None:

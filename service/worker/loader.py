@@ -6,19 +6,51 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvstore import EncodedChunk, ReadOutcome, TieredStore
+from kvstore import BlocksOutcome, ReadOutcome, TieredStore
 from service.worker.addressing import Address
+from service.worker.chunk_prefill import ComputedChunk
+from service.worker.sparse import sketch
+from service.worker.sparse.blocks import BlockGrid
 
 T = TypeVar("T")
+BlockSet = Mapping[int, Collection[int]]
+"""Layer to block numbers."""
 
 # A prefetch is followed by its request at once; what it found is old news after this.
 NOTE_S = 10.0
 MAX_NOTES = 1024
+
+
+@dataclass(frozen=True)
+class EndsOutcome:
+    """What a sparse method's first read of a document gave. seconds: of the whole; the rest is of
+    the sketch's read, `read` has its own."""
+
+    sketch: sketch.Sketch | None
+    read: BlocksOutcome | None
+    seconds: float
+    sketch_bytes: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.read is not None and self.read.blocks is not None and not self.read.missing
+
+    @property
+    def tier(self) -> str | None:
+        return self.read.tier if self.read is not None else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.sketch_bytes + (self.read.nbytes if self.read is not None else 0)
+
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        return self.read.problems if self.read is not None else ()
 
 
 class Loader:
@@ -51,8 +83,42 @@ class Loader:
         """
         return self._run(lambda: self._told(address, self._store.read(address.key, address.spec)))
 
-    def put(self, address: Address, chunk: EncodedChunk) -> Future[bool]:
-        return self._run(lambda: self._store.put(address.key, chunk))
+    def load_ends(self, address: Address) -> Future[EndsOutcome]:
+        """Read a chunk's sketch and its first and last blocks, nothing else of it."""
+        return self._run(lambda: self._ends(address))
+
+    def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
+        """Read these blocks of these layers."""
+        return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
+
+    def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
+        """Store a chunk and its sketch."""
+        return self._run(lambda: self._put(address, computed))
+
+    def is_complete(self, address: Address) -> bool:
+        """Whether chunk and sketch are both stored."""
+        store = self._store
+        return bool(store.contains([address.key])) and (
+            store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
+        )
+
+    def _put(self, address: Address, computed: ComputedChunk) -> bool:
+        stored = bool(self._store.contains([address.key]))
+        if not stored:
+            stored = self._store.put(address.key, computed.chunk)
+        tensors = {name: t.cpu() for name, t in computed.sketch.tensors().items()}
+        return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
+
+    def _ends(self, address: Address) -> EndsOutcome:
+        started = time.monotonic()
+        extra = self._store.read_extra(address.key, sketch.NAME, sketch.VERSION)
+        if extra is None:
+            return EndsOutcome(None, None, time.monotonic() - started)
+        ends = BlockGrid(address.spec.tokens).fixed
+        layers = dict.fromkeys(range(address.spec.layers), ends)
+        found = self._store.read_blocks(address.key, layers, address.spec)
+        own = sketch.Sketch.of(extra.tensors)
+        return EndsOutcome(own, found, time.monotonic() - started, extra.nbytes)
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
         """Read ahead of a request: what is found moves into the memory tier."""

@@ -54,6 +54,12 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
     return made
 
 
+def reads_whole_chunks(fusion: str) -> bool:
+    """Whether reading its chunks ahead helps a fusion method. False for an unknown one."""
+    cls = fusion_methods().get(fusion)
+    return cls is not None and cls.reads_cache and not cls.sparse
+
+
 def describe(methods: Mapping[str, type[Any]]) -> list[MethodInfo]:
     """Names, first docstring paragraphs and parameter schemas, for `GET /v1/methods`."""
     return [

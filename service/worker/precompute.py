@@ -1,7 +1,7 @@
 """The background lane: prefills chunks when nobody waits, and stores their KV.
 
-A chunk is a prompt of its prefix and itself, run by the same layer loop; its rows' keys before
-RoPE and values are captured. Knows no socket and no request.
+A chunk that is stored without its sketch is computed again and only the sketch is added. Knows no
+socket and no request.
 """
 
 from __future__ import annotations
@@ -12,32 +12,15 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from kvstore import TieredStore, encode_chunk
+from kvstore import TieredStore
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.layout import PromptLayout
+from service.worker.chunk_prefill import ComputedChunk, compute_chunk
 from service.worker.loader import Loader
-from service.worker.prefill import PrefillResult, prefill
 from service.worker.request import PrecomputedEvent
 
 # Chunks computed but not yet written: bounds the memory a slow disk can pile up.
 MAX_UNWRITTEN = 4
-
-
-class ScratchKV:
-    """Rotated K, V of one layer at a time: precompute never reads an earlier layer again."""
-
-    def __init__(self, adapter: DecoderAdapter, tokens: int) -> None:
-        shape = (adapter.kv_heads, tokens, adapter.head_dim)
-        self._k = torch.empty(shape, dtype=adapter.dtype, device=adapter.device)
-        self._v = torch.empty_like(self._k)
-
-    def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        return self._k[:, :tokens], self._v[:, :tokens]
 
 
 @dataclass
@@ -62,8 +45,7 @@ class PrecomputeLane:
         self._queue: deque[Task] = deque()
         self._silent: set[str] = set()
         self._current: Task | None = None
-        self._steps: Generator[None, None, PrefillResult] | None = None
-        self._captured: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._steps: Generator[None, None, ComputedChunk] | None = None
         self._writing: list[Task] = []
         self.counts = {"stored": 0, "present": 0, "failed": 0}
 
@@ -102,8 +84,8 @@ class PrecomputeLane:
             return
         try:
             next(self._steps)
-        except StopIteration:
-            self._store_current()
+        except StopIteration as end:
+            self._store_current(end.value)
 
     def finished(self) -> list[PrecomputedEvent]:
         """News since the last call: chunks stored, found present, or failed."""
@@ -128,35 +110,17 @@ class PrecomputeLane:
     def _start(self, task: Task) -> None:
         task.started_at = time.monotonic()
         self._current = task
-        if self._store.contains([task.address.key]):
+        if self._loader.is_complete(task.address):
             self._current = None
             self._finish(task)  # write stays None: present
             return
-        ids = [*task.address.prefix_ids, *task.address.ids]
-        layout = PromptLayout.of(ids, [], [], cold=[True], device=self._adapter.device)
-        first = len(task.address.prefix_ids)
-        self._captured = ([], [])
-        self._steps = prefill(
-            self._adapter,
-            layout,
-            [None],
-            Vanilla(),
-            ScratchKV(self._adapter, len(ids)),
-            capture=lambda view: self._capture(view.fresh_k[first:], view.fresh_v[first:]),
-        )
+        self._steps = compute_chunk(self._adapter, task.address)
 
-    def _capture(self, k: Tensor, v: Tensor) -> None:
-        self._captured[0].append(k.clone())
-        self._captured[1].append(v.clone())
-
-    def _store_current(self) -> None:
+    def _store_current(self, computed: ComputedChunk) -> None:
         task, self._current, self._steps = self._current, None, None
         assert task is not None
-        k, v = self._captured
-        self._captured = ([], [])
-        chunk = encode_chunk(task.address.spec, k, v)
-        task.bytes = chunk.nbytes
-        task.write = self._loader.put(task.address, chunk)
+        task.bytes = computed.chunk.nbytes
+        task.write = self._loader.put(task.address, computed)
         self._finish(task)
 
     def _finish(self, task: Task) -> None:

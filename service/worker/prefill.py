@@ -39,7 +39,8 @@ class PrefillResult:
 
     layout: the prompt whose KV is in place now; kept_ids: where its tokens were in the prompt that
     was asked for, None if it is that prompt (an eviction method may start over with fewer);
-    held_tokens: entries per layer and KV head, None if every token of `layout` is held."""
+    held_tokens: entries per layer and KV head, None if every token of `layout` is held; coverage:
+    share of the prompt's tokens that some layer holds."""
 
     logits: Tensor
     observed: list[Tensor]
@@ -49,6 +50,7 @@ class PrefillResult:
     layout: PromptLayout
     kept_ids: Tensor | None = None
     held_tokens: int | None = None
+    coverage: float = 1.0
 
 
 def prefill(

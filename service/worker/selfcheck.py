@@ -16,11 +16,11 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.adapters.base import DecoderAdapter
+from service.worker.chunk_prefill import ScratchKV
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
-from service.worker.precompute import ScratchKV
 from service.worker.prefill import prefill, run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q

@@ -7,20 +7,24 @@ loading ──► ready ──► prefilling ──► running ──► finishe
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore import EncodedChunk, ReadOutcome
 from service.records import Report, SegmentReport
 from service.worker.addressing import Address
 from service.worker.eviction.base import EvictionMethod
 from service.worker.fusion.base import FusionMethod
+from service.worker.fusion.samkv import Method as SamKV
 from service.worker.kv_pool import SequenceKV
 from service.worker.layout import PromptLayout
+from service.worker.loader import EndsOutcome
 from service.worker.prefill import PrefillResult
 from service.worker.request import Request
 from service.worker.sampler import Sampler
+from service.worker.sparse.request import SegmentRead, SparseRequest
+from service.worker.steps import Steps
 
 
 @dataclass
@@ -31,7 +35,7 @@ class Sequence:
     fusion: FusionMethod
     eviction: EvictionMethod | None
     addresses: list[Address | None]
-    loads: list[Future[ReadOutcome] | None]
+    loads: list[Future[ReadOutcome] | Future[EndsOutcome] | None]
     max_tokens: int
     sampler: Sampler
     warnings: list[str] = field(default_factory=list)
@@ -39,10 +43,13 @@ class Sequence:
     abort_reason: str | None = None
     layout: PromptLayout | None = None
     kv: SequenceKV | None = None
-    steps: Generator[None, None, PrefillResult] | None = None
+    steps: Steps[PrefillResult] | None = None
+    waits_for: Future[Any] | None = None
+    sparse: SparseRequest | None = None
     rows_per_layer: list[int] = field(default_factory=list)
     rows_by_segment: list[int] = field(default_factory=list)
     kept_per_layer: list[float] = field(default_factory=list)
+    held_tokens: int = 0
     coverage: float = 1.0
     flops: float = 0.0
     full_prefill_flops: float = 0.0
@@ -65,12 +72,30 @@ class Sequence:
 
     @property
     def reserved_tokens(self) -> int:
-        """Pool tokens that cover the sequence to its end: it can never run out midway."""
-        return self.prompt_tokens + self.max_tokens
+        """Pool tokens that cover the sequence to its end: it can never run out midway. Known once
+        it is loaded: a sparse method holds less, unless nothing of its documents is stored."""
+        if not self.runs_sparse:
+            return self.prompt_tokens + self.max_tokens
+        assert isinstance(self.fusion, SamKV)
+        request = self.request
+        documents = self.fusion.held_tokens([len(d.ids) for d in request.documents])
+        return len(request.system) + documents + len(request.question) + self.max_tokens
+
+    @property
+    def runs_sparse(self) -> bool:
+        """Whether a sparse method finds any document stored; with none a full prefill is as cheap
+        as computing the documents one by one, and exact."""
+        ends = [load.result() for load in self.loads[1:] if load is not None and load.done()]
+        return any(isinstance(end, EndsOutcome) and end.usable for end in ends)
 
     @property
     def loaded(self) -> bool:
         return all(load is None or load.done() for load in self.loads)
+
+    @property
+    def blocked(self) -> bool:
+        """Its prefill waits for something that is not there yet."""
+        return self.waits_for is not None and not self.waits_for.done()
 
     @property
     def position(self) -> int:
@@ -87,6 +112,8 @@ class Sequence:
             for s in self.layout.segments
         ]
         self.flops = result.flops
+        self.coverage = result.coverage
+        self.held_tokens = result.held_tokens or result.layout.tokens
         # A method that started over left a shorter prompt.
         self.layout = result.layout
 
@@ -96,23 +123,32 @@ class Sequence:
         self.stages[name] = self.stages.get(name, 0.0) + now - self.stage_started_at
         self.stage_started_at = now
 
-    def outcome(self, segment: int) -> ReadOutcome | None:
+    def outcome(self, segment: int) -> ReadOutcome | EndsOutcome | None:
         load = self.loads[segment]
         return load.result() if load is not None and load.done() else None
 
     def chunk(self, segment: int) -> EncodedChunk | None:
+        """The whole chunk, where that is what was read."""
         outcome = self.outcome(segment)
-        return None if outcome is None else outcome.chunk
+        return outcome.chunk if isinstance(outcome, ReadOutcome) else None
+
+    def missed(self, segment: int) -> bool:
+        """Whether the segment was looked for and not found whole and sound."""
+        outcome = self.outcome(segment)
+        if isinstance(outcome, EndsOutcome):
+            return not outcome.usable
+        return outcome is not None and outcome.chunk is None
 
     def report(self) -> Report:
         """What happened, whether or not the prompt was ever run."""
         segments = [self._segment_report(i) for i in range(len(self.addresses))]
         total, ran = self.prompt_tokens, bool(self.rows_by_segment)
+        documents = sum(s.tokens for s in segments[1:])
         recomputed = sum(s.rows_recomputed for s in segments) + len(self.request.question)
         return Report(
             prompt_tokens=total,
             completion_tokens=len(self.tokens),
-            cached_tokens=total - recomputed if ran else 0,
+            cached_tokens=self.held_tokens - recomputed if ran else 0,
             recomputed_tokens=recomputed if ran else 0,
             system=segments[0],
             documents=segments[1:],
@@ -121,22 +157,50 @@ class Sequence:
             coverage=self.coverage,
             flops=self.flops,
             full_prefill_flops=self.full_prefill_flops,
+            kept_ratio=self._kept_ratio(),
+            recomputed_ratio=sum(s.rows_recomputed for s in segments[1:]) / max(1, documents),
             stages=self.stages,
             decode_steps=self.decode_steps,
             seed=self.sampler.seed if self.request.sampling.temperature > 0 else None,
             warnings=self.warnings,
         )
 
+    def _kept_ratio(self) -> float:
+        """Document entries held after the first token. Instruction and question are taken to be
+        held: every method that drops entries keeps them unless asked not to."""
+        documents = sum(len(d.ids) for d in self.request.documents)
+        if not self.kept_per_layer or not documents:
+            return 1.0
+        mean = sum(self.kept_per_layer) / len(self.kept_per_layer)
+        others = len(self.request.system) + len(self.request.question)
+        return max(0.0, min(1.0, (mean - others) / documents))
+
     def _segment_report(self, segment: int) -> SegmentReport:
-        outcome = self.outcome(segment)
         ids = self.request.system if segment == 0 else self.request.documents[segment - 1].ids
-        hit = outcome if outcome is not None and outcome.chunk is not None else None
+        read = self._read_of(segment)
         return SegmentReport(
             chunk_id=-1 if segment == 0 else self.request.documents[segment - 1].chunk_id,
             tokens=len(ids),
-            tier=hit.tier or "cold" if hit else "cold",
-            bytes=hit.nbytes if hit else 0,
-            load_s=outcome.seconds if outcome else 0.0,
+            tier=read.tier,
+            bytes=read.nbytes,
+            load_s=read.seconds,
             rows_recomputed=self.rows_by_segment[segment] if self.rows_by_segment else 0,
-            problems=[f"{tier}: {kind}" for tier, kind in outcome.problems] if outcome else [],
+            problems=[f"{tier}: {kind}" for tier, kind in read.problems],
+        )
+
+    def _read_of(self, segment: int) -> SegmentRead:
+        """Where a segment's KV came from: what its first read found, and what followed it."""
+        address, outcome = self.addresses[segment], self.outcome(segment)
+        if self.sparse is not None:
+            for document in self.sparse.documents:
+                if document.segment == segment:
+                    return document
+        if outcome is None or address is None:
+            return SegmentRead()
+        hit = isinstance(outcome, ReadOutcome) and outcome.chunk is not None
+        return SegmentRead(
+            outcome.tier or "cold" if hit else "cold",
+            outcome.nbytes,
+            outcome.seconds,
+            list(outcome.problems),
         )

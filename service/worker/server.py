@@ -23,6 +23,7 @@ from service.worker.addressing import Address
 from service.worker.engine import Engine
 from service.worker.link import Link, Outlet
 from service.worker.loader import Loader
+from service.worker.methods import reads_whole_chunks
 from service.worker.request import (
     DoneEvent,
     Event,
@@ -111,8 +112,9 @@ class Server:
             case m.Abort():
                 self._engine.abort(message.id, message.reason)
             case m.Prefetch():
-                found = self._addresses(message)
-                self._loader.prefetch(address for address in found if address is not None)
+                if reads_whole_chunks(message.fusion):
+                    found = self._addresses(message)
+                    self._loader.prefetch(address for address in found if address is not None)
             case m.Precompute():
                 self._precompute(outlet, gateway, message)
             case m.Purge():

@@ -27,7 +27,7 @@ def truncate(file: Path) -> None:
 def chunk_file(folder: Path, r: Rig, number: int) -> Path:
     address = r.engine.admission.addresses([], DOCUMENTS, "none", "")[number]
     assert address is not None
-    return next(path for path in folder.rglob("*") if address.key in path.name)
+    return next(folder.rglob(f"{address.key}.safetensors"))
 
 
 @pytest.mark.parametrize("damage", [flip, truncate])

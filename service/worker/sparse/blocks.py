@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCK = 64
+from kvstore import BLOCK_TOKENS
+
+BLOCK = BLOCK_TOKENS
 LOCAL_BLOCKS = 2
 
 

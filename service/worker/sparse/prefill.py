@@ -11,8 +11,7 @@ many. Pauses after every layer. Knows no store: it asks `fetch` for blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,10 +36,11 @@ from service.worker.sparse.selection import (
     personalised,
     select,
 )
+from service.worker.steps import Steps
 
 # Per document, per layer: blocks to read.
 BlockSets = list[dict[int, list[int]]]
-Fetch = Callable[[BlockSets], Future[list[TokenSource]]]
+Fetch = Callable[[BlockSets], Steps[list[TokenSource | None]]]
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,15 @@ def sparse_prefill(
     method: SamKV,
     kv: PromptKV,
     fetch: Fetch,
-) -> Generator[Future[list[TokenSource]] | None, None, PrefillResult]:
-    """Yields None after every layer, and a future while it waits for blocks."""
+) -> Steps[PrefillResult]:
+    """Pauses after every layer, and while it waits for blocks."""
     flops = FlopCount(adapter)
     queries = yield from _first_pass(adapter, prompt, flops)
     selection, plan = make_choice(adapter, model, prompt, method, queries)
-    wanted = _blocks_to_read(prompt.documents, selection, plan)
-    read = fetch(wanted)
-    while not read.done():
-        yield read
+    found = yield from fetch(_blocks_to_read(prompt.documents, selection, plan))
     held = [
-        HeldTokens((end, middle)) for end, middle in zip(prompt.ends, read.result(), strict=True)
+        HeldTokens((end,) if middle is None else (end, middle))
+        for end, middle in zip(prompt.ends, found, strict=True)
     ]
     return (yield from _second_pass(adapter, prompt, plan, held, method, kv, flops))
 
@@ -104,9 +102,7 @@ def make_choice(
     return chosen, plan
 
 
-def _first_pass(
-    adapter: DecoderAdapter, prompt: SparsePrompt, flops: FlopCount
-) -> Generator[None, None, Tensor]:
+def _first_pass(adapter: DecoderAdapter, prompt: SparsePrompt, flops: FlopCount) -> Steps[Tensor]:
     """Mean query before RoPE of the question's rows, per layer: `[L, heads, d]` fp32."""
     layout = prompt.layout
     rows = layout.question_rows
@@ -129,7 +125,7 @@ def _first_pass(
         flops.attend(float(len(rows)) * len(index))
         x = adapter.finish(layer, x, attended)
         flops.finish(len(rows))
-        yield
+        yield None
     return torch.stack(queries)
 
 
@@ -141,7 +137,7 @@ def _second_pass(
     method: SamKV,
     kv: PromptKV,
     flops: FlopCount,
-) -> Generator[None, None, PrefillResult]:
+) -> Steps[PrefillResult]:
     layout, device = prompt.layout, adapter.device
     question = layout.question_rows
     rows = torch.tensor(plan.rows[0], dtype=torch.long, device=device)
@@ -186,7 +182,7 @@ def _second_pass(
         flops.finish(len(x))
         rows_per_layer.append(len(x))
         rows = later
-        yield
+        yield None
     flops.unembed(1)
     computed = torch.tensor(sorted(plan.recomputed), dtype=torch.long, device=device)
     return PrefillResult(
@@ -197,6 +193,7 @@ def _second_pass(
         flops=flops.total,
         layout=layout,
         held_tokens=len(plan.kept[0]) + len(question),
+        coverage=(len(set().union(*plan.kept)) + len(question)) / layout.tokens,
     )
 
 

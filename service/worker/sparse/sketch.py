@@ -17,7 +17,8 @@ from torch import Tensor
 from service.worker.layer_view import LayerView
 from service.worker.sparse.blocks import BLOCK, BlockGrid
 
-# Of the stored tensors' meaning; a sketch of another version is not read.
+# What it is stored as; a sketch of another version is not read.
+NAME = "samkv"
 VERSION = 1
 # Tokens with fewer later queries are not scored: a mean over a handful says little.
 MIN_LATER_QUERIES = 16
@@ -45,6 +46,9 @@ class Sketch:
 
     def tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def to(self, device: torch.device) -> Sketch:
+        return Sketch(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Sketch:
