@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.fidelity import metrics, results
-from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, ablation, calibrated
+from benchmarks.fidelity.ablation import BASE, CALIBRATION_SAMPLES, ablation, calibrated
 from benchmarks.fidelity.configurations import standard
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
@@ -113,6 +113,7 @@ def main(given: Sequence[str] | None = None) -> int:
     paths = results.write(
         args.out, name, {"what": title, **facts}, measured, summaries, bootstrap,
         depths=metrics.depths(adapter.layers),
+        base=next((s for s in summaries if args.ablation and s.configuration == BASE), None),
     )  # fmt: skip
     print("\n".join(map(str, paths)))
     return 0

@@ -35,6 +35,8 @@ from service.worker.fusion.question_scout import Method as QuestionScout
 from service.worker.fusion.vanilla import Method as Vanilla
 
 RATIO = 0.15
+BASE = Configuration("question_scout", QuestionScout(RATIO), f"r={RATIO:g}")
+"""The service's own method: what every change is compared with."""
 PICK = Pick(RATIO, first=QuestionScout().edge)
 CALIBRATION_SAMPLES = 4
 """Prompts a task for choosing layers and heads."""
@@ -84,7 +86,7 @@ def calibrated(
 
 
 def ablation(layers: int, chosen: Calibration) -> list[Configuration]:
-    """For a model of `layers` layers; the first one is the service's own method."""
+    """For a model of `layers` layers."""
     base = ScoutVariant(PICK)
     return [
         Configuration("full prefill", Vanilla(), prefix_mode="none"),
@@ -92,7 +94,7 @@ def ablation(layers: int, chosen: Calibration) -> list[Configuration]:
         Configuration("a3", A3(RATIO), f"r={RATIO:g}"),
         Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}"),
         Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}", prefix_mode="none"),
-        Configuration("question_scout", QuestionScout(RATIO), f"r={RATIO:g}"),
+        BASE,
         *_edges(base),
         *_layers(base, layers, chosen),
         *_heads(base, chosen),
@@ -145,7 +147,7 @@ def _others(base: ScoutVariant) -> Iterator[Configuration]:
         "exact first layer": ExactFirstLayer(PICK),
         "exact first layer, same cost": ExactFirstLayer(replace(PICK, ratio=RATIO / 2)),
         "tapering 1.5 to 0.5": Tapered(PICK, 1.5, 0.5),
-        "widening 0.5 to 1.5": Tapered(PICK, 0.5, 1.5),
+        "tapering 2 to 0": Tapered(PICK, 2.0, 0.0),
         "attention × deviation at layer 1": AttendedDeviation(RATIO),
         "random instead of scouted": RandomEvidence(PICK),
         "oracle": Oracle(PICK),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from benchmarks.fidelity.summary import Summary
+from benchmarks.fidelity.summary import Duel, Summary
 
 FLOOR = 1e-6
 """KL below this is drawn here: on a log axis zero has no place."""
@@ -45,13 +47,38 @@ def draw(
     for name, make in pictures.items():
         make()
         paths.append(folder / f"{prefix}{name}.png")
-        # No software version in the file: the same figures give the same bytes.
-        plt.savefig(paths[-1], dpi=130, bbox_inches="tight", metadata={"Software": None})
-        plt.close("all")
+        _save(paths[-1])
     return paths
 
 
+def effects(duels: Sequence[Duel], path: Path) -> Path:
+    """What each change does to the first token's KL, prompt by prompt, with its interval."""
+    ordered = sorted(duels, key=lambda d: d.first.difference.mean, reverse=True)
+    _, axes = plt.subplots(figsize=(9, 0.24 * len(ordered) + 1.5))
+    for at, d in enumerate(ordered):
+        e = d.first.difference
+        axes.plot([e.low, e.high], [at, at], color=_colour(d.ours), linewidth=1.2)
+        axes.plot(e.mean, at, ".", color=_colour(d.ours))
+    labels = [f"{d.ours.name} ({100 * d.ours.cost:.0f} %)" for d in ordered]
+    axes.set_yticks(range(len(ordered)), labels, fontsize=7)
+    axes.axvline(0, color="black", linewidth=0.7)
+    base = duels[0].rival
+    axes.set_xscale("symlog", linthresh=1e-3)
+    axes.set(xlabel=f"Δ KL of the first token to {base.name} ({100 * base.cost:.0f} % of full)")
+    axes.grid(alpha=0.3, axis="x")
+    _save(path)
+    return path
+
+
+def _save(path: Path) -> None:
+    # No software version in the file: the same figures give the same bytes.
+    plt.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
+    plt.close("all")
+
+
 def _frontier(summaries: Sequence[Summary]) -> None:
+    """Plain curves with intervals; variants as faint points. Codecs are left to the table."""
+    curves = [c for c in _curves(summaries) if c[0].configuration.codec == "raw"]
     figure, panels = plt.subplots(1, 2, figsize=(15, 6.5), sharex=True)
     for axes, key, label in zip(
         panels,
@@ -59,14 +86,16 @@ def _frontier(summaries: Sequence[Summary]) -> None:
         ("first answer token", "answer tokens after the first"),
         strict=True,
     ):
-        for number, curve in enumerate(_curves(summaries)):
-            points = [(s.cost, s.figures[key]) for s in curve]
-            x = [cost for cost, _ in points]
-            y = [max(e.mean, FLOOR) for _, e in points]
-            low = [max(a - max(e.low, FLOOR), 0.0) for a, (_, e) in zip(y, points, strict=True)]
-            high = [max(e.high - a, 0.0) for a, (_, e) in zip(y, points, strict=True)]
+        for number, curve in enumerate(curves):
             style = _style(curve[0], number)
-            axes.errorbar(x, y, yerr=[low, high], capsize=2, elinewidth=0.6, **style)
+            points = [s for s in curve if not math.isnan(s.figures[key].mean)]
+            x = [s.cost for s in points]
+            y = [max(s.figures[key].mean, FLOOR) for s in points]
+            axes.plot(x, y, **style)
+            if not curve[0].configuration.variant:
+                low = [max(s.figures[key].low, FLOOR) for s in points]
+                high = [max(s.figures[key].high, FLOOR) for s in points]
+                axes.vlines(x, low, high, color=style["color"], linewidth=0.8, alpha=0.5)
         axes.set(yscale="log", xscale="log", xlabel="operations, share of a full prefill")
         axes.set(ylabel="KL(full prefill ‖ method), nats", title=label)
         axes.grid(alpha=0.3, which="both")
@@ -88,7 +117,7 @@ def _kv_error(summaries: Sequence[Summary]) -> None:
 def _hit_rate(summaries: Sequence[Summary]) -> None:
     figure, axes = plt.subplots(figsize=(8, 6))
     for number, curve in enumerate(_curves(summaries)):
-        points = [s for s in curve if s.figures["hit"].mean == s.figures["hit"].mean]
+        points = [s for s in curve if not math.isnan(s.figures["hit"].mean)]
         if points and curve[0].configuration.family != "full prefill":
             x = [s.figures["rows"].mean for s in points]
             y = [s.figures["hit"].mean for s in points]
@@ -106,8 +135,9 @@ def _attention(summaries: Sequence[Summary], depths: Sequence[int]) -> None:
     for number, s in enumerate(summaries):
         at = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(depths))]
         hatch = {"none": "//", "bos": ".."}.get(s.configuration.prefix_mode, "")
-        colour = _COLOURS.get(s.configuration.family, "tab:purple")
-        axes.bar(at, s.map_l2, width, label=s.name, color=colour, hatch=hatch, edgecolor="white")
+        axes.bar(
+            at, s.map_l2, width, label=s.name, color=_colour(s), hatch=hatch, edgecolor="white"
+        )
     axes.set_xticks(range(len(depths)), [f"layer {depth}" for depth in depths])
     axes.set(ylabel="L2 distance of the question's attention")
     axes.grid(alpha=0.3, axis="y")
@@ -139,7 +169,7 @@ def _style(s: Summary, number: int) -> dict[str, Any]:
     special = bool(c.variant) or c.codec != "raw"
     return {
         "label": c.curve,
-        "color": _COLOURS.get(c.family, "tab:purple"),
+        "color": _colour(s),
         "linestyle": _STYLES.get(c.prefix_mode, "-."),
         "marker": _MARKERS[number % len(_MARKERS)] if special else ".",
         "markersize": 4 if special else 7,
@@ -148,9 +178,13 @@ def _style(s: Summary, number: int) -> dict[str, Any]:
     }
 
 
-def _legend(figure: object, axes: Axes) -> None:
+def _colour(s: Summary) -> str:
+    return _COLOURS.get(s.configuration.family, "tab:purple")
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     columns = 1 + (len(labels) - 1) // 24
-    figure.legend(  # type: ignore[attr-defined]
+    figure.legend(
         handles, labels, loc="center left", bbox_to_anchor=(0.92, 0.5), fontsize=7, ncols=columns
     )

@@ -89,7 +89,8 @@ class ExactFirstLayer:
 @dataclass(frozen=True)
 class Tapered:
     """`start` times the budget at layer 0, then linearly to `end` times at the last layer: rows are
-    dropped from the end of the ranking, so every layer's are among those of the layer before."""
+    dropped from the end of the ranking, so every layer's are among those of the layer before.
+    (More rows later than earlier cannot be: a row needs its hidden state.)"""
 
     pick: Pick
     start: float = 1.5

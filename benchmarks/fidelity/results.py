@@ -13,7 +13,7 @@ from benchmarks.environment import describe
 from benchmarks.fidelity import plots, table
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.statistics import Bootstrap
-from benchmarks.fidelity.summary import RIVALS, Summary, by_task, duel
+from benchmarks.fidelity.summary import Duel, Summary, by_task, duels
 
 _SAMPLED = (
     "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",
@@ -31,11 +31,13 @@ def write(
     bootstrap: Bootstrap,
     *,
     depths: Sequence[int],
+    base: Summary | None = None,
 ) -> list[Path]:
     """`<name>.json`, `<name>.md` and `<name>_*.png` in `folder`; their paths. `facts` says what was
-    run; the environment is added."""
+    run; the environment is added. With `base` all are compared with it, otherwise with rivals."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = [p.task for p in prompts]
+    against = duels(summaries, bootstrap, base)
     record = {
         **facts,
         "environment": describe(),
@@ -45,12 +47,15 @@ def write(
             for p in prompts
         ],
         "configurations": [_configuration(s, tasks) for s in summaries],
-        "comparisons": _comparisons(summaries, bootstrap),
+        "comparisons": [_comparison(d) for fought in against.values() for d in fought],
     }
     (folder / f"{name}.json").write_text(_compact(record), encoding="utf-8")
-    text = table.report(str(facts["what"]), summaries, tasks, bootstrap)
+    text = table.report(str(facts["what"]), summaries, tasks, against)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    pictures = plots.draw(summaries, folder, prefix=f"{name}_", depths=depths)
+    if base is None:
+        pictures = plots.draw(summaries, folder, prefix=f"{name}_", depths=depths)
+    else:
+        pictures = [plots.effects(against[base.name], folder / f"{name}_effects.png")]
     return [folder / f"{name}.json", folder / f"{name}.md", *pictures]
 
 
@@ -71,19 +76,14 @@ def _configuration(s: Summary, tasks: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _comparisons(summaries: Sequence[Summary], bootstrap: Bootstrap) -> list[dict[str, Any]]:
-    return [
-        {
-            "configuration": s.name,
-            "rival": d.rival.name,
-            "rival_is_cheaper": d.cheaper,
-            "kl_first": asdict(d.first),
-            "kl_answer": asdict(d.answer),
-        }
-        for s in summaries
-        for family in RIVALS
-        if (d := duel(s, family, summaries, bootstrap))
-    ]
+def _comparison(d: Duel) -> dict[str, Any]:
+    return {
+        "configuration": d.ours.name,
+        "rival": d.rival.name,
+        "rival_is_cheaper": d.cheaper,
+        "kl_first": asdict(d.first),
+        "kl_answer": asdict(d.answer),
+    }
 
 
 def _compact(record: Mapping[str, Any]) -> str:

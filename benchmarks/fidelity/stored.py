@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from benchmarks.fidelity.prompts import Prompt
-from kvstore import EncodedChunk, MemoryTier, TieredStore
+from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address, Addressing
 from service.worker.loader import Loader
@@ -27,7 +28,9 @@ class SegmentStore:
         self._adapter = adapter
         self._store = store
         self._lane = PrecomputeLane(adapter, store, loader)
-        self._addressing: dict[str, Addressing] = {}
+        # One model per store, so its fingerprint need not tell models apart.
+        self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
+        self._encoded: dict[tuple[str, str], EncodedChunk] = {}
 
     @classmethod
     @contextmanager
@@ -42,31 +45,40 @@ class SegmentStore:
 
     def prefix(self, prompt: Prompt, prefix_mode: str) -> tuple[int, ...]:
         """Ids that documents are precomputed behind."""
-        return self._of("raw").prefix(prefix_mode, prompt.system)
+        return self._addressing.prefix(prefix_mode, prompt.system)
 
     def segments(
         self, prompt: Prompt, prefix_mode: str, codec: str
     ) -> Sequence[EncodedChunk | None]:
         """S first, then the documents; None for an empty one."""
-        addressing = self._of(codec)
+        return [
+            None if address is None else self._chunk(address, codec)
+            for address in self._addresses(prompt, prefix_mode)
+        ]
+
+    def _addresses(self, prompt: Prompt, prefix_mode: str) -> list[Address | None]:
         documents = [
-            addressing.document(ids, prefix_mode, prompt.system, "") if ids else None
+            self._addressing.document(ids, prefix_mode, prompt.system, "") if ids else None
             for ids in prompt.documents
         ]
-        system = addressing.system(prompt.system, "") if prompt.system else None
-        addresses = [system, *documents]
-        return [None if address is None else self._read(address) for address in addresses]
+        return [self._addressing.system(prompt.system, "") if prompt.system else None, *documents]
 
-    def _read(self, address: Address) -> EncodedChunk:
-        outcome = self._store.read(address.key, address.spec)
-        if outcome.chunk is None:
-            self._lane.compute_now(address)
-            outcome = self._store.read(address.key, address.spec)
-        assert outcome.chunk is not None, "the memory tier holds what was just computed"
-        return outcome.chunk
+    def _chunk(self, address: Address, codec: str) -> EncodedChunk:
+        found = self._encoded.get((address.key, codec))
+        if found is None:
+            found = self._compute(address) if codec == "raw" else self._encode(address, codec)
+            self._encoded[address.key, codec] = found
+        return found
 
-    def _of(self, codec: str) -> Addressing:
-        if codec not in self._addressing:
-            # One model per store, so its fingerprint need not tell models apart.
-            self._addressing[codec] = Addressing(self._adapter, fingerprint="fidelity", codec=codec)
-        return self._addressing[codec]
+    def _compute(self, address: Address) -> EncodedChunk:
+        self._lane.compute_now(address)
+        chunk = self._store.read(address.key, address.spec).chunk
+        assert chunk is not None, "the memory tier holds what was just computed"
+        return chunk
+
+    def _encode(self, address: Address, codec: str) -> EncodedChunk:
+        """What the lane would store under another codec: it encodes the same tensors."""
+        raw = self._chunk(address, "raw")
+        layers = [raw.layer(layer) for layer in range(self._adapter.layers)]
+        spec = replace(address.spec, codec=codec)
+        return encode_chunk(spec, [k for k, _ in layers], [v for _, v in layers])

@@ -109,19 +109,29 @@ def rival_of(ours: Summary, family: str, all_of: Sequence[Summary]) -> Summary |
     return min((s for s in members if abs(s.cost - level) <= level * TOLERANCE), key=lambda s: s.kl)
 
 
-def duel(
-    ours: Summary, family: str, all_of: Sequence[Summary], bootstrap: Bootstrap
-) -> Duel | None:
-    rival = rival_of(ours, family, all_of)
-    if rival is None:
-        return None
-
+def duel(ours: Summary, rival: Summary, bootstrap: Bootstrap) -> Duel:
     def compared(figure: Callable[[Record], float]) -> Comparison:
         mine, theirs = map(figure, ours.records), map(figure, rival.records)
         return compare(bootstrap, list(mine), list(theirs))
 
     cheaper = rival.cost < ours.cost * (1 - TOLERANCE)
     return Duel(ours, rival, cheaper, compared(lambda r: r.kl_first), compared(answer_kl))
+
+
+def duels(
+    summaries: Sequence[Summary], bootstrap: Bootstrap, base: Summary | None
+) -> dict[str, list[Duel]]:
+    """By heading: everybody against `base`, or else against the best of each rival family."""
+    if base is not None:
+        return {base.name: [duel(s, base, bootstrap) for s in summaries if s is not base]}
+    return {
+        family: [
+            duel(s, rival, bootstrap)
+            for s in summaries
+            if (rival := rival_of(s, family, summaries)) is not None
+        ]
+        for family in RIVALS
+    }
 
 
 def by_task(summary: Summary, tasks: Sequence[str]) -> dict[str, float]:

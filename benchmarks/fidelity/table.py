@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.fidelity.statistics import Bootstrap, Comparison, Estimate
-from benchmarks.fidelity.summary import RIVALS, Duel, Summary, by_task, duel
+from benchmarks.fidelity.statistics import Comparison, Estimate
+from benchmarks.fidelity.summary import RIVALS, Duel, Summary, by_task
 
 LEGEND = """\
 KL: full prefill ‖ method, nats; mean over prompts [95 % bootstrap interval]. First: the first
@@ -17,22 +17,27 @@ that full prefill's question attends to most (all layers and heads). MB: stored 
 prefill alone, on a shared machine: noisy.
 """
 DUEL_LEGEND = """\
-Each method against the best {family} configuration (any ratio, layer and prefix mode) that costs
-as many operations, or up to 8 % of a full prefill more. Difference of KL, prompt by prompt:
-negative is better than {family}; won: share of prompts with the lower KL, of those that differ.
-‡: {family} has nothing that expensive.
+Difference of KL, prompt by prompt: negative is better than the rival; won: share of prompts with
+the lower KL, of those that differ. ‡: the rival costs less.
+"""
+RIVAL_LEGEND = """\
+Rival: the best {family} configuration (any ratio, layer and prefix mode) that costs as many
+operations, or up to 8 % of a full prefill more; where there is none, the next above, else below.
 """
 
 
 def report(
-    title: str, summaries: Sequence[Summary], tasks: Sequence[str], bootstrap: Bootstrap
+    title: str,
+    summaries: Sequence[Summary],
+    tasks: Sequence[str],
+    against: Mapping[str, Sequence[Duel]],
 ) -> str:
-    """`tasks`: each prompt's, in the order of the summaries' records."""
+    """`tasks`: each prompt's, in the order of the summaries' records; `against`: by rival."""
     parts = [f"# {title}\n", LEGEND, quality(summaries)]
-    for family in RIVALS:
-        duels = [d for s in summaries if (d := duel(s, family, summaries, bootstrap))]
-        if duels:
-            parts += [f"## Against {family}\n", DUEL_LEGEND.format(family=family), versus(duels)]
+    for rival, fought in against.items():
+        if fought:
+            legend = RIVAL_LEGEND.format(family=rival) if rival in RIVALS else ""
+            parts += [f"## Against {rival}\n", legend + DUEL_LEGEND, versus(fought)]
     parts += [
         "## Attention of the question, and KV of the documents\n",
         "Map: L2 distance of the question rows' attention from full prefill's, mean over heads and "
@@ -67,7 +72,7 @@ def quality(summaries: Sequence[Summary]) -> str:
     return _table(head, [row(s) for s in summaries])
 
 
-def versus(duels: Sequence[Duel]) -> str:
+def versus(fought: Sequence[Duel]) -> str:
     def cells(c: Comparison) -> list[str]:
         return [_with_interval(c.difference, _small), _percent(c.won)]
 
@@ -80,7 +85,7 @@ def versus(duels: Sequence[Duel]) -> str:
             *cells(d.first),
             *cells(d.answer),
         ]
-        for d in duels
+        for d in fought
     ]
     head = ["configuration", "FLOPs", "rival", "its FLOPs", "Δ KL first", "won"]
     return _table([*head, "Δ KL whole answer", "won"], rows)
