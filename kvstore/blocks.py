@@ -1,16 +1,11 @@
 """Some blocks of some layers: which bytes they are, whether they are sound, and their tensors.
 
-A block is 64 neighbouring tokens. The bytes of a layer's blocks, read one range after the other,
-are laid out as a layer that has only those tokens:
-
-    in the chunk   | k: 0 1 2 3 4 | v: 0 1 2 3 4 | k.scale: 0 1 2 3 4 | ...
-    blocks 1, 4    | k: 1 4 | v: 1 4 | k.scale: 1 4 | ...
-
-so they move to a device in one copy and every codec decodes them as it decodes a layer. Knows no
-key and no tier.
+A block is 64 neighbouring tokens. The blocks of a layer are kept as a layer that has only their
+tokens (:mod:`kvstore.layout`), so they move to a device in one copy and every codec decodes them as
+it decodes a layer. Knows no key and no tier.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +14,7 @@ from torch import Tensor
 from kvstore.decode import decode_layer
 from kvstore.errors import ChunkSpecError
 from kvstore.header import ChunkHeader
-from kvstore.layout import layer_entries, layer_layout
+from kvstore.layout import blocks_layout, layer_entries
 from kvstore.ranges import ByteRange
 from kvstore.spec import ChunkSpec
 
@@ -80,7 +75,7 @@ class EncodedBlocks:
             ChunkSpecError: the layer was not asked for.
         """
         held = self._layer(layer)
-        tokens = _count_tokens(self.spec, held.blocks)
+        tokens = blocks_layout(self.spec, held.blocks).tokens
         raw = held.data
         if device is not None:
             raw = raw.to(device, non_blocking=non_blocking)
@@ -116,16 +111,18 @@ def check_selection(selection: Selection, spec: ChunkSpec) -> None:
 
 
 def ranges_of(selection: Selection, spec: ChunkSpec) -> list[ByteRange]:
-    """Where the blocks lie, ascending; neighbours of one layer are one range."""
+    """Where the blocks lie, ascending; neighbours of one layer are one range.
+
+    Raises:
+        ChunkSpecError: the chunk has no such layer.
+    """
     ranges: list[ByteRange] = []
     for layer, blocks in selection.items():
-        neighbours = list(_neighbours(blocks))
-        for entry in layer_entries(spec, layer):
-            for first, last in neighbours:
-                start, end = entry.blocks_range(first, last)
-                if ranges and ranges[-1].end == start and ranges[-1].layer == layer:
-                    start = ranges.pop().start
-                ranges.append(ByteRange(layer, start, end))
+        base = layer_entries(spec, layer)[0].start
+        ranges.extend(
+            ByteRange(layer, base + start, base + end)
+            for start, end in blocks_layout(spec, blocks).ranges
+        )
     return ranges
 
 
@@ -150,11 +147,10 @@ def check_blocks(
     bad: list[tuple[int, int]] = []
     offset = 0
     for layer, blocks in selection.items():
-        tokens = _count_tokens(spec, blocks)
-        nbytes = layer_layout(spec, tokens)[-1].end if tokens else 0
+        nbytes = blocks_layout(spec, blocks).nbytes
         held = LayerBlocks(blocks, data[offset : offset + nbytes])
         offset += nbytes
-        wrong = header.bad_blocks(layer, blocks, held.data) if blocks else []
+        wrong = header.bad_blocks(layer, blocks, held.data)
         bad.extend((layer, block) for block in wrong)
         layers[layer] = _without(held, wrong, spec) if wrong else held
     return EncodedBlocks(spec, layers), bad
@@ -162,23 +158,9 @@ def check_blocks(
 
 def _without(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
     """The same layer with the bytes of the wrong blocks cut out."""
-    kept = [place for place, block in enumerate(held.blocks) if block not in wrong]
     pieces = [held.data[:0]]
-    for entry in layer_layout(spec, _count_tokens(spec, held.blocks)):
-        for first, last in _neighbours(kept):
-            start, end = entry.blocks_range(first, last)
+    for _, block, start, end in blocks_layout(spec, held.blocks).pieces:
+        if block not in wrong:
             pieces.append(held.data[start:end])
-    return LayerBlocks(tuple(held.blocks[place] for place in kept), torch.cat(pieces))
-
-
-def _count_tokens(spec: ChunkSpec, blocks: Collection[int]) -> int:
-    return sum(stop - start for start, stop in map(spec.block_span, blocks))
-
-
-def _neighbours(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs ``(first, last)`` of consecutive numbers in an ascending sequence."""
-    first = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            yield numbers[first], numbers[place - 1]
-            first = place
+    kept = tuple(block for block in held.blocks if block not in wrong)
+    return LayerBlocks(kept, torch.cat(pieces))

@@ -102,6 +102,8 @@ class GuardedTier:
             return BlocksRead(blocks, tuple(bad), moved)
 
         known = self._recall(key)
+        if known is not None and expect not in (None, known.spec):
+            known = None  # refuse only what is there now
         attempt = _blame(self._guard.call("read_blocks", lambda: work(known)))
         if attempt.problem == "corrupt" and known is not None:
             # The chunk may have been replaced since its header was read; believe only fresh bytes.

@@ -14,7 +14,7 @@ from kvstore.buffers import view_bytes
 from kvstore.checksum import BlockDigests, Buffer
 from kvstore.container import build_sealed, parse_sealed
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
-from kvstore.layout import TensorEntry, layer_entries, layer_layout, layout
+from kvstore.layout import TensorEntry, blocks_layout, layer_entries, layout
 from kvstore.spec import ChunkSpec
 
 FORMAT = "kvstitch-chunk"
@@ -72,18 +72,16 @@ class ChunkHeader:
         Raises:
             ChunkCorrupt: ``raw`` has another length than those blocks.
         """
-        spans = map(self.spec.block_span, blocks)
-        places = layer_layout(self.spec, sum(stop - start for start, stop in spans))
-        if raw.numel() != places[-1].end:
-            raise ChunkCorrupt(f"layer {layer} has {raw.numel()} bytes, not {places[-1].end}")
+        places = blocks_layout(self.spec, tuple(blocks))
+        if raw.numel() != places.nbytes:
+            raise ChunkCorrupt(f"layer {layer} has {raw.numel()} bytes, not {places.nbytes}")
+        digests = [self.digests[entry.name] for entry in layer_entries(self.spec, layer)]
         view = view_bytes(raw)
-        bad: set[int] = set()
-        for entry, place in zip(layer_entries(self.spec, layer), places, strict=True):
-            digests = self.digests[entry.name]
-            for position, block in enumerate(blocks):
-                start, end = place.blocks_range(position, position)
-                if not digests.matches(block, view[start:end]):
-                    bad.add(block)
+        bad = {
+            block
+            for tensor, block, start, end in places.pieces
+            if not digests[tensor].matches(block, view[start:end])
+        }
         return sorted(bad)
 
     def verify_layer(self, layer: int, raw: Tensor) -> None:

@@ -4,10 +4,17 @@
     | k.0 | v.0 | k.0.scale | v.0.scale   |
     | block 0 | block 1 | ... |             each tensor's rows run along the tokens
 
-So a layer is one byte range, and a block of 64 tokens is one byte range of each of its tensors.
+So a layer is one byte range, all layers look alike, and a block of 64 tokens is one byte range of
+each tensor. The bytes of some blocks of a layer, one range after the other, are laid out as a layer
+that has only their tokens:
+
+    in the chunk    | k: 0 1 2 3 4 | v: 0 1 2 3 4 | k.scale: 0 1 2 3 4 | ...
+    blocks 1 and 4  | k: 1 4 | v: 1 4 | k.scale: 1 4 | ...
+
 Knows no header, no checksum and no bytes.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -34,6 +41,24 @@ class TensorEntry(StoredTensor):
         return self.start + first * block_bytes, min(end, self.end)
 
 
+@dataclass(frozen=True)
+class BlocksLayout:
+    """Where some blocks of a layer lie, counted from the start of that layer.
+
+    Attributes:
+        tokens: how many they hold.
+        nbytes: how many bytes.
+        ranges: where they lie in the chunk, ascending; neighbours are one range.
+        pieces: (number of the tensor in the layer, block, start, end) of every block of every
+            tensor in the bytes of the ranges one after the other.
+    """
+
+    tokens: int
+    nbytes: int
+    ranges: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[int, int, int, int], ...]
+
+
 @lru_cache(maxsize=256)
 def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
     """Where every tensor of a chunk of this spec lies.
@@ -57,9 +82,9 @@ def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
     return tuple(entries)
 
 
-def layer_layout(spec: ChunkSpec, tokens: int | None = None) -> tuple[TensorEntry, ...]:
-    """One layer alone, starting at byte 0; with ``tokens`` a layer of that many tokens."""
-    return layout(replace(spec, layers=1, tokens=spec.tokens if tokens is None else tokens))
+def layer_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
+    """One layer alone, starting at byte 0; the tensors are named as in layer 0."""
+    return layout(replace(spec, layers=1))
 
 
 def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
@@ -73,6 +98,39 @@ def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
     entries = layout(spec)
     count = len(entries) // spec.layers
     return entries[layer * count : (layer + 1) * count]
+
+
+@lru_cache(maxsize=4096)
+def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
+    """Where these blocks (ascending) lie; the same in every layer."""
+    spans = map(spec.block_span, blocks)
+    tokens = sum(stop - start for start, stop in spans)
+    if not tokens:
+        return BlocksLayout(0, 0, (), ())
+    neighbours = list(neighbour_runs(blocks))
+    ranges: list[tuple[int, int]] = []
+    for entry in layer_layout(spec):
+        for first, last in neighbours:
+            start, end = entry.blocks_range(first, last)
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]
+            ranges.append((start, end))
+    compact = layer_layout(replace(spec, tokens=tokens))
+    pieces = tuple(
+        (number, block, *entry.blocks_range(place, place))
+        for number, entry in enumerate(compact)
+        for place, block in enumerate(blocks)
+    )
+    return BlocksLayout(tokens, compact[-1].end, tuple(ranges), pieces)
+
+
+def neighbour_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs ``(first, last)`` of consecutive numbers in an ascending sequence."""
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[first], numbers[place - 1]
+            first = place
 
 
 def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, Part]]:

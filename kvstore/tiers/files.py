@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kvstore.errors import ChunkCorrupt
 
+_CAN_ADVISE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Fill the buffers from ``offset`` on; preadv into memory that exists is the fastest way.
@@ -21,6 +23,27 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
             raise ChunkCorrupt("the file is shorter than its header says")
         offset += count
         pending = _advance(pending, count)
+
+
+def read_scattered(fd: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill each buffer from its offset; one preadv each.
+
+    Those in the page cache are read at once. From the first that is not, the kernel is asked for
+    all the rest together, so that the disk works on them in parallel: one after the other, a few
+    small ranges take as long as the whole file.
+
+    Raises:
+        ChunkCorrupt: the file ends before a buffer is full.
+    """
+    advised = not _CAN_ADVISE
+    for number, (offset, buffer) in enumerate(parts):
+        if not advised:
+            if _read_cached(fd, buffer, offset):
+                continue
+            for later, wanted in parts[number:]:
+                os.posix_fadvise(fd, later, len(wanted), os.POSIX_FADV_WILLNEED)
+            advised = True
+        read_fully(fd, [buffer], offset)
 
 
 def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:
@@ -89,6 +112,14 @@ def lock_file(path: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _read_cached(fd: int, buffer: memoryview, offset: int) -> bool:
+    """Fill the buffer if the page cache has it all."""
+    try:
+        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
+    except OSError:  # not cached, or a filesystem that cannot tell
+        return False
 
 
 def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:

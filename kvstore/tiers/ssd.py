@@ -30,7 +30,7 @@ from kvstore.keys import require_chunk_key, require_extra_name
 from kvstore.ranges import ByteRange, runs, total_bytes
 from kvstore.tiers.base import TierKind, Usage
 from kvstore.tiers.disk_index import DiskIndex
-from kvstore.tiers.files import lock_file, read_fully, write_file, write_visible
+from kvstore.tiers.files import lock_file, read_fully, read_scattered, write_file, write_visible
 from kvstore.tiers.scan import TEMPORARY, ScanReport, StoredFile, chunk_path, extra_path, scan
 
 
@@ -141,9 +141,11 @@ class SsdTier:
                 raise ChunkCorrupt("the file is not the one this header came from")
             data = allocate(total_bytes(ranges), pin=self._pin)
             rest = view_bytes(data)
+            parts: list[tuple[int, memoryview]] = []
             for start, end in runs(ranges):
-                read_fully(fd, [rest[: end - start]], header.data_start + start)
+                parts.append((header.data_start + start, rest[: end - start]))
                 rest = rest[end - start :]
+            read_scattered(fd, parts)
             return data
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
