@@ -38,9 +38,9 @@ def test_by_hand(weights: list[float], total: int, limits: list[int], parts: lis
 
 
 def test_a_share_is_rounded_before_it_is_limited() -> None:
-    """3.3 rounds down to a limit of 3: nobody else's share changes by that."""
-    weights = [Fraction("3.3"), Fraction("0.49"), Fraction("0.48"), Fraction("5.73")]
-    assert apportion(weights, 10, [3, 9, 9, 9]) == [3, 1, 0, 6]
+    """4.2, 1.4, 4.4: the first rounds down to its limit, and nobody's share changes by that. Were
+    it limited first, 6 would be left for 14 : 44, and the last would get 5."""
+    assert apportion([42, 14, 44], 10, [4, 9, 9]) == [4, 2, 4]
 
 
 def random_case(rng: random.Random) -> tuple[list[Fraction], int, list[int]]:
