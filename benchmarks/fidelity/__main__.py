@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.fidelity import metrics, results
-from benchmarks.fidelity.ablation import BASE, CALIBRATION_SAMPLES, ablation, calibrated
+from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.configurations import standard
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
@@ -35,6 +35,7 @@ from benchmarks.fidelity.summary import Summary
 from demo.tasks import TASKS
 from service.errors import KvstitchError
 from service.settings import demo_model
+from service.worker.fusion.question_scout import Method as QuestionScout
 from service.worker.model import fingerprint, load
 
 OUT = Path("benchmarks/results/fidelity")
@@ -54,6 +55,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--ablation", action="store_true", help="the parts of question_scout")
+    default = QuestionScout()
+    parser.add_argument("--ratio", type=float, default=default.ratio, help="of the ablation")
+    parser.add_argument("--edge", type=int, default=default.edge, help="of the ablation")
     parser.add_argument(
         "--only", nargs="+", default=["*"], help="configurations by name, with wildcards"
     )
@@ -91,10 +95,12 @@ def main(given: Sequence[str] | None = None) -> int:
         "seed": args.seed,
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
+    base_key = None
     if args.ablation:
-        chosen = calibrated(measurer, aside, adapter.layers, adapter.heads, records)
+        ablation = Ablation(adapter.layers, adapter.heads, args.ratio, args.edge)
+        chosen = ablation.calibrated(measurer, aside, records)
         facts["calibration"] = {"prompts": len(aside), **asdict(chosen)}
-        configurations = ablation(adapter.layers, chosen)
+        configurations, base_key = ablation.configurations(chosen), ablation.base.key
     else:
         configurations = standard(adapter.layers)
     configurations = [
@@ -113,7 +119,7 @@ def main(given: Sequence[str] | None = None) -> int:
     paths = results.write(
         args.out, name, {"what": title, **facts}, measured, summaries, bootstrap,
         depths=metrics.depths(adapter.layers),
-        base=next((s for s in summaries if args.ablation and s.configuration == BASE), None),
+        base=next((s for s in summaries if s.configuration.key == base_key), None),
     )  # fmt: skip
     print("\n".join(map(str, paths)))
     return 0

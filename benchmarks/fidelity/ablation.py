@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from benchmarks.fidelity.case import Recipe
 from benchmarks.fidelity.configuration import Configuration
@@ -34,10 +35,6 @@ from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
 from service.worker.fusion.vanilla import Method as Vanilla
 
-RATIO = 0.15
-BASE = Configuration("question_scout", QuestionScout(RATIO), f"r={RATIO:g}")
-"""The service's own method: what every change is compared with."""
-PICK = Pick(RATIO, first=QuestionScout().edge)
 CALIBRATION_SAMPLES = 4
 """Prompts a task for choosing layers and heads."""
 _SMALLEST = 1e-7
@@ -54,108 +51,131 @@ class Calibration:
     heads: tuple[Head, ...]
 
 
-def candidates(layers: int, heads: int) -> dict[Head | int, Configuration]:
-    """Every layer alone and every head alone as the whole ranking."""
-    alone: dict[Head | int, Configuration] = {
-        layer: _scout(ScoutVariant(PICK, layers=(layer,)), f"layer {layer} only")
-        for layer in range(layers)
-    }
-    for layer in range(layers):
-        for head in range(heads):
-            method = ScoutVariant(PICK, heads="only", chosen=((layer, head),))
-            alone[layer, head] = _scout(method, f"head {layer}.{head} only")
-    return alone
+@dataclass(frozen=True)
+class Ablation:
+    """Changes to question_scout with this share of rows and so many first tokens of every chunk, on
+    a model of `layers` layers of `heads` query heads."""
 
+    layers: int
+    heads: int
+    ratio: float = QuestionScout().ratio
+    edge: int = QuestionScout().edge
 
-def calibrated(
-    measurer: Measurer, prompts: Sequence[Prompt], layers: int, heads: int, records: Records
-) -> Calibration:
-    """Orders by the geometric mean of the first token's KL: what helps on most prompts."""
-    alone = candidates(layers, heads)
-    measure_all(measurer, prompts, list(alone.values()), records)
+    @property
+    def pick(self) -> Pick:
+        return Pick(self.ratio, self.edge)
 
-    def loss(configuration: Configuration) -> float:
-        measured = found(prompts, configuration, records)
-        return fmean(math.log(max(r.kl_first, _SMALLEST)) for r in measured)
+    @property
+    def base(self) -> Configuration:
+        """The service's own method: what every change is compared with."""
+        return self._of("question_scout", QuestionScout(self.ratio, self.edge), f"edge {self.edge}")
 
-    order = sorted(alone, key=lambda at: loss(alone[at]))
-    return Calibration(
-        tuple(at for at in order if isinstance(at, int)),
-        tuple(at for at in order if not isinstance(at, int)),
-    )
+    def candidates(self) -> dict[Head | int, Configuration]:
+        """Every layer alone and every head alone as the whole ranking."""
+        alone: dict[Head | int, Configuration] = {}
+        for layer in range(self.layers):
+            alone[layer] = self._scout(f"layer {layer} only", layers=(layer,))
+            for head in range(self.heads):
+                name, at = f"head {layer}.{head} only", (layer, head)
+                alone[at] = self._scout(name, heads="only", chosen=(at,))
+        return alone
 
+    def calibrated(
+        self, measurer: Measurer, prompts: Sequence[Prompt], records: Records
+    ) -> Calibration:
+        """Orders by the geometric mean of the first token's KL: what helps on most prompts."""
+        alone = self.candidates()
+        measure_all(measurer, prompts, list(alone.values()), records)
 
-def ablation(layers: int, chosen: Calibration) -> list[Configuration]:
-    """For a model of `layers` layers."""
-    base = ScoutVariant(PICK)
-    return [
-        Configuration("full prefill", Vanilla(), prefix_mode="none"),
-        Configuration("pie", Pie()),
-        Configuration("a3", A3(RATIO), f"r={RATIO:g}"),
-        Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}"),
-        Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}", prefix_mode="none"),
-        BASE,
-        *_edges(base),
-        *_layers(base, layers, chosen),
-        *_heads(base, chosen),
-        *_others(base),
-    ]
+        def loss(configuration: Configuration) -> float:
+            measured = found(prompts, configuration, records)
+            return fmean(math.log(max(r.kl_first, _SMALLEST)) for r in measured)
 
-
-def _edges(base: ScoutVariant) -> Iterator[Configuration]:
-    for first in (0, 1, 2, 3, 4, 6, 8):
-        if first != PICK.first:
-            yield _scout(replace(base, pick=replace(PICK, first=first)), f"first {first}")
-    for last in (1, 2, 4):
-        yield _scout(replace(base, pick=replace(PICK, last=last)), f"last {last} too")
-        alone = replace(PICK, first=0, last=last)
-        yield _scout(replace(base, pick=alone), f"last {last} instead")
-
-
-def _layers(base: ScoutVariant, layers: int, chosen: Calibration) -> Iterator[Configuration]:
-    half, third = layers // 2, layers // 3
-    parts = {
-        "lower half": range(half),
-        "upper half": range(half, layers),
-        "middle third": range(third, layers - third),
-        "best layer": chosen.layers[:1],
-        "best quarter of layers": chosen.layers[: math.ceil(layers / 4)],
-        "all but layer 0": range(1, layers),
-    }
-    for name, part in parts.items():
-        yield _scout(replace(base, layers=tuple(sorted(part))), name)
-
-
-def _heads(base: ScoutVariant, chosen: Calibration) -> Iterator[Configuration]:
-    yield _scout(replace(base, heads="max"), "max over heads")
-    for name, share in (("head", 0.0), ("eighth of heads", 1 / 8), ("quarter of heads", 1 / 4)):
-        count = max(1, round(share * len(chosen.heads)))
-        yield _scout(
-            replace(base, heads="only", chosen=tuple(sorted(chosen.heads[:count]))), f"best {name}"
+        order = sorted(alone, key=lambda at: loss(alone[at]))
+        return Calibration(
+            tuple(at for at in order if isinstance(at, int)),
+            tuple(at for at in order if not isinstance(at, int)),
         )
 
+    def configurations(self, chosen: Calibration) -> list[Configuration]:
+        return [
+            Configuration("full prefill", Vanilla(), prefix_mode="none"),
+            Configuration("pie", Pie()),
+            self._of("a3", A3(self.ratio)),
+            self._of("cacheblend", CacheBlend(self.ratio)),
+            self._of("cacheblend", CacheBlend(self.ratio), prefix_mode="none"),
+            self.base,
+            *self._edges(),
+            *self._layers(chosen.layers),
+            *self._heads(chosen.heads),
+            *self._rankings(),
+            *self._recipes(),
+        ]
 
-def _others(base: ScoutVariant) -> Iterator[Configuration]:
-    yield _scout(replace(base, question_rows="max"), "max over question rows")
-    yield _scout(replace(base, question_rows="last"), "last question row")
-    for reach in (1, 2):
-        yield _scout(replace(base, pick=replace(PICK, dilate=reach)), f"neighbours {reach}")
-        yield _scout(replace(base, pick=replace(PICK, pool=reach)), f"pooled {reach}")
-    recipes: dict[str, FusionMethod | Recipe] = {
-        "attention × value norm": ValueWeighted(PICK),
-        "two rounds": TwoRounds(PICK),
-        "exact first layer": ExactFirstLayer(PICK),
-        "exact first layer, same cost": ExactFirstLayer(replace(PICK, ratio=RATIO / 2)),
-        "tapering 1.5 to 0.5": Tapered(PICK, 1.5, 0.5),
-        "tapering 2 to 0": Tapered(PICK, 2.0, 0.0),
-        "attention × deviation at layer 1": AttendedDeviation(RATIO),
-        "random instead of scouted": RandomEvidence(PICK),
-        "oracle": Oracle(PICK),
-        "oracle, no edges": Oracle(replace(PICK, first=0)),
-    }
-    for name, method in recipes.items():
-        yield _scout(method, name)
+    def _edges(self) -> Iterator[Configuration]:
+        for first in (0, 1, 2, 3, 4, 6, 8):
+            if first != self.edge:
+                yield self._scout(f"first {first}", pick=replace(self.pick, first=first))
+        for last in (1, 2, 4):
+            yield self._scout(f"last {last} too", pick=replace(self.pick, last=last))
+            alone = Pick(self.ratio, first=0, last=last)
+            yield self._scout(f"last {last} instead", pick=alone)
 
+    def _layers(self, best: Sequence[int]) -> Iterator[Configuration]:
+        half, third = self.layers // 2, self.layers // 3
+        parts = {
+            "lower half": range(half),
+            "upper half": range(half, self.layers),
+            "middle third": range(third, self.layers - third),
+            "upper third": range(self.layers - third, self.layers),
+            "best layer": best[:1],
+            "best quarter of layers": best[: math.ceil(self.layers / 4)],
+            "best half of layers": best[: math.ceil(self.layers / 2)],
+        }
+        for name, part in parts.items():
+            yield self._scout(name, layers=tuple(sorted(part)))
 
-def _scout(method: FusionMethod | Recipe, variant: str) -> Configuration:
-    return Configuration("question_scout", method, f"r={RATIO:g}", variant)
+    def _heads(self, best: Sequence[Head]) -> Iterator[Configuration]:
+        yield self._scout("max over heads", heads="max")
+        for name, share in (("head", 0.0), ("eighth of heads", 0.125), ("quarter of heads", 0.25)):
+            count = max(1, round(share * len(best)))
+            yield self._scout(f"best {name}", heads="only", chosen=tuple(sorted(best[:count])))
+
+    def _rankings(self) -> Iterator[Configuration]:
+        yield self._scout("max over question rows", question_rows="max")
+        yield self._scout("last question row", question_rows="last")
+        upper = tuple(range(self.layers // 2, self.layers))
+        yield self._scout("last question row, upper half", question_rows="last", layers=upper)
+        for reach in (1, 2):
+            yield self._scout(f"neighbours {reach}", pick=replace(self.pick, dilate=reach))
+            yield self._scout(f"pooled {reach}", pick=replace(self.pick, pool=reach))
+
+    def _recipes(self) -> Iterator[Configuration]:
+        pick = self.pick
+        recipes: dict[str, FusionMethod | Recipe] = {
+            "attention × value norm": ValueWeighted(pick),
+            "two rounds": TwoRounds(pick),
+            "exact first layer": ExactFirstLayer(pick),
+            "exact first layer, half the rows": ExactFirstLayer(Pick(self.ratio / 2, self.edge)),
+            "tapering 1.5 to 0.5": Tapered(pick, 1.5, 0.5),
+            "tapering 2 to 0": Tapered(pick, 2.0, 0.0),
+            "attention × deviation at layer 1": AttendedDeviation(self.ratio),
+            "random instead of scouted": RandomEvidence(pick),
+            "oracle": Oracle(pick),
+            "oracle, no edges": Oracle(replace(pick, first=0)),
+        }
+        for name, method in recipes.items():
+            yield self._of("question_scout", method, name)
+
+    def _scout(self, name: str, **changes: Any) -> Configuration:
+        method = replace(ScoutVariant(self.pick), **changes)
+        return self._of("question_scout", method, name)
+
+    def _of(
+        self,
+        family: str,
+        method: FusionMethod | Recipe,
+        variant: str = "",
+        prefix_mode: str = "system",
+    ) -> Configuration:
+        return Configuration(family, method, f"r={self.ratio:g}", variant, prefix_mode)

@@ -22,6 +22,8 @@ RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 ENDS = (1, 2, 4, 8, 16)
 """First and last tokens of LegoLink."""
 PREFIXES = ("none", "system")
+EDGES = {0: (0.15,), 1: (0.05, 0.1, 0.15), 2: (0.05, 0.1, 0.15), 8: (0.15,)}
+"""question_scout's first tokens of every chunk, and the ratios each is measured at."""
 RATIO = 0.15
 """What papers use; where only one is measured, this."""
 
@@ -90,9 +92,10 @@ def _question_scout() -> Iterator[Configuration]:
             method = QuestionScout(ratio)
             yield Configuration("question_scout", method, _amount(ratio), "", prefix)
     yield Configuration("question_scout", QuestionScout(RATIO), _amount(RATIO), prefix_mode="bos")
-    for edge in (0, 2, 8):
-        method = QuestionScout(RATIO, edge)
-        yield Configuration("question_scout", method, _amount(RATIO), f"edge {edge}")
+    for edge, ratios in EDGES.items():
+        for ratio in ratios:
+            method = QuestionScout(ratio, edge)
+            yield Configuration("question_scout", method, _amount(ratio), f"edge {edge}")
 
 
 def _codecs() -> Iterator[Configuration]:
