@@ -111,6 +111,23 @@ def test_layer_outside_the_chunk():
         make_chunk().header.layer_range(3)
 
 
+VERSION_1 = (
+    b"\xf8\x01\x00\x00\x00\x00\x00\x00"
+    b'{"__metadata__":{"format":"kvstitch-chunk","version":"1","fingerprint":"model-a",'
+    b'"codec":"raw","dtype":"float16","layers":"1","kv_heads":"1","head_dim":"2","tokens":"3",'
+    b'"checksum.k.0":"xxh3_128:a592c3833a5659b8324f8c7e889e6791",'
+    b'"checksum.v.0":"xxh3_128:3c2e3175a5e76b28da710734442df729",'
+    b'"header_checksum":"xxh3_128:183edf1cc58c4671b08335d4a3097c9f"},'
+    b'"k.0":{"dtype":"F16","shape":[3,1,2],"data_offsets":[0,12]},'
+    b'"v.0":{"dtype":"F16","shape":[3,1,2],"data_offsets":[12,24]}}'
+).ljust(512) + bytes(24)
+
+
+def test_a_file_that_the_first_version_wrote_is_refused():
+    with pytest.raises(ChunkRefused, match="version '1'"):
+        parse_header(VERSION_1)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

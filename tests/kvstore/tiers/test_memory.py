@@ -1,6 +1,7 @@
 import random
 
 import pytest
+import torch
 
 from kvstore import MemoryTier, TierFull
 from tests.kvstore.chunks import make_chunk, make_key, make_spec
@@ -90,9 +91,50 @@ def test_the_cheaper_form_of_equal_worth_stays():
     assert tier.contains([make_key(0), make_key(1)]) == {make_key(0)}
 
 
+def test_extras_are_entries_of_their_own():
+    """A small sketch outlives chunks, a large one does not, and both are within the bound."""
+    chunk = make_chunk()
+    tier = MemoryTier(3 * chunk.nbytes)
+    tier.put_extra(make_key(0), "sketch", torch.zeros(100, dtype=torch.uint8))
+    for n in range(20):
+        tier.put(make_key(n), chunk)
+        assert tier.usage().used_bytes <= 3 * chunk.nbytes
+    assert tier.read_extra(make_key(0), "sketch") is not None
+    assert tier.usage().used_bytes == 2 * chunk.nbytes + 100 and tier.usage().entries == 2
+    tier.put_extra(make_key(1), "large", torch.zeros(2 * chunk.nbytes, dtype=torch.uint8))
+    evictions = tier.usage().evictions
+    tier.put(make_key(30), chunk)
+    tier.put(make_key(31), chunk)
+    assert tier.read_extra(make_key(1), "large") is None
+    assert tier.usage().evictions > evictions
+    assert tier.read_extra(make_key(0), "sketch") is not None
+
+
+def test_an_extra_that_does_not_fit():
+    tier = MemoryTier(1000)
+    tier.put_extra(make_key(), "sketch", torch.zeros(600, dtype=torch.uint8))
+    assert tier.put_extra(make_key(), "sketch", torch.zeros(900, dtype=torch.uint8))
+    assert tier.usage().used_bytes == 900
+    with pytest.raises(TierFull):
+        tier.put_extra(make_key(), "other", torch.zeros(1001, dtype=torch.uint8))
+    assert tier.read_extra(make_key(), "sketch").numel() == 900
+
+
+def test_a_read_of_ranges_counts_as_a_use():
+    chunk = make_chunk()
+    tier = MemoryTier(2 * chunk.nbytes)
+    for n in (0, 1):
+        tier.put(make_key(n), chunk)
+    tier.read_ranges(make_key(0), chunk.header, [])
+    tier.put(make_key(2), chunk)
+    assert tier.contains([make_key(0), make_key(1)]) == {make_key(0)}
+
+
 def test_a_million_hits_do_not_grow_the_heap():
     tier = MemoryTier(1 << 20)
     tier.put(make_key(), make_chunk())
     for _ in range(1000):
         tier.read(make_key())
-    assert len(tier._heap) < 100
+    for n in range(200):
+        tier.put_extra(make_key(), f"x{n}", torch.zeros(1, dtype=torch.uint8))
+    assert len(tier._heap) < 64 + 4 * 201

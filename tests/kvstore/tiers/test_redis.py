@@ -5,10 +5,20 @@ import time
 
 import pytest
 import redis
+import torch
 
-from kvstore import ChunkCorrupt, RedisTier, TierError, TierFull, TierTimeout, TierUnavailable
+from kvstore import (
+    ChunkCorrupt,
+    ChunkRefused,
+    RedisTier,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TierUnavailable,
+)
 from kvstore.blocks import ranges_of
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.kvstore.test_header import VERSION_1
 from tests.redis_server import redis_server
 
 
@@ -139,12 +149,52 @@ def test_a_chunk_without_its_header_can_be_put_again(tier, raw):
     assert same_chunk(tier.read(make_key()), make_chunk(seed=1))
 
 
+@pytest.mark.parametrize("ttl", [None, 100])
+def test_extras_live_as_long_as_their_chunk(redis_at, raw, ttl):
+    tier = started(redis_at.url, ttl_s=ttl)
+    tier.put(make_key(), make_chunk())
+    assert tier.put_extra(make_key(), "sketch", make_chunk().data[:50])
+    name = f"kvstitch:{{{make_key()}}}:x"
+    assert set(raw.hkeys(name)) == {b"sketch"}
+    assert raw.ttl(name) == -1 if ttl is None else 90 < raw.ttl(name) <= ttl
+    if ttl is not None:
+        raw.expire(name, 5)
+        tier.read(make_key())
+        assert raw.ttl(name) > 90
+    raw.delete(f"kvstitch:{{{make_key()}}}:h")
+    assert not tier.put_extra(make_key(), "other", make_chunk().data[:50])
+    assert tier.delete([make_key()]) == 1 and raw.keys() == []
+    tier.close()
+
+
+def test_no_room_for_an_extra():
+    with redis_server(maxmemory="3mb") as server:
+        tier = started(server.url)
+        tier.put(make_key(), make_chunk())
+        with pytest.raises(TierFull):
+            for n in range(100):
+                tier.put_extra(make_key(), f"x{n}", make_chunk(make_spec(tokens=2000)).data)
+        assert tier.read_extra(make_key(), "x0") is not None
+        tier.close()
+
+
+def test_a_version_1_chunk_is_refused(tier, raw):
+    raw.set(f"kvstitch:{{{make_key()}}}:h", VERSION_1[:512])
+    raw.set(f"kvstitch:{{{make_key()}}}:0", VERSION_1[512:])
+    for read in (tier.read, tier.read_header):
+        with pytest.raises(ChunkRefused):
+            read(make_key())
+
+
 def test_many_batches(redis_at, monkeypatch):
     monkeypatch.setattr("kvstore.tiers.redis._BATCH_BYTES", 1)
     tier = started(redis_at.url)
     chunk = make_chunk(make_spec("int8", layers=20))
     tier.put(make_key(), chunk)
     assert same_chunk(tier.read(make_key()), chunk)
+    ranges = ranges_of({layer: (0,) for layer in range(20)}, chunk.spec)
+    want = torch.cat([chunk.data[start:end] for _, start, end in ranges])
+    assert torch.equal(tier.read_ranges(make_key(), chunk.header, ranges), want)
     tier.close()
 
 
