@@ -10,11 +10,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from service.worker.adapters.base import DecoderAdapter, adapter_for
 
 
-def qwen2_5_0_5b(*, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> DecoderAdapter:
+def qwen2_5_0_5b(
+    *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
+) -> DecoderAdapter:
     """Qwen2.5-0.5B's shape: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151936."""
     config = Qwen2Config(
         hidden_size=896,
-        num_hidden_layers=24,
+        num_hidden_layers=layers,
         num_attention_heads=14,
         num_key_value_heads=2,
         intermediate_size=4864,

@@ -39,6 +39,13 @@ class Method(FusionMethod):
     max_kept: float = parameter(
         0.2, "upper bound on the share of document tokens kept, beyond the ends", ge=0, le=1
     )
+    max_recomputed: float = parameter(
+        0.15,
+        "share of a document's tokens to compute anew: of its first block, then from its end "
+        "backwards; a document of at most three blocks is computed whole",
+        ge=0,
+        le=1,
+    )
     normalise: str = parameter(
         "norm",
         "how block scores of different documents are made comparable",

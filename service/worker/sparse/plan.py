@@ -10,11 +10,13 @@ Every layer keeps equally many tokens. Plain lists of global token indices; know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from service.worker.sparse.blocks import BLOCK, BlockGrid
 from service.worker.sparse.selection import Selection, SketchedDocument
 
 
@@ -41,6 +43,19 @@ def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
     return [d.start + t for d in documents for t in d.grid.indices(d.grid.fixed)]
 
 
+def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
+    """Local indices of init and local tokens to compute anew, ascending: those of the first block,
+    then from the end backwards, at most `share` of the document. Without middle blocks everything
+    is kept, and everything is computed: the document is exact then."""
+    ends = grid.indices(grid.fixed)
+    if not grid.middle:
+        return ends
+    most = math.floor(share * grid.tokens + 1e-9)
+    first = ends[: min(BLOCK, most)]
+    rest = ends[BLOCK:]
+    return first + rest[max(0, len(rest) - (most - len(first))) :]
+
+
 def make_plan(
     system: int,
     documents: Sequence[SketchedDocument],
@@ -48,10 +63,12 @@ def make_plan(
     outlier: Sequence[Tensor],
     *,
     recompute: bool,
+    max_recomputed: float = 1.0,
 ) -> SparsePlan:
-    """S (`system` tokens) is kept and never computed: it is exact. R: all init and local tokens,
-    and representatives of outlier blocks where they are kept."""
+    """S (`system` tokens) is kept and never computed: it is exact. R: init and local tokens, as
+    many as `max_recomputed` lets, and representatives of outlier blocks where they are kept."""
     edge = fixed_tokens(documents)
+    anew = [d.start + t for d in documents for t in recomputed_ends(d.grid, max_recomputed)]
     kept, fresh = [], []
     for layer, blocks in enumerate(selection.blocks):
         middle, marked = [], []
@@ -61,7 +78,7 @@ def make_plan(
             if bool(outlier[number][layer, block]):
                 marked.append(document.start + int(document.sketch.representative[layer, block]))
         kept.append(sorted([*range(system), *edge, *middle]))
-        fresh.append(sorted([*edge, *marked]) if recompute else [])
+        fresh.append(sorted([*anew, *marked]) if recompute else [])
     rows: list[list[int]] = []
     later: set[int] = set()
     for computed in reversed(fresh):

@@ -97,7 +97,12 @@ def make_choice(
     system = prompt.layout.segments[0].tokens
     blocks = chosen.blocks or [[] for _ in range(adapter.layers)]
     plan = make_plan(
-        system, documents, Selection(blocks, chosen.need), marks, recompute=method.recompute
+        system,
+        documents,
+        Selection(blocks, chosen.need),
+        marks,
+        recompute=method.recompute,
+        max_recomputed=method.max_recomputed,
     )
     return chosen, plan
 

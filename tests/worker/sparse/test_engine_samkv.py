@@ -15,7 +15,7 @@ from tests.worker.engines import PIE, Rig, disk, rig
 from tests.worker.tiny import Tiny, random_model, tiny_config, tiny_of
 
 LENGTHS = (64 * 9 + 10, 64 * 8, 64 * 7, 130)
-SAMKV = Method("samkv", {"max_kept": 1.0})
+SAMKV = Method("samkv", {"max_kept": 1.0, "max_recomputed": 1.0})
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_a_flipped_byte_in_a_block(stored: Rig, tmp_path: Path, part: str) -> No
     ids=str,
 )
 def test_every_switch_answers(stored: Rig, changes: dict[str, object]) -> None:
-    method = Method("samkv", {"max_kept": 1.0, **changes})
+    method = Method("samkv", {**SAMKV.parameters, **changes})
     tokens, report = answer(stored, method)
     assert len(tokens) == 6
     if changes.get("recompute") is False:
