@@ -2,6 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.tiers.fake import FakeTier
+from tests.kvstore.places import Place
 from tests.redis_server import RedisServer, redis_server
 
 
@@ -19,3 +21,19 @@ def redis_at(shared_redis: RedisServer) -> RedisServer:
     with redis.Redis.from_url(shared_redis.url) as client:
         client.flushall()
     return shared_redis
+
+
+@pytest.fixture(params=["memory", "ssd", "redis"])
+def place(request, tmp_path, redis_at) -> Place:
+    """Each real tier in turn."""
+    return Place(request.param, tmp_path, redis_at.url)
+
+
+@pytest.fixture
+def near() -> FakeTier:
+    return FakeTier("near", kind="disk")
+
+
+@pytest.fixture
+def far() -> FakeTier:
+    return FakeTier("far", kind="shared")

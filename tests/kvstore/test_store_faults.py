@@ -17,23 +17,12 @@ from kvstore import (
     TierUnavailable,
 )
 from kvstore.tiers.breaker import BreakerSettings
-from kvstore.tiers.fake import FakeTier
 from kvstore.tiers.scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.redis_server import redis_server
 
 KEY = make_key()
 FAST = BreakerSettings(failures=3, cooldown_s=0.2)
-
-
-@pytest.fixture
-def near():
-    return FakeTier("near", kind="disk")
-
-
-@pytest.fixture
-def far():
-    return FakeTier("far", kind="shared")
 
 
 @pytest.fixture

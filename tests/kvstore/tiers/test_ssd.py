@@ -4,12 +4,10 @@ import stat
 import threading
 
 import pytest
-import torch
 
 from kvstore import ChunkCorrupt, SsdTier, TierFull, TierUnavailable
 from kvstore.blocks import ranges_of
-from kvstore.tiers.files import read_fully, read_scattered, write_fully
-from kvstore.tiers.scan import chunk_path, extra_path
+from kvstore.tiers.scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.test_header import VERSION_1
 
@@ -147,127 +145,6 @@ def test_the_sweep_removes_chunks_of_the_first_format(tmp_path):
     tier.close()
 
 
-def test_extras_are_counted_evicted_and_adopted_with_their_chunk(tmp_path):
-    chunk, raw = make_chunk(), torch.zeros(1000, dtype=torch.uint8)
-    tier = started(tmp_path, 2 * chunk.nbytes + 1500)
-    for n in range(2):
-        tier.put(make_key(n), chunk)
-    assert tier.put_extra(make_key(0), "sketch", raw)
-    assert tier.usage().used_bytes == 2 * chunk.nbytes + 1000
-    before = tier.usage()
-    tier.close()
-    tier.start()
-    assert tier.usage() == before and torch.equal(tier.read_extra(make_key(0), "sketch"), raw)
-    assert (tier.scan.kept, tier.scan.removed_unreadable) == (2, 0)
-    # Key 0 is in use: the room for its second extra is made at the other's cost.
-    assert tier.put_extra(make_key(0), "second", raw)
-    assert set(tier.keys()) == {make_key(0)} and tier.usage().evictions == 1
-    tier.put(make_key(2), chunk)
-    tier.put(make_key(3), chunk)
-    assert set(tier.keys()) == {make_key(2), make_key(3)}
-    assert not list(tmp_path.glob("??/??/*.extra"))
-    assert tier.usage().used_bytes == 2 * chunk.nbytes
-    with pytest.raises(TierFull):
-        tier.put_extra(make_key(2), "sketch", torch.zeros(3 * chunk.nbytes, dtype=torch.uint8))
-    assert tier.usage().used_bytes == 2 * chunk.nbytes
-    tier.close()
-
-
-def test_an_extra_whose_room_costs_its_own_chunk_is_not_kept(tmp_path):
-    chunk = make_chunk()
-    tier = started(tmp_path, chunk.nbytes + 10)
-    tier.put(make_key(), chunk)
-    assert not tier.put_extra(make_key(), "sketch", torch.zeros(100, dtype=torch.uint8))
-    assert tier.usage().used_bytes == 0 and not list(tmp_path.glob("??/??/*"))
-    assert not list((tmp_path / "tmp").iterdir())
-    tier.close()
-
-
-def test_the_sweep_of_extras(tmp_path):
-    tier = started(tmp_path)
-    for n in range(3):
-        tier.put(make_key(n), make_chunk())
-        tier.put_extra(make_key(n), "sketch", torch.zeros(9, dtype=torch.uint8))
-    tier.close()
-    chunk_path(tmp_path, make_key(0)).unlink()
-    good = extra_path(tmp_path, make_key(1), "sketch")
-    good.rename(good.with_name(f"{make_key(1)}.No.extra"))
-    tier.start()
-    assert (tier.scan.kept, tier.scan.removed_unreadable) == (2, 2)
-    assert list(tmp_path.glob("??/??/*.extra")) == [extra_path(tmp_path, make_key(2), "sketch")]
-    assert tier.usage().used_bytes == 2 * make_chunk().nbytes + 9
-    tier.close()
-
-
-def test_a_chunk_removed_behind_our_back_takes_its_extra_along(tmp_path):
-    tier = started(tmp_path)
-    tier.put(make_key(), make_chunk())
-    tier.put_extra(make_key(), "sketch", torch.zeros(9, dtype=torch.uint8))
-    files(tmp_path)[0].unlink()
-    assert tier.read_ranges(make_key(), make_chunk().header, []) is None
-    assert tier.usage().used_bytes == 0 and not list(tmp_path.glob("??/??/*"))
-    tier.close()
-
-
-def test_a_failed_write_of_an_extra_leaves_nothing(tmp_path, monkeypatch):
-    tier = started(tmp_path)
-    tier.put(make_key(), make_chunk())
-    used = tier.usage().used_bytes
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    for call, error in (("writev", TierFull), ("replace", TierFull)):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, fail)
-            with pytest.raises(error):
-                tier.put_extra(make_key(), "sketch", torch.zeros(9, dtype=torch.uint8))
-        assert tier.usage().used_bytes == used and not list((tmp_path / "tmp").iterdir())
-        assert tier.read_extra(make_key(), "sketch") is None
-    tier.close()
-
-
-def test_scattered_reads(tmp_path, monkeypatch):
-    """Cached or not, in one go or a few bytes at a time, with or without help of the kernel."""
-    path = tmp_path / "x"
-    path.write_bytes(bytes(range(200)))
-    preadv, advised = os.preadv, []
-    wanted = [(3, 5), (8, 7), (100, 1), (150, 50)]
-
-    def read():
-        buffers = [bytearray(size) for _, size in wanted]
-        with path.open("rb") as handle:
-            parts = [(at, memoryview(b)) for (at, _), b in zip(wanted, buffers, strict=True)]
-            read_scattered(handle.fileno(), parts)
-        assert [list(b) for b in buffers] == [list(range(at, at + n)) for at, n in wanted]
-
-    read()
-    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advised.append(arguments[1:]))
-    read()
-    assert advised == [], "all of it cached"
-
-    def not_cached_from(offset):
-        def call(fd, buffers, at, flags=0):
-            if flags == os.RWF_NOWAIT and at >= offset:
-                raise BlockingIOError
-            return preadv(fd, buffers, at, flags)
-
-        return call
-
-    monkeypatch.setattr(os, "preadv", not_cached_from(8))
-    read()
-    assert advised == [(at, n, os.POSIX_FADV_WILLNEED) for at, n in wanted[1:]]
-    monkeypatch.setattr(os, "preadv", lambda fd, b, at, flags=0: preadv(fd, [b[0][:2]], at))
-    read()
-    monkeypatch.setattr("kvstore.tiers.files._CAN_ADVISE", False)
-    advised.clear()
-    read()
-    assert advised == []
-    wanted.append((199, 2))
-    with pytest.raises(ChunkCorrupt, match="shorter"):
-        read()
-
-
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
 def test_truncation_behind_our_back(tmp_path, keep):
     tier = started(tmp_path)
@@ -313,20 +190,6 @@ def test_one_owner_per_directory(tmp_path):
     first.close()
     second.start()
     second.close()
-
-
-def test_partial_reads_and_writes_are_continued(tmp_path, monkeypatch):
-    """The kernel may move fewer bytes than asked for; seven at a time here."""
-    writev, preadv = os.writev, os.preadv
-    monkeypatch.setattr(os, "writev", lambda fd, b: writev(fd, [b[0][:7]]))
-    monkeypatch.setattr(os, "preadv", lambda fd, b, at: preadv(fd, [b[0][:7]], at))
-    with (tmp_path / "x").open("w+b") as handle:
-        write_fully(
-            handle.fileno(), [memoryview(b"0123456789"), memoryview(b""), memoryview(b"ab")]
-        )
-        first, second = bytearray(4), bytearray(8)
-        read_fully(handle.fileno(), [memoryview(first), memoryview(second)], 0)
-    assert bytes(first + second) == b"0123456789ab"
 
 
 def test_durable_before_visible(tmp_path, monkeypatch):

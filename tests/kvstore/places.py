@@ -1,0 +1,58 @@
+"""Real tiers whose bytes a test can damage, and what a sparse read must give."""
+
+import redis
+import torch
+
+from kvstore import MemoryTier, RedisTier, SsdTier
+from kvstore.tiers.scan import chunk_path
+from tests.kvstore.chunks import make_key, make_spec
+
+KEY = make_key()
+PICKED = {0: [0, 3], 2: [1, 2, 4]}
+EVERYTHING = {layer: range(5) for layer in range(3)}
+
+
+def spec_of(codec="raw", **fields):
+    return make_spec(codec, **{"tokens": 300, **fields})
+
+
+class Place:
+    """One real tier with a way to change the bytes that it holds of chunk KEY."""
+
+    def __init__(self, kind, tmp_path, url):
+        self.kind = kind
+        self._path = chunk_path(tmp_path, KEY)
+        self._url = url
+        if kind == "memory":
+            self.tier = MemoryTier(1 << 24)
+        elif kind == "ssd":
+            self.tier = SsdTier(tmp_path, 1 << 24, fsync=False)
+        else:
+            self.tier = RedisTier(url, timeout_s=10)
+
+    def flip(self, header, name, block):
+        """Change one byte of one block of one tensor."""
+        place = header.tensors[name].blocks_range(block, block)[0]
+        if self.kind == "memory":
+            self.tier.read(KEY).data[place] ^= 2
+        elif self.kind == "ssd":
+            content = bytearray(self._path.read_bytes())
+            content[header.data_start + place] ^= 2
+            self._path.write_bytes(content)
+        else:
+            layer = int(name.split(".")[1])
+            with redis.Redis.from_url(self._url) as client:
+                value = f"kvstitch:{{{KEY}}}:{layer}"
+                at = place - header.layer_range(layer)[0]
+                byte = client.getrange(value, at, at)[0]
+                client.setrange(value, at, bytes([byte ^ 2]))
+
+
+def check(outcome, chunk, picked):
+    """Everything asked for is there and decodes to the rows of the chunk."""
+    assert not outcome.missing and set(outcome.blocks.layers) == set(picked)
+    for layer, wanted in picked.items():
+        assert outcome.blocks.layers[layer].blocks == tuple(sorted(wanted))
+        rows = outcome.blocks.tokens(layer)
+        for got, whole in zip(outcome.blocks.layer(layer), chunk.layer(layer), strict=True):
+            assert torch.equal(got, whole[rows])

@@ -1,0 +1,201 @@
+"""Extra tensors that are damaged, deleted or out of reach: the right ones or none."""
+
+import random
+import threading
+import time
+
+import pytest
+import redis
+import torch
+
+from kvstore import ChunkSpecError, MemoryTier, RedisTier, SsdTier, TieredStore, TierTimeout
+from kvstore.extra import encode_extra
+from kvstore.tiers.breaker import BreakerSettings
+from kvstore.tiers.scan import extra_path
+from tests.kvstore.chunks import make_chunk, make_key
+from tests.kvstore.test_store_extras import KEY, OTHER, SKETCH, holds
+
+
+@pytest.fixture
+def store(near, far):
+    with TieredStore([MemoryTier(1 << 24), near, far]) as store:
+        yield store
+
+
+def test_a_corrupt_extra_is_passed_over_and_healed(near, far):
+    with TieredStore([near, far]) as store:
+        store.put(KEY, make_chunk())
+        assert store.flush(10)
+        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        near.damage_extra(KEY, "sketch")
+        assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "far")
+        stats = store.stats().tier("near")
+        assert stats.count("read_extra", "corrupt") == 1 and stats.healthy
+        assert store.locate([KEY]) == {KEY: "near"}, "the chunk is sound"
+        assert store.put_extra(KEY, "sketch", 1, SKETCH)
+        assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "near")
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
+def test_damage_on_a_real_disk(tmp_path, damage):
+    with TieredStore([SsdTier(tmp_path, 1 << 24)]) as store:
+        store.put(KEY, make_chunk())
+        store.put_extra(KEY, "sketch", 1, SKETCH)
+        path = extra_path(tmp_path, KEY, "sketch")
+        content = bytearray(path.read_bytes())
+        match damage:
+            case "flip":
+                content[-3] ^= 1
+            case "truncate":
+                del content[-3:]
+            case "empty":
+                content.clear()
+        path.write_bytes(content)
+        if damage == "remove":
+            path.unlink()
+        assert store.read_extra(KEY, "sketch", 1) is None
+        outcome = "miss" if damage == "remove" else "corrupt"
+        assert store.stats().tier("ssd").count("read_extra", outcome) == 1
+        assert store.read(KEY).chunk is not None
+        assert store.put_extra(KEY, "sketch", 1, OTHER)
+        assert holds(store.read_extra(KEY, "sketch", 1), OTHER, "ssd")
+        assert store.delete([KEY]) == {"ssd": 1}
+        assert store.stats().tier("ssd").usage.used_bytes == 0
+
+
+def test_damage_in_redis(redis_at):
+    with TieredStore([RedisTier(redis_at.url, timeout_s=5)]) as store:
+        store.put(KEY, make_chunk())
+        assert store.flush(10) and store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        with redis.Redis.from_url(redis_at.url) as client:
+            name = f"kvstitch:{{{KEY}}}:x"
+            content = bytearray(client.hget(name, "sketch"))
+            content[-1] ^= 1
+            client.hset(name, "sketch", bytes(content))
+        assert store.read_extra(KEY, "sketch", 1) is None
+        assert store.stats().tier("redis").count("read_extra", "corrupt") == 1
+
+
+def test_memory_that_was_written_into():
+    with TieredStore([MemoryTier(1 << 24)]) as store:
+        store.put(KEY, make_chunk())
+        store.put_extra(KEY, "sketch", 1, SKETCH)
+        store.read_extra(KEY, "sketch", 1).tensors["mean.0"].zero_()
+        assert store.read_extra(KEY, "sketch", 1) is None
+
+
+def test_a_failing_tier_is_passed_over(near, far):
+    with TieredStore([near, far], breaker=BreakerSettings(cooldown_s=600)) as store:
+        store.put(KEY, make_chunk())
+        assert store.flush(10)
+        near.fail("put_extra", OSError(28, "No space left"))
+        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        near.fail("read_extra", TierTimeout("slow"))
+        for outcome in ("timeout", "unavailable"):
+            assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "far")
+            assert store.stats().tier("near").count("read_extra", outcome) == 1
+
+
+def test_an_owed_delete_covers_the_extra(near):
+    with TieredStore([near], breaker=BreakerSettings(cooldown_s=600)) as store:
+        store.put(KEY, make_chunk())
+        store.put_extra(KEY, "sketch", 1, SKETCH)
+        near.fail("delete", TierTimeout("slow"))
+        store.delete([KEY])
+        near.heal()
+        assert near.read_extra(KEY, "sketch") is not None, "still there"
+        assert store.read_extra(KEY, "sketch", 1) is None, "but nobody gets it"
+        assert not store.put_extra(KEY, "sketch", 1, SKETCH)
+
+
+def test_a_delete_discards_what_waits(far):
+    far.plant(KEY, make_chunk())
+    far.block("put")
+    with TieredStore([MemoryTier(1 << 24), far]) as store:
+        store.put(make_key(1), make_chunk())
+        while far.calls["put"] == 0:
+            time.sleep(0.001)
+        assert store.put_extra(KEY, "sketch", 1, SKETCH)
+        store.delete([KEY])
+        far.release()
+        assert store.flush(10) and far.calls["put_extra"] == 0
+        assert store.read_extra(KEY, "sketch", 1) is None
+
+
+@pytest.mark.parametrize("operation", ["contains", "read_extra"])
+def test_an_operation_under_way_does_not_bring_a_deleted_extra_back(store, near, operation):
+    near.plant(KEY, make_chunk())
+    near.put_extra(KEY, "sketch", encode_extra("sketch", 1, SKETCH).raw)
+    near.block(operation)
+    started = near.calls[operation]
+    work = {
+        "contains": lambda: store.put_extra(KEY, "sketch", 1, SKETCH),
+        "read_extra": lambda: store.read_extra(KEY, "sketch", 1),
+    }[operation]
+    thread = threading.Thread(target=work)
+    thread.start()
+    while near.calls[operation] == started:
+        time.sleep(0.001)
+    store.delete([KEY])
+    near.release()
+    thread.join(10)
+    assert store.flush(10) and store.read_extra(KEY, "sketch", 1) is None
+
+
+def test_bad_names_and_tensors(store):
+    store.put(KEY, make_chunk())
+    for call in (
+        lambda: store.put_extra(KEY, "No", 1, SKETCH),
+        lambda: store.read_extra(KEY, "../x", 1),
+        lambda: store.put_extra(KEY, "sketch", 1, {"z": torch.ones(1, dtype=torch.complex64)}),
+    ):
+        with pytest.raises(ChunkSpecError):
+            call()
+
+
+def test_many_threads(tmp_path, redis_at):
+    """Whatever is put, evicted and deleted meanwhile: a sketch is the right one or none."""
+    sketches = [{"id": torch.full((50 + n,), n)} for n in range(4)]
+    chunk = make_chunk()
+    wrong: list[str] = []
+    tiers = [
+        MemoryTier(2 * chunk.nbytes),
+        SsdTier(tmp_path, 3 * chunk.nbytes, fsync=False),
+        RedisTier(redis_at.url, timeout_s=10),
+    ]
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(60):
+            n = rng.randrange(4)
+            match rng.randrange(6):
+                case 0 | 1:
+                    store.put(make_key(n), chunk)
+                case 2:
+                    store.delete([make_key(n)])
+                case 3:
+                    store.put_extra(make_key(n), "sketch", 1, sketches[n])
+                case _:
+                    got = store.read_extra(make_key(n), "sketch", 1)
+                    if got is not None and not torch.equal(got.tensors["id"], sketches[n]["id"]):
+                        wrong.append(str(n))
+
+    with TieredStore(tiers) as store:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not wrong and not any(thread.is_alive() for thread in threads)
+        assert store.flush(30)
+        ssd = store.stats().tier("ssd").usage
+        on_disk = sum(path.stat().st_size for path in tmp_path.glob("??/??/*"))
+        assert ssd.used_bytes == on_disk <= ssd.capacity_bytes
+        chunks = {path.stem for path in tmp_path.glob("??/??/*.safetensors")}
+        extras = {path.name.partition(".")[0] for path in tmp_path.glob("??/??/*.extra")}
+        assert extras <= chunks
+        store.delete([make_key(n) for n in range(4)])
+        assert store.stats().tier("memory").usage.used_bytes == 0
+        assert not list(tmp_path.glob("??/??/*")) and not list((tmp_path / "tmp").iterdir())
+        with redis.Redis.from_url(redis_at.url) as client:
+            assert client.keys() == []
