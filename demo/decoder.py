@@ -109,11 +109,18 @@ class Decoder(nn.Module):
         nn.init.normal_(self.embed_tokens.weight, std=EMBEDDING_STD, generator=generator)
         nn.init.constant_(self.norm.weight, FINAL_GAIN)
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Final hidden states `[rows, tokens, hidden]` for ids and positions `[rows, tokens]`."""
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, streams: list[Tensor] | None = None
+    ) -> Tensor:
+        """Final hidden states `[rows, tokens, hidden]` for ids and positions `[rows, tokens]`.
+
+        The residual stream in front of every layer is appended to `streams`.
+        """
         x = self.embed_tokens(ids)
         cos, sin = rotary(positions, self.config, x.dtype)
         for layer in self.layers:
+            if streams is not None:
+                streams.append(x)
             x = layer(x, mask, cos, sin)
         return self.norm(x)  # type: ignore[no-any-return]
 

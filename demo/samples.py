@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from demo.guide_layers import ANSWER_LAYER, COPY_LAYER, HINT_LAYERS
 from demo.tasks import Asked, Story, chunks
 from demo.vocabulary import BOS_ID, EOS_ID, PAD_ID, QUESTION, SYSTEM
 
@@ -61,8 +62,10 @@ class Row:
     """Weight of the loss on *this* token when it is predicted from the one before."""
     first: list[bool] = field(default_factory=list)
     """Whether this token is the first of a scored answer."""
-    hints: list[tuple[int, int]] = field(default_factory=list)
-    """(place in the row, token to be predicted behind it): see `demo.tasks.story.Hint`."""
+    hints: list[tuple[int, int, int]] = field(default_factory=list)
+    """(depth, place, token to be known there): see `demo.tasks.story.Hint`."""
+    links: list[tuple[int, int, int]] = field(default_factory=list)
+    """(layer, place, place it is to look at): see `demo.guide`."""
 
     def add(self, ids: list[int], segment: int, start: int, weights: list[float]) -> None:
         self.ids += ids
@@ -70,6 +73,34 @@ class Row:
         self.segments += [segment] * len(ids)
         self.weights += weights
         self.first += [False] * len(ids)
+
+
+def texts(story: Story) -> set[str]:
+    """Every text whose place the guide needs."""
+    found = {text for hint in story.hints for text in (hint.at, hint.source)}
+    return found | {text for asked in story.asked for text in asked.where}
+
+
+def text_end(context: str, text: str) -> int:
+    return context.index(text) + len(text)
+
+
+def answer_sources(
+    ids: list[int], answer: list[int], places: list[int]
+) -> list[tuple[int, int, int]]:
+    """(layer, index of the answer token, place of the context that gives it).
+
+    One place: it gives the first token; where the whole answer ends there, each token its own.
+    Several places: each gives one of the values, which commas part.
+    """
+    if len(places) != 1:
+        return [(ANSWER_LAYER, 2 * index, place) for index, place in enumerate(places)]
+    (end,) = places
+    start = end + 1 - len(answer)
+    if ids[start : end + 1] != answer:
+        return [(ANSWER_LAYER, 0, end)]
+    rest = [(COPY_LAYER, index, start + index) for index in range(1, len(answer))]
+    return [(ANSWER_LAYER, 0, start), *rest]
 
 
 @dataclass(frozen=True)
@@ -84,7 +115,9 @@ class Batch:
     first: Tensor
     mask: Tensor
     hints: Tensor
-    """`[hints, 3]`: row, place, token."""
+    """`[hints, 4]`: row, depth, place, token."""
+    links: Tensor
+    """`[links, 4]`: row, layer, place, place it is to look at."""
 
 
 class Packer:
@@ -102,7 +135,12 @@ class Packer:
             weights = [LANGUAGE_WEIGHT * (rng.random() < LANGUAGE_SHARE) for _ in ids]
             row.add(ids, segment, len(row.ids), weights)
         end = len(row.ids)
-        self._add_hints(row, story)
+        ends = self._ends(story.context)
+        place = {text: ends[text_end(story.context, text)] for text in texts(story)}
+        for hint in story.hints:
+            token = self._encode(" " + hint.tells)[0]
+            row.hints.append((hint.depth, place[hint.at], token))
+            row.links.append((HINT_LAYERS[hint.depth], place[hint.at], place[hint.source]))
         for segment, each in enumerate(asked, FIRST_QUESTION):
             prompt = self._encode(QUESTION.format(question=each.question))
             answer = [*self._encode(" " + each.answer), EOS_ID]
@@ -110,6 +148,9 @@ class Packer:
             row.add(answer, segment, end + len(prompt), [1.0] * len(answer))
             row.weights[-len(answer)] = FIRST_TOKEN_WEIGHT
             row.first[-len(answer)] = each.scored
+            begin = len(row.ids) - len(answer) - 1
+            sources = answer_sources(row.ids, answer[:-1], [place[text] for text in each.where])
+            row.links += [(layer, begin + index, key) for layer, index, key in sources]
         return row
 
     def copy_row(self, rng: random.Random, tokens: int) -> Row:
@@ -120,18 +161,21 @@ class Packer:
         while sum(map(len, runs)) < tokens // 2:
             length = rng.randint(2, 7)
             runs.append([rng.randrange(FIRST_WORD, self._vocabulary) for _ in range(length)])
-        for learnt, order in ((0.0, runs), (1.0, rng.sample(runs, len(runs)))):
-            for run in order:
-                row.add(run, 0, len(row.ids), [0.0] + [learnt] * (len(run) - 1))
+        starts = []
+        for run in runs:
+            starts.append(len(row.ids))
+            row.add(run, 0, len(row.ids), [0.0] * len(run))
+        for which in rng.sample(range(len(runs)), len(runs)):
+            run, start, begin = runs[which], starts[which], len(row.ids)
+            row.add(run, 0, begin, [0.0] + [1.0] * (len(run) - 1))
+            pairs = range(len(run) - 1)
+            row.links += [(COPY_LAYER, begin + i, start + i + 1) for i in pairs]
         return row
 
-    def _add_hints(self, row: Row, story: Story) -> None:
-        encoded = self._tokenizer.encode(story.context, add_special_tokens=False)
-        ends = {end: index for index, (_, end) in enumerate(encoded.offsets)}
-        for hint in story.hints:
-            end = story.context.index(hint.at) + len(hint.at)
-            token = self._encode(" " + hint.tells)[0]
-            row.hints.append((len(self._system) + ends[end], token))
+    def _ends(self, context: str) -> dict[int, int]:
+        """Place in the row of the token that ends at each character of the context."""
+        offsets = self._tokenizer.encode(context, add_special_tokens=False).offsets
+        return {end: len(self._system) + index for index, (_, end) in enumerate(offsets)}
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -154,10 +198,15 @@ def collate(rows: list[Row], view: View = View.FULL) -> Batch:
         weights=torch.tensor(weights, dtype=torch.float32),
         first=padded([[int(f) for f in row.first] for row in rows], 0).bool(),
         mask=attention_mask(segments, view),
-        hints=torch.tensor(
-            [(i, *hint) for i, row in enumerate(rows) for hint in row.hints], dtype=torch.long
-        ).view(-1, 3),
+        hints=_stack([row.hints for row in rows]),
+        links=_stack([row.links for row in rows]),
     )
+
+
+def _stack(lists: list[list[tuple[int, int, int]]]) -> Tensor:
+    """`[entries, 4]`: every entry behind the index of its row."""
+    entries = [(row, *entry) for row, found in enumerate(lists) for entry in found]
+    return torch.tensor(entries, dtype=torch.long).view(-1, 4)
 
 
 def attention_mask(segments: Tensor, view: View) -> Tensor:

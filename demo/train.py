@@ -23,6 +23,7 @@ from torch import Tensor
 from demo.decoder import EMBEDDING_STD, Decoder
 from demo.evaluate_tasks import evaluate, marks
 from demo.export import export
+from demo.guide import guide_loss
 from demo.load import load_plain
 from demo.optimizer import MasterOptimizer
 from demo.samples import Batch, Packer, Row, View, collate
@@ -44,10 +45,10 @@ LEAST = 0.25
 QUESTIONS = 12
 PASSES = 3
 """A step's rows, sorted by length, are computed in so many passes: less padding."""
-HINT_WEIGHT = 0.5
+GUIDE_WEIGHT = 0.3
+GUIDED = 0.75
+"""In this part of the run there are the guide's losses, and rows that repeat random tokens."""
 COPY_ROWS, COPY_TOKENS = 2, 160
-COPY_UNTIL = 0.4
-"""In this part of the run every step holds a few rows that repeat random tokens."""
 EVALUATED_STORIES = 15
 UNUSED_COSINE = 0.5
 
@@ -93,6 +94,8 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
+        self.guided = 0.0
+        """Running mean of the guide's loss."""
         self.known = dict.fromkeys(TASKS, 0.0)
         """Running mean of exact match by task, on names of the training side."""
 
@@ -101,7 +104,7 @@ class Trainer:
         rng = random.Random(f"{self.plan.seed}/{self.step}")
         shares = [SHARES[task] * max(LEAST, 1 - self.known[task]) for task in TASKS]
         rows: list[Row] = []
-        if self.step < COPY_UNTIL * self.plan.steps:
+        if self.step < GUIDED * self.plan.steps:
             rows += [self.packer.copy_row(rng, COPY_TOKENS) for _ in range(COPY_ROWS)]
         while sum(len(row.ids) for row in rows) < self.plan.batch_tokens:
             task = rng.choices(list(TASKS), shares)[0]
@@ -120,10 +123,16 @@ class Trainer:
         total = 0.0
         for start in range(0, len(rows), size):
             batch = collate(rows[start : start + size])
-            hidden = self.model(batch.ids, batch.positions, batch.mask)
-            loss, found = losses(self.model, batch, hidden)
-            (loss / whole).backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach()) / whole
+            streams: list[Tensor] = []
+            hidden = self.model(batch.ids, batch.positions, batch.mask, streams)
+            answered, found = losses(self.model, batch, hidden)
+            loss = answered / whole
+            total += float(loss.detach())
+            if self.step < GUIDED * self.plan.steps:
+                guided = guide_loss(self.model, batch, streams) / PASSES
+                self.guided += 0.05 * (float(guided.detach()) * PASSES - self.guided)
+                loss = loss + GUIDE_WEIGHT * guided
+            loss.backward()  # type: ignore[no-untyped-call]
             for task, right in found:
                 self.known[task] += 0.01 * (right - self.known[task])
         self.optimizer.step(self.plan.scale(self.step))
@@ -150,6 +159,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": round(self.seconds, 1),
             "loss": round(loss, 4),
+            "guide": round(self.guided, 3),
             "rate": round(self.plan.scale(self.step), 4),
             "known": _rounded(self.known),
         }
@@ -189,10 +199,6 @@ def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, list[t
     targets = batch.ids[:, 1:][chosen]
     each = F.cross_entropy(logits, targets, reduction="none")
     total = (each * weights[chosen]).sum()
-    if len(batch.hints):
-        row, place, token = batch.hints.unbind(1)
-        told = F.cross_entropy(model.logits(hidden[row, place]), token, reduction="sum")
-        total = total + HINT_WEIGHT * told
     best = torch.zeros_like(batch.ids[:, 1:])
     best[chosen] = logits.detach().argmax(-1)
     return total, marks(batch, best)

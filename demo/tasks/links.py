@@ -22,7 +22,8 @@ def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
     """
     link = rng.choice(LINKS)
     names = draw_names(rng, held_out, 2 * entities)
-    pool = tuple(rng.sample(KINDS[link.to_kind], LINKED_FACTS))
+    plain_relations = [r for r in KINDS[link.to_kind] if not r.pair_share]
+    pool = tuple(rng.sample(plain_relations, LINKED_FACTS))
     sources, targets, asked, hints = [], [], [], []
     for name, other in zip(names[:entities], names[entities:], strict=True):
         source, target = make_entity(rng, link.kind, name), make_entity(rng, link.to_kind, other)
@@ -33,9 +34,10 @@ def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
         asked.append(Asked(link.question.format(a=source.name), target.name, scored=False))
         role = link.role.format(a=source.name)
         for fact, sentence in zip(targets[-1].facts, targets[-1].sentences, strict=True):
-            hints.append(Hint(sentence[: sentence.rindex(fact.value)] + fact.value, name))
+            at = sentence[: sentence.rindex(fact.value)] + fact.value
+            hints.append(Hint(at, pointing.removesuffix("."), name))
             question = rng.choice(fact.relation.questions).format(n=role)
-            asked.append(Asked(question, fact.value))
+            asked.append(Asked(question, fact.value, where=(at,)))
         asked.append(Asked(ask(rng, targets[-1].facts[0]), targets[-1].facts[0].value, False))
     rng.shuffle(targets)
     return Story(join(sources + targets), tuple(asked), tuple(hints))
@@ -52,11 +54,12 @@ def chain(rng: random.Random, held_out: bool, entities: int) -> Story:
         source = next(names)
         statements = [ASSIGN.format(n=source, v=value)]
         asked.append(Asked(VARIABLE_QUESTION.format(n=source), value, scored=False))
-        for _ in range(CHAIN_LENGTH - 1):
+        for depth in range(CHAIN_LENGTH - 1):
             name = next(names)
             statements.append(COPY.format(n=name, v=source))
-            hints.append(Hint(statements[-1].removesuffix("."), value))
-            asked.append(Asked(VARIABLE_QUESTION.format(n=name), value))
+            before, at = (statement.removesuffix(".") for statement in statements[-2:])
+            hints.append(Hint(at, before, value, depth))
+            asked.append(Asked(VARIABLE_QUESTION.format(n=name), value, where=(at,)))
             source = name
         sequences.append(statements)
     lines = merged(rng, sequences)

@@ -19,7 +19,8 @@ def niah(rng: random.Random, held_out: bool, entities: int) -> Story:
     for name in draw_names(rng, held_out, entities + 2):
         number = str(rng.randint(1_000_000, 9_999_999))
         lines.append(NEEDLE.format(n=name, v=number))
-        asked.append(Asked(NEEDLE_QUESTION.format(n=name), number))
+        where = (lines[-1].removesuffix("."),)
+        asked.append(Asked(NEEDLE_QUESTION.format(n=name), number, where=where))
     lines += [NOISE] * NOISE_LINES
     rng.shuffle(lines)
     return Story(records(rng, lines, 1), tuple(asked))

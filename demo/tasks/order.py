@@ -41,12 +41,14 @@ def listed(rng: random.Random, held_out: bool, entities: int) -> Story:
         entity = make_entity(rng, event.kind, name)
         values = rng.sample(event.values, EVENTS_EACH)
         sentences = [sentence_case(event.sentence.format(n=entity.name, v=v)) for v in values]
-        for sentence, before in zip(sentences[1:], values, strict=False):
-            hints.append(Hint(sentence.removesuffix("."), before))
+        stated = tuple(sentence.removesuffix(".") for sentence in sentences)
+        for index in range(1, EVENTS_EACH):
+            hints.append(Hint(stated[index], stated[index - 1], values[index - 1]))
         others = make_document(rng, entity, OTHER_FACTS)
         for fact in others.facts:
             sentences.insert(rng.randint(0, len(sentences)), state(rng, fact, first=True))
             asked.append(Asked(ask(rng, fact), fact.value, scored=False))
         sequences.append(sentences)
-        asked.append(Asked(event.question.format(n=entity.name), ", ".join(values)))
+        question = event.question.format(n=entity.name)
+        asked.append(Asked(question, ", ".join(values), where=stated))
     return Story(records(rng, merged(rng, sequences), 4), tuple(asked), tuple(hints))

@@ -17,25 +17,33 @@ LOOKALIKE_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Asked:
-    """A question and its answer as it is written. `scored` is false for questions that are
-    easier than the task means to be: they are trained on, and never sampled."""
+    """A question and its answer as it is written.
+
+    `scored` is false for questions that are easier than the task means to be: they are trained
+    on, and never sampled. `where` is for training alone: texts, each once in the context, at
+    whose ends the parts of the answer are to be had.
+    """
 
     question: str
     answer: str
     scored: bool = True
+    where: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Hint:
-    """For training alone: what the model should have worked out when it has read `at`.
+    """For training alone: what is to be known when `at` has been read, and from where.
 
-    `at` is a text that occurs once in the context, `tells` begins with the token to be predicted
-    behind it: something said earlier, in another sentence. So the model learns to connect
-    statements while it reads, as large models do, instead of when it is asked.
+    Both texts occur once in the context. The end of `at` is to look at the end of `source`, in
+    another sentence, and to know how `tells` begins. So statements are connected while they are
+    read, as large models do, instead of when they are asked for. `depth` 1 needs a hint of depth
+    0 first.
     """
 
     at: str
+    source: str
     tells: str
+    depth: int = 0
 
 
 @dataclass(frozen=True)

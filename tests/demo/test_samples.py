@@ -58,6 +58,6 @@ def test_hints_stand_where_the_story_says() -> None:
         story = TASKS[task].write(random.Random(3), False, 4)
         row = Packer(TOKENIZER).row(random.Random(1), task, story, [])
         assert len(row.hints) == len(story.hints) > 4
-        for hint, (place, token) in zip(story.hints, row.hints, strict=True):
+        for hint, (_, place, token) in zip(story.hints, row.hints, strict=True):
             assert TOKENIZER.decode(row.ids[: place + 1]).endswith(hint.at)
             assert hint.tells.startswith(TOKENIZER.decode([token]).strip())
