@@ -26,7 +26,7 @@ import torch
 from benchmarks.fidelity import metrics, results
 from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.configurations import standard
-from benchmarks.fidelity.measure import Measurer
+from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
 from benchmarks.fidelity.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
@@ -66,6 +66,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--together", type=int, default=TOGETHER, help="caches held at once: fewer, less memory"
+    )
     return parser.parse_args(given)
 
 
@@ -88,7 +91,8 @@ def main(given: Sequence[str] | None = None) -> int:
         records.discard()
     records.load()
     longest = max(p.tokens for p in (*prompts, *aside))
-    measurer = Measurer(adapter, tokenizer_of(folder).decode, longest=longest)
+    decode = tokenizer_of(folder).decode
+    measurer = Measurer(adapter, decode, longest=longest, together=args.together)
     facts: dict[str, Any] = {
         "model": {"folder": folder.name, "fingerprint": model, "dtype": args.dtype},
         "threads": args.threads,

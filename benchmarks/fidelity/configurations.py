@@ -63,6 +63,7 @@ def _legolink() -> Iterator[Configuration]:
     for prefix in PREFIXES:
         for k in ENDS:
             yield Configuration("legolink", LegoLink(k, k), f"k={k}", prefix_mode=prefix)
+    yield Configuration("legolink", LegoLink(4, 4), "k=4", prefix_mode="bos")
     for k in (2, 4, 8):
         yield Configuration("legolink", LegoLink(k, 0), f"k={k}", "first only")
 

@@ -27,7 +27,7 @@ from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.prefill import PrefillResult
 
 TOGETHER = 32
-"""Configurations whose caches are held, and decoded, at the same time."""
+"""Configurations whose caches are held, and decoded, at the same time: memory against speed."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class _Run:
 
 
 class Measurer:
-    """`decode` turns answer ids into text, for prompts whose answers are known."""
+    """`decode` turns answer ids into text, for prompts whose answers are known; `longest` is the
+    longest prompt's tokens."""
 
     def __init__(
         self,
@@ -74,15 +75,17 @@ class Measurer:
         decode: Callable[[Sequence[int]], str],
         *,
         longest: int,
+        together: int = TOGETHER,
     ) -> None:
         self._adapter = adapter
         self._decode = decode
+        self._together = together
         self._depths = metrics.depths(adapter.layers)
         self._pool = KVPool(
             adapter.layers,
             adapter.kv_heads,
             adapter.head_dim,
-            (longest + NEXT + 1) * TOGETHER,
+            (longest + NEXT + 1) * together,
             dtype=adapter.dtype,
             device=adapter.device,
         )
@@ -93,10 +96,10 @@ class Measurer:
         with SegmentStore.open(self._adapter) as store:
             reference = self._reference(prompt, store)
             records: list[Record] = []
-            for start in range(0, len(configurations), TOGETHER):
+            for start in range(0, len(configurations), self._together):
                 runs = [
                     self._prefill(configuration, prompt, store, reference)
-                    for configuration in configurations[start : start + TOGETHER]
+                    for configuration in configurations[start : start + self._together]
                 ]
                 records += self._records(prompt, runs, reference)
                 for run in runs:
@@ -105,7 +108,7 @@ class Measurer:
 
     def _reserve(self, prompt: Prompt) -> SequenceKV:
         kv = self._pool.reserve(prompt.tokens + NEXT + 1)
-        assert kv is not None, "the pool holds TOGETHER of the longest prompt"
+        assert kv is not None, "the pool holds `together` of the longest prompt"
         return kv
 
     def _reference(self, prompt: Prompt, store: SegmentStore) -> Reference:
@@ -150,15 +153,16 @@ class Measurer:
         kvs = [run.case.kv for run in runs]
         filled = [(run.case.kv, run.result.logits) for run in runs]
         logits = forced(self._adapter, filled, n, taught)
-        kl = metrics.divergence(reference.logits, logits)
-        agree = metrics.agreement(reference.logits, logits)
+        # One sequence after the other: a real vocabulary is large.
+        kl = [metrics.divergence(reference.logits, each).tolist() for each in logits]
+        agree = [metrics.agreement(reference.logits, each).tolist() for each in logits]
         right: list[bool | None] = [None] * len(runs)
         if prompt.answers:
             said = free(self._adapter, kvs, n, taught, logits)
             right = [self._decode(tokens).strip() in prompt.answers for tokens in said]
         # Decoding wrote behind the prompts only: their KV is still what prefill left.
         return [
-            self._record(prompt, run, reference, kl[i].tolist(), agree[i].tolist(), right[i])
+            self._record(prompt, run, reference, kl[i], agree[i], right[i])
             for i, run in enumerate(runs)
         ]
 
