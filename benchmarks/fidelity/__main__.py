@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.fidelity import metrics, results
 from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
+from benchmarks.fidelity.answers import NEXT
 from benchmarks.fidelity.configurations import standard
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
@@ -33,7 +34,7 @@ from benchmarks.fidelity.runner import complete, found, measure_all
 from benchmarks.fidelity.statistics import Bootstrap
 from benchmarks.fidelity.summary import Summary
 from demo.tasks import TASKS
-from service.errors import KvstitchError
+from service.errors import InvalidRequest, KvstitchError
 from service.settings import demo_model
 from service.worker.fusion.question_scout import Method as QuestionScout
 from service.worker.model import fingerprint, load
@@ -79,11 +80,9 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         adapter = load(str(folder), dtype=args.dtype, device=args.device)
         prompts, aside = _prompts(args, folder)
+        _check_lengths([*prompts, *aside], adapter.max_context)
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
-        return 2
-    if not prompts:
-        print("there are no prompts", file=sys.stderr)
         return 2
     model = fingerprint(str(folder))
     records = Records(args.out / f"samples-{model[:12]}-{args.dtype}.jsonl")
@@ -99,14 +98,13 @@ def main(given: Sequence[str] | None = None) -> int:
         "seed": args.seed,
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
-    base_key = None
+    what, configurations, base = "Fusion methods", standard(adapter.layers), None
     if args.ablation:
         ablation = Ablation(adapter.layers, adapter.heads, args.ratio, args.edge)
         chosen = ablation.calibrated(measurer, aside, records)
         facts["calibration"] = {"prompts": len(aside), **asdict(chosen)}
-        configurations, base_key = ablation.configurations(chosen), ablation.base.key
-    else:
-        configurations = standard(adapter.layers)
+        what, base = "Parts of question_scout", ablation.base
+        configurations = ablation.configurations(chosen)
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]
@@ -117,16 +115,32 @@ def main(given: Sequence[str] | None = None) -> int:
         return 1
     bootstrap = Bootstrap(len(measured), seed=args.seed)
     summaries = [Summary.of(c, found(measured, c, records), bootstrap) for c in configurations]
-    name = args.name or ("ablation" if args.ablation else "fidelity")
-    what = "Parts of question_scout" if args.ablation else "Fusion methods"
     title = f"{what} against full prefill: {folder.name}, {len(measured)} prompts"
     paths = results.write(
-        args.out, name, {"what": title, **facts}, measured, summaries, bootstrap,
+        args.out,
+        args.name or ("ablation" if args.ablation else "fidelity"),
+        {"what": title, **facts},
+        measured,
+        summaries,
+        bootstrap,
         depths=metrics.depths(adapter.layers),
-        base=next((s for s in summaries if s.configuration.key == base_key), None),
-    )  # fmt: skip
+        base=next((s for s in summaries if base and s.name == base.name), None),
+    )
     print("\n".join(map(str, paths)))
     return 0
+
+
+def _check_lengths(prompts: Sequence[Prompt], limit: int) -> None:
+    """Raises InvalidRequest if there is no prompt, or one does not fit with its answer."""
+    if not prompts:
+        raise InvalidRequest("there are no prompts", field="prompts")
+    for prompt in prompts:
+        if prompt.tokens + NEXT + 1 > limit:
+            raise InvalidRequest(
+                f"a prompt of {prompt.task} has {prompt.tokens} tokens; with {NEXT + 1} of answer "
+                f"the model takes {limit}: leave it out, or use --tasks",
+                field="prompts",
+            )
 
 
 def _prompts(args: argparse.Namespace, folder: Path) -> tuple[list[Prompt], list[Prompt]]:

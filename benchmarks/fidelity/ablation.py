@@ -26,7 +26,7 @@ from benchmarks.fidelity.recipes import (
     ValueWeighted,
 )
 from benchmarks.fidelity.records import Records
-from benchmarks.fidelity.runner import found, measure_all
+from benchmarks.fidelity.runner import complete, found, measure_all
 from benchmarks.fidelity.variants import AttendedDeviation, ScoutVariant
 from service.worker.fusion.a3 import Method as A3
 from service.worker.fusion.base import FusionMethod
@@ -83,13 +83,17 @@ class Ablation:
     def calibrated(
         self, measurer: Measurer, prompts: Sequence[Prompt], records: Records
     ) -> Calibration:
-        """Orders by the geometric mean of the first token's KL: what helps on most prompts."""
+        """Orders by the geometric mean of the first token's KL: what helps on most prompts.
+        Raises KeyboardInterrupt if it was interrupted before there was a prompt to go by."""
         alone = self.candidates()
         measure_all(measurer, prompts, list(alone.values()), records)
+        measured = complete(prompts, list(alone.values()), records)
+        if not measured:
+            raise KeyboardInterrupt
 
         def loss(configuration: Configuration) -> float:
-            measured = found(prompts, configuration, records)
-            return fmean(math.log(max(r.kl_first, _SMALLEST)) for r in measured)
+            seen = found(measured, configuration, records)
+            return fmean(math.log(max(r.kl_first, _SMALLEST)) for r in seen)
 
         order = sorted(alone, key=lambda at: loss(alone[at]))
         return Calibration(

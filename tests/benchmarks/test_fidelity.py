@@ -233,3 +233,23 @@ def test_the_command_writes_its_results_and_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "fidelity.md").read_text() == text
     assert main([*command, "--only", "no such"]) == 1
     assert main(["--prompts", str(tmp_path / "missing.jsonl"), "--out", str(tmp_path)]) == 2
+    assert main([*command, "--chunk-tokens", "48", "--tasks", "border", "--samples", "0"]) == 2
+
+
+def test_the_ablation_command(tmp_path: Path) -> None:
+    """On prompts of a file: the first eighth chooses layers and heads, the others are reported."""
+    line = {"system": "S\n", "documents": ["one two\n", "three\n"], "question": "Question:"}
+    lines = [{**line, "question": f"Question {i}:"} for i in range(3)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    command = ["--prompts", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path), "--ablation"]
+    assert main([*command, "--ratio", "0.3", "--edge", "1"]) == 0
+    record = json.loads((tmp_path / "ablation.json").read_text())
+    assert record["calibration"]["prompts"] == 1
+    assert sorted(record["calibration"]["layers"]) == list(range(12))
+    assert len(record["prompts"]) == 2
+    rivals = {c["rival"] for c in record["comparisons"]}
+    assert rivals == {"question_scout edge 1 r=0.3 system"}
+    assert (tmp_path / "ablation_effects.png").exists()
+    too_long = {**line, "documents": ["word " * 1100]}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(too_long))
+    assert main(command[:4]) == 2
