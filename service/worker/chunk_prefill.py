@@ -57,4 +57,6 @@ def compute_chunk(
 
     scratch = ScratchKV(adapter, len(ids))
     yield from prefill(adapter, layout, [None], Vanilla(), scratch, capture=capture)
-    return ComputedChunk(encode_chunk(address.spec, k, v), sketch.sketch())
+    # As it would come out of the store: whoever uses it now decides as whoever reads it later.
+    stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
+    return ComputedChunk(encode_chunk(address.spec, k, v), stored)

@@ -106,7 +106,7 @@ class Loader:
         stored = bool(self._store.contains([address.key]))
         if not stored:
             stored = self._store.put(address.key, computed.chunk)
-        tensors = {name: t.cpu() for name, t in computed.sketch.tensors().items()}
+        tensors = computed.sketch.tensors()
         return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
 
     def _ends(self, address: Address) -> EndsOutcome:

@@ -37,7 +37,10 @@ class Method(FusionMethod):
     )
     recompute: bool = parameter(True, "compute the ends of every document anew")
     max_kept: float = parameter(
-        0.2, "upper bound on the share of document tokens kept, beyond the ends", ge=0, le=1
+        0.19,
+        "upper bound on the share of document tokens kept, unless the ends and one block are more",
+        ge=0,
+        le=1,
     )
     max_recomputed: float = parameter(
         0.15,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from service.worker.layer_view import LayerView
-from service.worker.sparse.blocks import BLOCK, BlockGrid
+from service.worker.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
 
 # What it is stored as; a sketch of another version is not read.
 NAME = "samkv"
@@ -24,11 +24,13 @@ VERSION = 1
 MIN_LATER_QUERIES = 16
 ATTENTION_FLOOR = 1e-8
 TILE = 64
+# Offset of a representative that is not there.
+NONE = 255
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Of one chunk with m blocks, layers first.
+    """Of one chunk with m blocks, layers first, fp32.
 
     means `[L, m, kv_heads, d]`: mean key before RoPE of each block; anchor `[L, kv_heads, d]`: of
     init and local tokens; local_query `[L, heads, d]`: mean query before RoPE of local tokens;
@@ -45,14 +47,48 @@ class Sketch:
     alpha: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    def to(self, device: torch.device) -> Sketch:
-        return Sketch(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+        """What is stored, on the host: vectors in int8 with a scale each (they are only ranked and
+        compared), means of middle blocks alone."""
+        blocks = self.alpha.shape[1]
+        out = {"mass": self.mass, "alpha": self.alpha}
+        for name, vectors in (
+            ("means", self.means[:, 1 : max(1, blocks - LOCAL_BLOCKS)]),
+            ("anchor", self.anchor),
+            ("local_query", self.local_query),
+        ):
+            scale = vectors.float().abs().amax((-2, -1), keepdim=True).clamp(min=1e-12) / 127
+            out[name] = (vectors.float() / scale).round().to(torch.int8)
+            out[name + ".scale"] = scale
+        start = torch.arange(blocks, device=self.alpha.device) * BLOCK
+        offset = torch.where(self.representative < 0, NONE, self.representative - start)
+        out["offset"] = offset.to(torch.uint8)
+        return {name: tensor.cpu() for name, tensor in out.items()}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Sketch:
-        return cls(**{f.name: tensors[f.name] for f in fields(cls)})
+    def of(cls, stored: Mapping[str, Tensor]) -> Sketch:
+        """From what `tensors` gave; means of init and local blocks are zero."""
+        layers, blocks = stored["alpha"].shape
+        wide = {
+            name: stored[name].float() * stored[name + ".scale"]
+            for name in ("means", "anchor", "local_query")
+        }
+        means = torch.zeros(layers, blocks, *wide["anchor"].shape[1:])
+        means[:, 1 : 1 + wide["means"].shape[1]] = wide["means"]
+        offset = stored["offset"].int()
+        representative = torch.where(
+            offset == NONE, -1, offset + torch.arange(blocks, dtype=torch.int32) * BLOCK
+        )
+        return cls(
+            means,
+            wide["anchor"],
+            wide["local_query"],
+            representative,
+            stored["mass"],
+            stored["alpha"],
+        )
+
+    def to(self, device: torch.device) -> Sketch:
+        return Sketch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 class SketchBuilder:
@@ -78,9 +114,9 @@ class SketchBuilder:
             {
                 "means": torch.stack(
                     [k[b * BLOCK : (b + 1) * BLOCK].mean(0) for b in range(grid.blocks)]
-                ).to(view.fresh_k.dtype),
-                "anchor": k[grid.indices(grid.fixed)].mean(0).to(view.fresh_k.dtype),
-                "local_query": view.fresh_q[first:][local].float().mean(0).to(view.fresh_q.dtype),
+                ),
+                "anchor": k[grid.indices(grid.fixed)].mean(0),
+                "local_query": view.fresh_q[first:][local].float().mean(0),
                 "representative": representative.to(torch.int32),
                 "mass": top,
                 "alpha": torch.tensor(alpha, dtype=torch.float32, device=k.device),
