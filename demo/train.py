@@ -45,8 +45,10 @@ LEAST = 0.25
 QUESTIONS = 12
 PASSES = 3
 """A step's rows, sorted by length, are computed in so many passes: less padding."""
+COOLING = 0.25
+"""Last part of the run, in which the rate falls."""
 GUIDE_WEIGHT = 0.3
-GUIDED = 0.75
+GUIDED = 0.8
 """In this part of the run there are the guide's losses, and rows that repeat random tokens."""
 COPY_ROWS, COPY_TOKENS = 2, 160
 EVALUATED_STORIES = 15
@@ -66,11 +68,11 @@ class Plan:
     warm_up: int = 50
 
     def scale(self, step: int) -> float:
-        """Learning-rate factor: linear warm-up, then a cosine from `peak` to `floor`."""
+        """Learning-rate factor: linear warm-up, then `peak`, then linear to `floor`."""
         if step < self.warm_up:
             return self.peak * (step + 1) / self.warm_up
-        done = min(1.0, (step - self.warm_up) / max(1, self.steps - self.warm_up))
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        left = max(0.0, 1 - step / self.steps)
+        return self.floor + (self.peak - self.floor) * min(1.0, left / COOLING)
 
     def entities(self, rng: random.Random, step: int) -> int:
         """Rivals in a story: three at first, then up to five."""
