@@ -192,16 +192,20 @@ def calibrate(
 
 
 def write(folder: Path, head_scores: dict[str, list[list[float]]], about: dict[str, Any]) -> Path:
-    """Into the folder's calibration, whole or not at all; what else it holds stays, unless it is
-    no JSON."""
+    """Head scores into the folder's calibration."""
+    return merge(folder, head_scores=head_scores, head_scores_from=about)
+
+
+def merge(folder: Path, **fields: Any) -> Path:
+    """Fields into the folder's calibration, whole or not at all; what else it holds stays, unless
+    it is no JSON."""
     path = folder / FILE
     try:
         before = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         before = {}
-    record = {**before, "head_scores": head_scores, "head_scores_from": about}
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(record) + "\n")
+    part.write_text(json.dumps({**before, **fields}) + "\n")
     os.replace(part, path)
     return path
 

@@ -66,7 +66,8 @@ class Method(FusionMethod):
             return 0
         most = math.ceil(sum(len(g.middle) for g in grids) / max(1, len(grids)))
         ends = sum(len(g.indices(g.fixed)) for g in grids)
-        room = (self.max_kept * sum(g.tokens for g in grids) - ends) / BLOCK
+        block = grids[0].block if grids else BLOCK
+        room = (self.max_kept * sum(g.tokens for g in grids) - ends) / block
         return min(most, max(1, math.floor(room)))
 
     def held_tokens(self, documents: Sequence[int]) -> int:

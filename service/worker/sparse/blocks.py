@@ -16,13 +16,16 @@ class BlockGrid:
 
     0    64   128  192                      T
     ├init┤────┤────┤──── middle ──── ┤local ┤
+
+    The store reads blocks of 64; another size is for measuring on models of short contexts.
     """
 
     tokens: int
+    block: int = BLOCK
 
     @property
     def blocks(self) -> int:
-        return -(-self.tokens // BLOCK)
+        return -(-self.tokens // self.block)
 
     @property
     def fixed(self) -> list[int]:
@@ -39,7 +42,7 @@ class BlockGrid:
 
     def span(self, block: int) -> range:
         """Token indices of a block; the last one may be shorter."""
-        return range(block * BLOCK, min(self.tokens, (block + 1) * BLOCK))
+        return range(block * self.block, min(self.tokens, (block + 1) * self.block))
 
     def indices(self, blocks: list[int]) -> list[int]:
         return [t for block in blocks for t in self.span(block)]

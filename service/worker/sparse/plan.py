@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.sparse.blocks import BLOCK, BlockGrid
+from service.worker.sparse.blocks import BlockGrid
 from service.worker.sparse.selection import Selection, SketchedDocument
 
 
@@ -51,8 +51,8 @@ def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
     if not grid.middle:
         return ends
     most = math.floor(share * grid.tokens + 1e-9)
-    first = ends[: min(BLOCK, most)]
-    rest = ends[BLOCK:]
+    first = ends[: min(grid.block, most)]
+    rest = ends[grid.block :]
     return first + rest[max(0, len(rest) - (most - len(first))) :]
 
 

@@ -26,7 +26,6 @@ from service.worker.layer_view import CachedSegment
 from service.worker.layout import PromptLayout
 from service.worker.place import PromptKV
 from service.worker.prefill import PrefillResult
-from service.worker.sparse.blocks import BLOCK
 from service.worker.sparse.held import HeldTokens, TokenSource
 from service.worker.sparse.plan import SparsePlan, fixed_tokens, make_plan
 from service.worker.sparse.selection import (
@@ -277,7 +276,8 @@ def _blocks_to_read(
                 local = token - document.start
                 if 0 <= local < document.grid.tokens:
                     here = out[number][layer]
-                    if local // BLOCK not in here:
-                        here.append(local // BLOCK)
+                    block = local // document.grid.block
+                    if block not in here:
+                        here.append(block)
                         here.sort()
     return out

@@ -95,15 +95,16 @@ class SketchBuilder:
     """Sees a chunk's layers one after the other, then gives its sketch. `first`: prefix rows before
     the chunk's own."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, block: int = BLOCK) -> None:
         self._first = first
+        self._block = block
         self._layers: list[dict[str, Tensor]] = []
 
     def add(self, view: LayerView) -> None:
         """One layer of the chunk's own full prefill."""
         first = self._first
         tokens = len(view.rows) - first
-        grid = BlockGrid(tokens)
+        grid = BlockGrid(tokens, self._block)
         k = view.fresh_k[first:].float()
         mass, norm = attention_mass(view.q[first:], view.k, view.scale)
         representative, top = representatives(mass, grid)
@@ -113,7 +114,7 @@ class SketchBuilder:
         self._layers.append(
             {
                 "means": torch.stack(
-                    [k[b * BLOCK : (b + 1) * BLOCK].mean(0) for b in range(grid.blocks)]
+                    [k[grid.span(b).start : grid.span(b).stop].mean(0) for b in range(grid.blocks)]
                 ),
                 "anchor": k[grid.indices(grid.fixed)].mean(0),
                 "local_query": view.fresh_q[first:][local].float().mean(0),
