@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.records import Method as Named
@@ -17,7 +16,7 @@ from tests.worker.eviction.harness import LAYERS, Shape, random_layers, shrink, 
 from tests.worker.eviction.test_stitched import FUSION, SHAPE, assert_pool_holds, stitched
 from tests.worker.reference_eviction import Region, gemfilter, last_row_logits
 from tests.worker.test_evict import ANSWER, decoded
-from tests.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_close, tiny
+from tests.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, tiny
 
 PROMPT = [*S, *D1, *D2, *D3, *Q]
 CHOOSES = 2  # of the tiny models' five layers
@@ -122,8 +121,8 @@ def test_on_every_family(any_family: Tiny) -> None:
     assert_close("gemfilter: logits", run.logits, expected.logits[-1])
 
 
-def same(model: Tiny, documents: tuple[list[int], ...], budget: int) -> tuple[Tensor, Tensor]:
-    """Logits with and without GemFilter where it has nothing to leave out."""
+def same(model: Tiny, documents: tuple[list[int], ...], budget: int) -> tuple[Run, Run]:
+    """With and without GemFilter where it has nothing to leave out."""
     pie = make_fusion("pie", {})
     method = GemFilter(budget=budget)
     run = model.stitch(pie, documents=documents, eviction=method)
@@ -132,14 +131,17 @@ def same(model: Tiny, documents: tuple[list[int], ...], budget: int) -> tuple[Te
     assert shrink(model, run, method, 0).coverage == 1
     assert run.pool.free_share == before
     assert run.sequence.kept_tokens(0) == run.layout.tokens
-    return run.logits, model.stitch(pie, documents=documents).logits
+    return run, model.stitch(pie, documents=documents)
 
 
 def test_nothing_to_leave_out(model: Tiny) -> None:
-    """The prompt fits; or S and Q exceed the budget and there is nothing else."""
-    for documents, budget in (((D1, D2, D3), SHAPE.tokens), ((D1,), 1000), ((), 4)):
+    """The prompt fits, and costs nothing more; or S and Q, over the budget, are all there is."""
+    for documents, budget in (((D1, D2, D3), SHAPE.tokens), ((D1,), 1000)):
         ours, plain = same(model, documents, budget)
-        assert ours.equal(plain)
+        assert ours.logits.equal(plain.logits)
+        assert ours.result.flops == plain.result.flops
+    ours, plain = same(model, (), 4)
+    assert ours.logits.equal(plain.logits)
 
 
 def test_its_cost_is_counted(model: Tiny) -> None:
