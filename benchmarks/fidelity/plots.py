@@ -14,6 +14,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from benchmarks.fidelity.summary import Duel, Summary
 
@@ -30,6 +31,7 @@ _COLOURS = {
     "question_scout": "tab:red",
 }
 _STYLES = {"none": "--", "bos": ":", "system": "-"}
+_TICKS = (5, 10, 15, 20, 30, 40, 50, 70)
 _MARKERS = "osD^vPX*<>"
 
 
@@ -77,8 +79,10 @@ def _save(path: Path) -> None:
 
 
 def _frontier(summaries: Sequence[Summary]) -> None:
-    """Plain curves with intervals; variants as faint points. Codecs are left to the table."""
-    curves = [c for c in _curves(summaries) if c[0].configuration.codec == "raw"]
+    """Plain curves with intervals; variants as faint points. Codecs are left to the table, and
+    full prefill is at (1, 0) by definition."""
+    raw = [s for s in summaries if s.configuration.codec == "raw"]
+    curves = _curves([s for s in raw if s.configuration.family != "full prefill"])
     figure, panels = plt.subplots(1, 2, figsize=(15, 6.5), sharex=True)
     for axes, key, label in zip(
         panels,
@@ -97,6 +101,8 @@ def _frontier(summaries: Sequence[Summary]) -> None:
                 high = [max(s.figures[key].high, FLOOR) for s in points]
                 axes.vlines(x, low, high, color=style["color"], linewidth=0.8, alpha=0.5)
         axes.set(yscale="log", xscale="log", xlabel="operations, share of a full prefill")
+        axes.set_xticks([share / 100 for share in _TICKS], [f"{share} %" for share in _TICKS])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set(ylabel="KL(full prefill ‖ method), nats", title=label)
         axes.grid(alpha=0.3, which="both")
     _legend(figure, panels[0])

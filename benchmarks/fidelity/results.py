@@ -68,6 +68,7 @@ def _configuration(s: Summary, tasks: Sequence[str]) -> dict[str, Any]:
         "prefix_mode": c.prefix_mode,
         "codec": c.codec,
         "figures": {name: asdict(estimate) for name, estimate in s.figures.items()},
+        "kl_first_median": s.kl_median,
         "kl_first_by_task": by_task(s, tasks),
         "map_l2": s.map_l2,
         "k_error_by_layer": s.k_error,

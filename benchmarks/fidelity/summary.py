@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
 from benchmarks.fidelity.configuration import Configuration
 from benchmarks.fidelity.records import Record
@@ -41,11 +41,13 @@ FIGURES: dict[str, Callable[[Record], float | None]] = {
 @dataclass(frozen=True)
 class Summary:
     """One configuration over all prompts: `records` in the prompts' order, means with intervals
-    by figure, plain means by depth or layer."""
+    by figure, the median of the first token's KL (few prompts can make a mean), plain means by
+    depth or layer."""
 
     configuration: Configuration
     records: Sequence[Record] = field(repr=False)
     figures: dict[str, Estimate]
+    kl_median: float
     map_l2: list[float]
     k_error: list[float]
     v_error: list[float]
@@ -73,6 +75,7 @@ class Summary:
             configuration,
             records,
             figures,
+            median(r.kl_first for r in records),
             _by_place([r.map_l2 for r in records]),
             _by_place([r.k_error for r in records]),
             _by_place([r.v_error for r in records]),

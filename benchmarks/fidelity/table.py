@@ -23,6 +23,7 @@ the lower KL, of those that differ. ‡: the rival costs less.
 RIVAL_LEGEND = """\
 Rival: the best {family} configuration (any ratio, layer and prefix mode) that costs as many
 operations, or up to 8 % of a full prefill more; where there is none, the next above, else below.
+It is chosen on these same prompts, which favours it.
 """
 
 
@@ -58,6 +59,7 @@ def quality(summaries: Sequence[Summary]) -> str:
             _percent(f["rows"].mean),
             _percent(f["flops"].mean),
             _with_interval(f["kl_first"], _small),
+            _small(s.kl_median),
             _with_interval(f["kl_next"], _small),
             _with_interval(f["agree_first"], _percent),
             _percent(f["agree_next"].mean),
@@ -67,7 +69,7 @@ def quality(summaries: Sequence[Summary]) -> str:
             f"{f['seconds'].mean:.3f}",
         ]
 
-    head = ["configuration", "rows", "FLOPs", "KL first", "KL next", "agree first"]
+    head = ["configuration", "rows", "FLOPs", "KL first", "median", "KL next", "agree first"]
     head += ["agree next", "right", "hit", "MB", "seconds"]
     return _table(head, [row(s) for s in summaries])
 

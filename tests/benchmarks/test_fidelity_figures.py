@@ -115,7 +115,7 @@ def test_a_table_row_for_every_configuration() -> None:
     assert len(rows) == 4
     against = duels(summaries, Bootstrap(2), None)
     text = table.report("title", summaries, ["x", "y"], against)
-    assert "| a3 at 0.1 system | 15.0 % | 10.0 % | 0.2 [0.1, 0.3]" in text
+    assert "| a3 at 0.1 system | 15.0 % | 10.0 % | 0.2 [0.1, 0.3] | 0.2 |" in text
     tasks = table.tasks_table(summaries, ["x", "y"]).splitlines()
     assert tasks[0] == "| configuration | x | y |"
     assert tasks[2] == "| a3 at 0.1 system | 0.1 | 0.3 |"
