@@ -145,10 +145,7 @@ class GuardedTier:
         return attempt.value is not None
 
     def put_extra(self, key: str, extra: EncodedExtra) -> bool:
-        """Whether the tier took it: not without the chunk itself, nor while its delete is owed."""
-        if self._is_owed(key):
-            self._guard.count("write_extra", "absent")
-            return False
+        """Whether the tier took it: disk and shared tiers do not without the chunk itself."""
         attempt = self._guard.call(
             "write_extra", lambda: self.tier.put_extra(key, extra.name, extra.raw)
         )

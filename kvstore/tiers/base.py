@@ -80,8 +80,11 @@ class Tier(Protocol):
     ) -> Tensor | None:
         """Some ranges of the data section (ascending, disjoint), one after the other.
 
-        Host uint8, not verified; no other data are moved. ``header`` is the chunk's own. None when
-        there is no such chunk.
+        Host uint8, not verified; no other data are moved. None when there is no such chunk.
+
+        Args:
+            header: the chunk's, as it was when somebody read it. If another chunk has taken its
+                place, :class:`ChunkCorrupt` or bytes that do not verify are the answer.
         """
         ...
 

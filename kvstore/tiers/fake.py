@@ -100,7 +100,7 @@ class FakeTier:
         self._enter("read_ranges")
         if chunk is None:
             return None
-        if chunk.header.file_bytes != header.file_bytes:
+        if chunk.header.nbytes != header.nbytes:
             raise ChunkCorrupt("the chunk is not the one this header came from")
         return gather(chunk.data, ranges)
 
@@ -112,8 +112,9 @@ class FakeTier:
         return True
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
+        raw = self._extras.get(key, {}).get(name)
         self._enter("read_extra")
-        return self._extras.get(key, {}).get(name)
+        return raw
 
     def contains(self, keys: Collection[str]) -> set[str]:
         self._enter("contains")

@@ -136,16 +136,13 @@ class SsdTier:
         with self._opened(key) as found:
             if found is None:
                 return None
-            fd, file = found
-            if (file.header_bytes, file.file_bytes) != (header.data_start, header.file_bytes):
-                raise ChunkCorrupt("the file is not the one this header came from")
             data = allocate(total_bytes(ranges), pin=self._pin)
             rest = view_bytes(data)
             parts: list[tuple[int, memoryview]] = []
             for start, end in runs(ranges):
                 parts.append((header.data_start + start, rest[: end - start]))
                 rest = rest[end - start :]
-            read_scattered(fd, parts)
+            read_scattered(found[0], parts)
             return data
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:

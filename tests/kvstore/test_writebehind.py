@@ -4,6 +4,7 @@ import time
 import pytest
 
 from kvstore import TierError
+from kvstore.extra import encode_extra
 from kvstore.guarded import GuardedTier
 from kvstore.tiers.breaker import BreakerSettings
 from kvstore.tiers.fake import FakeTier
@@ -70,6 +71,19 @@ def test_the_same_write_waits_once(fake, guarded):
     assert queue.pending == 2 and queue.holds(guarded, make_key(1))
     fake.release()
     assert queue.flush(10) and fake.calls["put"] == 2
+    queue.close()
+
+
+def test_extra_tensors_that_wait_are_not_their_chunk(fake, guarded):
+    queue = writer()
+    blocked(fake, guarded, queue)
+    for version in (1, 2):
+        queue.submit(guarded, make_key(1), encode_extra("sketch", version, {}))
+    assert not queue.holds(guarded, make_key(1))
+    queue.submit(guarded, make_key(1), CHUNK)
+    assert queue.holds(guarded, make_key(1)) and queue.pending == 4
+    fake.release()
+    assert queue.flush(10) and fake.contains([make_key(1)])
     queue.close()
 
 

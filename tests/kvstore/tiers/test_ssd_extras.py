@@ -89,3 +89,19 @@ def test_a_failed_write_of_an_extra_leaves_nothing(tmp_path, monkeypatch):
         assert tier.usage().used_bytes == used and not list((tmp_path / "tmp").iterdir())
         assert tier.read_extra(make_key(), "sketch") is None
     tier.close()
+
+
+def test_a_delete_while_an_extra_is_written_leaves_nothing(tmp_path, monkeypatch):
+    tier = started(tmp_path)
+    tier.put(make_key(), make_chunk())
+    writev = os.writev
+
+    def delete_first(fd, buffers):
+        assert tier.delete([make_key()]) == 1
+        return writev(fd, buffers)
+
+    monkeypatch.setattr(os, "writev", delete_first)
+    assert not tier.put_extra(make_key(), "sketch", torch.zeros(9, dtype=torch.uint8))
+    assert tier.usage().used_bytes == 0 and not list(tmp_path.glob("??/??/*"))
+    assert not list((tmp_path / "tmp").iterdir())
+    tier.close()
