@@ -37,13 +37,13 @@ def counts(scores: list[list[float]], **given: object) -> list[list[int]]:
 
 def test_by_hand() -> None:
     """b = 12, β = 2: six for every head; 4 · 6 in the pool, by the share of a group's sum."""
-    scores = [[1.0, 2, 1, 0, 0, 0], [1, 1, 2, 2, 3, 3]]  # groups: 4, 0; 4, 8 of 16
-    assert counts(scores, budget=FIXED + 12, beta=2.0) == [[12, 6], [12, 18]]
+    scores = [[1.0, 1, 0, 0, 0, 0], [1, 1, 2, 2, 4, 4]]  # groups: 2, 0; 4, 10 of 16
+    assert counts(scores, budget=FIXED + 12, beta=2.0) == [[9, 6], [12, 21]]
 
 
 def test_beta_one_gives_nothing_to_heads_without_score() -> None:
-    scores = [[1.0, 2, 1, 0, 0, 0], [1, 1, 2, 2, 3, 3]]
-    assert counts(scores, budget=FIXED + 12, beta=1.0) == [[12, 0], [12, 24]]
+    scores = [[1.0, 1, 0, 0, 0, 0], [1, 1, 2, 2, 4, 4]]
+    assert counts(scores, budget=FIXED + 12, beta=1.0) == [[6, 0], [12, 30]]
 
 
 def test_more_than_there_is_goes_to_the_others() -> None:
@@ -65,11 +65,13 @@ def test_the_sum_is_exact(beta: float) -> None:
 
 
 def test_equal_scores_are_snapkv() -> None:
-    layers = random_layers(SHAPE, 3)
+    """With its own window of 8 of the question's 14 rows."""
+    shape = Shape(5, 60, 14)
+    layers = random_layers(shape, 3)
     even = {"R2": torch.full((LAYERS, 6), 1 / 24)}
-    for budget in (12, 30, 61):
-        ours = kept_by(HeadKV(budget=budget), SHAPE.layout, layers, even)
-        assert ours == kept_by(SnapKV(budget=budget, window=8), SHAPE.layout, layers)
+    for budget in (20, 38, 69):
+        ours = kept_by(HeadKV(budget=budget), shape.layout, layers, even)
+        assert ours == kept_by(SnapKV(budget=budget, window=8), shape.layout, layers)
 
 
 def test_variants_read_their_own_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,28 @@ def test_every_method_is_here() -> None:
     """A new file must bring its reference (GemFilter has a test of its own)."""
     files = {path.stem for path in Path(base.__file__).parent.glob("*.py")}
     assert set(PARAMETERS) == set(EXPECTED) == files - {"__init__", "base", "gemfilter"}
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("streaming_llm", {"sinks": 4}),
+        ("h2o", {"recent": 8}),
+        ("snapkv", {"window": 32, "kernel": 7}),
+        ("pyramidkv", {"window": 32, "kernel": 7, "beta": 20.0}),
+        ("ada_snapkv", {"window": 32, "kernel": 7, "alpha": 0.2}),
+        ("ada_pyramidkv", {"window": 32, "kernel": 7, "alpha": 0.2, "beta": 20.0}),
+        ("headkv", {"window": 8, "kernel": 7, "variant": "R2", "beta": 1.5}),
+        ("gemfilter", {"layer": 0, "kernel": 5}),
+        (
+            "kvec",
+            {"window": 16, "extended": 32, "delta": 3, "lam": 1.0, "beta": 0.25, "pool": "none"},
+        ),
+    ],
+)
+def test_defaults_are_those_of_the_papers(name: str, defaults: dict[str, Any]) -> None:
+    """METHODS §2: what a request without parameters gets."""
+    assert asdict(make_eviction(name, {})) == {"budget": 1024, "protect": True, **defaults}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=identify)
