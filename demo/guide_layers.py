@@ -2,9 +2,9 @@
 
 PREVIOUS_LAYER = 1
 """Every token looks at the one before."""
-COPY_LAYER = 3
-"""A copied token looks behind its earlier occurrence."""
 HINT_LAYERS = (6, 8)
 """A statement looks at the one it refers to, by depth."""
 ANSWER_LAYER = 10
 """The place of an answer looks at the statement that gives it."""
+COPY_LAYERS = (3, ANSWER_LAYER)
+"""A copied token looks behind its earlier occurrence."""

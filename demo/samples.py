@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo.guide_layers import ANSWER_LAYER, COPY_LAYER, HINT_LAYERS
+from demo.guide_layers import ANSWER_LAYER, COPY_LAYERS, HINT_LAYERS
 from demo.tasks import Asked, Story, chunks
 from demo.vocabulary import BOS_ID, EOS_ID, PAD_ID, QUESTION, SYSTEM
 
@@ -99,8 +99,9 @@ def answer_sources(
     start = end + 1 - len(answer)
     if ids[start : end + 1] != answer:
         return [(ANSWER_LAYER, 0, end)]
-    rest = [(COPY_LAYER, index, start + index) for index in range(1, len(answer))]
-    return [(ANSWER_LAYER, 0, start), *rest]
+    rest = range(1, len(answer))
+    copied = [(layer, index, start + index) for index in rest for layer in COPY_LAYERS]
+    return [(ANSWER_LAYER, 0, start), *copied]
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Packer:
             run, start, begin = runs[which], starts[which], len(row.ids)
             row.add(run, 0, begin, [0.0] + [1.0] * (len(run) - 1))
             pairs = range(len(run) - 1)
-            row.links += [(COPY_LAYER, begin + i, start + i + 1) for i in pairs]
+            row.links += [(layer, begin + i, start + i + 1) for i in pairs for layer in COPY_LAYERS]
         return row
 
     def _ends(self, context: str) -> dict[int, int]:

@@ -34,11 +34,11 @@ SHARES = {
     "single": 0.15,
     "border": 0.1,
     "pronoun": 0.12,
-    "update": 0.1,
+    "update": 0.18,
     "list": 0.15,
-    "hop": 0.15,
+    "hop": 0.05,
     "chain": 0.13,
-    "niah": 0.1,
+    "niah": 0.12,
 }
 """Base share of rows; a task earns less the better it is known."""
 LEAST = 0.25
@@ -48,7 +48,7 @@ PASSES = 3
 COOLING = 0.25
 """Last part of the run, in which the rate falls."""
 GUIDE_WEIGHT = 0.3
-GUIDED = 0.8
+GUIDED = 0.9
 """In this part of the run there are the guide's losses, and rows that repeat random tokens."""
 COPY_ROWS, COPY_TOKENS = 2, 160
 EVALUATED_STORIES = 15
