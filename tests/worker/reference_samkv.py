@@ -152,9 +152,11 @@ def samkv(
     min_later: int = 16,
     deviations: float = 3.0,
     sketches: Sketches | None = None,
+    ends: Sequence[Sequence[int]] | None = None,
 ) -> SamKV:
     """`prefix`: what a document sees at precompute. `stable_layers`: N*, counted from 0, default
-    the last ⌈L / 8⌉. `sketches`: default the documents' own. Decode by
+    the last ⌈L / 8⌉. `sketches`: default the documents' own. `ends`: tokens of each non-empty
+    document recomputed at every layer, default its init and local. Decode by
     `reference.decode(result.trace, tokens)`."""
     stored = [reference.precompute(system)]
     stored += [reference.precompute(ids, prefix) for ids in documents]
@@ -171,6 +173,9 @@ def samkv(
     for start, s in zip(starts, sketches, strict=True):
         ranges = s[0].ranges
         fixed += [start + t for t in tokens_of(fixed_blocks(len(ranges)), ranges)]
+    anew = fixed
+    if ends is not None:
+        anew = [start + t for start, own in zip(starts, ends, strict=True) for t in own]
 
     first = question_pass(reference, ids, asked, cached, [[*always, *fixed]] * len(layers))
     generic = [first.q_pre[layer][asked].mean(0) for layer in layers]
@@ -185,7 +190,7 @@ def samkv(
         middle = [starts[i] + t for i, j in choice.blocks[layer] for t in here[i].ranges[j]]
         odd = outlier_tokens(here, choice.blocks[layer], pauta_pool, deviations)
         kept.append(sorted([*always, *fixed, *middle]))
-        recomputed.append(sorted([*fixed, *(starts[i] + t for i, t in odd)]) if recompute else [])
+        recomputed.append(sorted([*anew, *(starts[i] + t for i, t in odd)]) if recompute else [])
 
     hidden = hidden_sets(recomputed)
     seen = [sorted({*g, *u}) for g, u in zip(kept, hidden, strict=True)]

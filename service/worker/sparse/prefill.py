@@ -63,7 +63,7 @@ def sparse_prefill(
 ) -> Steps[PrefillResult]:
     """Pauses after every layer, and while it waits for blocks."""
     flops = FlopCount(adapter)
-    queries = yield from _first_pass(adapter, prompt, flops)
+    queries = yield from first_pass(adapter, prompt, flops)
     selection, plan = make_choice(adapter, model, prompt, method, queries)
     found = yield from fetch(_blocks_to_read(prompt.documents, selection, plan))
     held = [
@@ -106,7 +106,7 @@ def make_choice(
     return chosen, plan
 
 
-def _first_pass(adapter: DecoderAdapter, prompt: SparsePrompt, flops: FlopCount) -> Steps[Tensor]:
+def first_pass(adapter: DecoderAdapter, prompt: SparsePrompt, flops: FlopCount) -> Steps[Tensor]:
     """Mean query before RoPE of the question's rows, per layer: `[L, heads, d]` fp32."""
     layout = prompt.layout
     rows = layout.question_rows

@@ -59,29 +59,33 @@ def scores(query: Tensor, keys: Tensor) -> Tensor:
 
 def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]) -> float:
     """P in [0, 1): how far the best middle block beats the anchor, on the scale down to the worst,
-    mean over the stable layers (Q3)."""
+    mean over the stable layers (Q3). Blocks that were not scored (only blocks of fewer than 16
+    tokens may not be) are neither."""
     middle = document.grid.middle
     sketch = document.sketch
     if not middle:
         return 0.0
     rows = torch.arange(sketch.alpha.shape[0])
-    best = torch.tensor(middle)[sketch.alpha[:, middle].argmin(1).cpu()]
-    worst = torch.tensor(middle)[sketch.mass[:, middle].argmin(1).cpu()]
+    alpha = sketch.alpha[:, middle]
+    mass = sketch.mass[:, middle].masked_fill(~alpha.isfinite(), math.inf)
+    best = torch.tensor(middle)[alpha.argmin(1).cpu()]
+    worst = torch.tensor(middle)[mass.argmin(1).cpu()]
     keys = torch.stack([sketch.means[rows, best], sketch.means[rows, worst], sketch.anchor], dim=1)
     high, low, anchor = scores(query, keys).unbind(1)
-    inside = (low < anchor) & (anchor <= high)
+    inside = (low < anchor) & (anchor <= high) & alpha.isfinite().any(1)
     gap = torch.where(inside, (high - anchor) / (high - low).clamp(min=1e-30), 0.0)
     return float(gap[list(stable_layers)].mean())
 
 
 def normalised(s: Tensor, query: Tensor, how: str) -> Tensor:
-    """Scores `[L, m]` of one document made comparable between documents."""
+    """Scores `[L, m]` of one document made comparable between documents. softmax: its logarithm,
+    which orders alike and cannot underflow to ties."""
     if how == "minmax":
         low, high = s.amin(1, keepdim=True), s.amax(1, keepdim=True)
         spread: Tensor = (s - low) / (high - low).clamp(min=1e-30)
         return spread
     if how == "softmax":
-        return s.softmax(1)
+        return s.log_softmax(1)
     lengths = torch.linalg.vector_norm(query.flatten(1), dim=1, keepdim=True)
     fair: Tensor = s / lengths.clamp(min=1e-30)
     return fair
