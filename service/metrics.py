@@ -27,6 +27,7 @@ E2E_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 7.5, 10.0, 15.0),
     *(20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0),
 )
+RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 0.999)
 STAGE_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25),
     *(0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -191,6 +192,30 @@ class Metrics:
             ["source"],
             registry=registry,
         )
+        self.kv_read_bytes = counter(
+            "kvstitch_answer_kv_read_bytes_total",
+            "Bytes of KV read for answers, by the tier they came from.",
+            ["tier"],
+            registry=registry,
+        )
+        self.kv_stored_bytes = counter(
+            "kvstitch_answer_kv_stored_bytes_total",
+            "Bytes of the whole KV of the segments that answers read from.",
+            ["tier"],
+            registry=registry,
+        )
+        self.kept_ratio = histogram(
+            "kvstitch_answer_kept_ratio",
+            "Document KV entries an answer held after its first token, of all.",
+            buckets=RATIO_BUCKETS,
+            registry=registry,
+        )
+        self.recomputed_ratio = histogram(
+            "kvstitch_answer_recomputed_ratio",
+            "Document tokens an answer computed anew, of all.",
+            buckets=RATIO_BUCKETS,
+            registry=registry,
+        )
         self.completion_tokens = counter(
             "kvstitch_completion_tokens_total", "Answer tokens.", registry=registry
         )
@@ -219,6 +244,9 @@ class Metrics:
             self.stage.labels(stage)
         for source in PROMPT_SOURCES:
             self.prompt_tokens.labels(source)
+        for tier in ("memory", "ssd", "redis"):
+            self.kv_read_bytes.labels(tier)
+            self.kv_stored_bytes.labels(tier)
         for state in JOB_STATES:
             self.jobs.labels(state)
 

@@ -26,11 +26,14 @@ def parameter(
     ge: float | None = None,
     le: float | None = None,
     choices: Sequence[str] | None = None,
+    layer: bool = False,
 ) -> Any:
     """A dataclass field holding `default`, with its range or choices and a line of explanation.
+    `layer`: it is the number of a layer, so at most the served model's last.
     A tuple takes a list of numbers, each within the range."""
     kind = _NAMES[type(default)]
     metadata = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices}
+    metadata["layer"] = layer or None
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -42,6 +45,14 @@ def schema_of(cls: type) -> Schema:
             facts = {k: v for k, v in f.metadata.items() if v is not None}
             out[f.name] = {**facts, "default": f.default}
     return out
+
+
+def for_model(schema: Schema, layers: int) -> Schema:
+    """`schema` with the range that parameters naming a layer have for a model of so many."""
+    return {
+        name: {**facts, "le": layers - 1} if facts.get("layer") else facts
+        for name, facts in schema.items()
+    }
 
 
 def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class MethodInfo:
     name: str
     doc: str
     parameters: dict[str, dict[str, Any]]  # service.parameters.Schema
+    unavailable: str = ""  # why this model cannot use it; empty: it can
+    sparse: bool = False  # holds only part of the documents' KV itself
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class SegmentReport:
     chunk_id: int
     tokens: int
     tier: str
-    bytes: int
+    bytes: int  # read from that tier
+    stored_bytes: int  # of the segment's whole stored KV
     load_s: float
     rows_recomputed: int
     problems: list[str] = field(default_factory=list)  # e.g. "ssd: corrupt"

@@ -120,6 +120,7 @@ class Ablation:
         for first in (0, 1, 2, 3, 4, 6, 8):
             if first != self.edge:
                 yield self._scout(f"first {first}", pick=replace(self.pick, first=first))
+        yield self._scout("edges unbounded", pick=replace(self.pick, ends=1.0))
         for last in (1, 2, 4):
             yield self._scout(f"last {last} too", pick=replace(self.pick, last=last))
             alone = Pick(self.ratio, first=0, last=last)
@@ -146,6 +147,7 @@ class Ablation:
             yield self._scout(f"best {name}", heads="only", chosen=tuple(sorted(best[:count])))
 
     def _rankings(self) -> Iterator[Configuration]:
+        yield self._scout("sum over question rows", question_rows="sum")
         yield self._scout("max over question rows", question_rows="max")
         yield self._scout("last question row", question_rows="last")
         upper = tuple(range(self.layers // 2, self.layers))

@@ -20,12 +20,14 @@ from service.worker.topk import stable_topk
 @dataclass(frozen=True)
 class Pick:
     """first, last: tokens at every document's ends, the outermost of all documents before any
-    further in. pool: a token's evidence is the most within so many tokens of it. dilate: a chosen
-    token brings so many neighbours along. Both stay inside the token's document."""
+    further in, and of the rows at most the share `ends`. pool: a token's evidence is the most
+    within so many tokens of it. dilate: a chosen token brings so many neighbours along. Both stay
+    inside the token's document."""
 
     ratio: float = 0.15
     first: int = 4
     last: int = 0
+    ends: float = 0.5
     pool: int = 0
     dilate: int = 0
 
@@ -42,9 +44,14 @@ class Pick:
         top = float(rank.max()) if len(rank) else 0.0
         from_start, from_end = _depths(layout)
         limit = max(self.first, self.last)
-        for depth, most in ((from_start, self.first), (from_end, self.last)):
-            edge = depth < most
-            rank = torch.where(edge, torch.maximum(rank, top + (limit - depth).double()), rank)
+        far = torch.full_like(from_start, limit)
+        depth = torch.minimum(
+            torch.where(from_start < self.first, from_start, far),
+            torch.where(from_end < self.last, from_end, far),
+        )
+        order = depth.sort(stable=True).indices[: int((depth < limit).sum())]
+        edges = order[: int(self.ends * wanted)]
+        rank[edges] = top + (limit - depth[edges]).double()
         if self.dilate:
             return _dilated(layout, candidates, rank, wanted, self.dilate)
         return candidates[stable_topk(rank, wanted)]

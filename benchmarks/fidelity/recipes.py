@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.picking import Pick
-from benchmarks.fidelity.variants import ScoutVariant, random_ranks
+from benchmarks.fidelity.variants import ScoutVariant, answer_rows, random_ranks
 from service.worker.fusion.base import FusionMethod
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout, union
@@ -144,8 +144,10 @@ class _Besides(FusionMethod):
     pick: Pick
     done: Tensor
 
-    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
-        return weights.sum((0, 1))
+    def scout(
+        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
+    ) -> Tensor | None:
+        return answer_rows(weights).sum(0)
 
     def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
         left = evidence.clone()
@@ -182,8 +184,10 @@ class _TimesNorms(FusionMethod):
 
     norms: list[Tensor]
 
-    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
-        return (weights.sum(1) * self.norms[layer]).sum(0)
+    def scout(
+        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
+    ) -> Tensor | None:
+        return (answer_rows(weights) * self.norms[layer]).sum(0)
 
 
 def _value_norms(case: Case) -> list[Tensor]:

@@ -44,13 +44,20 @@ def random_ranks(layout: PromptLayout, seed: int) -> Tensor:
     return torch.randperm(layout.tokens, generator=source).to(layout.ids.device).float()
 
 
+def answer_rows(weights: Tensor) -> Tensor:
+    """`[heads, m, seen]` → `[heads, seen]`: the last question row's attention and half the mean of
+    all, as question_scout weighs them."""
+    return weights[:, -1] + 0.5 * weights.mean(1)
+
+
 @dataclass(frozen=True)
 class ScoutVariant(FusionMethod):
     """question_scout with another ranking or choice.
 
     layers: those that say something, None for all. heads: `sum` or `max` over a layer's query
-    heads, or `only` those in `chosen`, (layer, head) pairs, summed. question_rows: `sum`, `max` or
-    the `last` alone; the latter two take questions of one tile (`service.worker.scout.TILE`).
+    heads, or `only` those in `chosen`, (layer, head) pairs, summed. question_rows: `answer` (the
+    last one and half the mean, as question_scout has it), `sum`, `max` or the `last` alone;
+    questions of one tile (`service.worker.scout.TILE`).
     """
 
     scouts: ClassVar[bool] = True
@@ -59,9 +66,11 @@ class ScoutVariant(FusionMethod):
     layers: tuple[int, ...] | None = None
     heads: str = "sum"
     chosen: tuple[tuple[int, int], ...] = ()
-    question_rows: str = "sum"
+    question_rows: str = "answer"
 
-    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
+    def scout(
+        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
+    ) -> Tensor | None:
         if self.layers is not None and layer not in self.layers:
             return None
         if self.heads == "only":
@@ -70,6 +79,7 @@ class ScoutVariant(FusionMethod):
                 return None
             weights = weights[heads]
         by_head = {
+            "answer": lambda: answer_rows(weights),
             "sum": lambda: weights.sum(1),
             "max": lambda: weights.amax(1),
             "last": lambda: weights[:, -1],

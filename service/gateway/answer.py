@@ -14,7 +14,7 @@ import uuid
 from service.errors import InvalidRequest, NotFound
 from service.gateway.admission import Admission, Ticket
 from service.gateway.library import Found, Library
-from service.gateway.methods import chosen
+from service.gateway.methods import check_together, chosen
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import GenerateRequest
 from service.gateway.stream import Answer, outcome_of
@@ -61,6 +61,7 @@ class Answerer:
             eviction = None
             if request.eviction is not None:
                 eviction = chosen("eviction", request.eviction, ready.eviction)
+            check_together(fusion, eviction, ready.fusion)
             ticket = self._admission.enter(self.prompts.estimate(request.question, top_k))
             return await self._prepare(request, arrived, ticket, top_k, fusion, eviction)
         except BaseException as error:

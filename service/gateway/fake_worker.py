@@ -177,7 +177,7 @@ class FakeWorker:
     def _report(self, request: Generate, sent: int) -> Report:
         documents = [self._segment(chunk) for chunk in request.documents]
         cached = sum(d.tokens for d in documents if d.tier == "memory")
-        system = SegmentReport(-1, len(request.system), "memory", 64, 0.0, 0)
+        system = SegmentReport(-1, len(request.system), "memory", 64, 64, 0.0, 0)
         total = len(request.system) + sum(d.tokens for d in documents) + len(request.question)
         return Report(
             prompt_tokens=total,
@@ -206,6 +206,7 @@ class FakeWorker:
             tokens,
             "memory" if known else "cold",
             1024 * tokens if known else 0,
+            1024 * tokens,
             0.001,
             0 if known else tokens,
         )

@@ -86,6 +86,13 @@ def observe(metrics: Metrics, times: Timing, stages: dict[str, float], report: R
     metrics.completion_tokens.inc(report.completion_tokens)
     for source, tokens in sources(report).items():
         metrics.prompt_tokens.labels(source).inc(tokens)
+    for segment in (report.system, *report.documents):
+        if segment.tier in TIERS:
+            metrics.kv_read_bytes.labels(segment.tier).inc(segment.bytes)
+            metrics.kv_stored_bytes.labels(segment.tier).inc(segment.stored_bytes)
+    if report.documents:
+        metrics.kept_ratio.observe(report.kept_ratio)
+        metrics.recomputed_ratio.observe(report.recomputed_ratio)
 
 
 def sources(report: Report) -> dict[str, int]:
@@ -106,6 +113,7 @@ def _segment(segment: SegmentReport) -> dict[str, Any]:
     return {
         "tier": segment.tier,
         "bytes": segment.bytes,
+        "stored_bytes": segment.stored_bytes,
         "tokens": segment.tokens,
         "rows_recomputed": segment.rows_recomputed,
         "load_s": segment.load_s,

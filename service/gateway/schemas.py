@@ -120,10 +120,12 @@ class Usage(BaseModel):
 
 
 class CacheSegment(BaseModel):
-    """What happened to one segment's KV; tier is memory, ssd, redis or cold (recomputed)."""
+    """What happened to one segment's KV; tier is memory, ssd, redis or cold (recomputed); `bytes`
+    were read of the `stored_bytes` that its whole KV has."""
 
     tier: str
     bytes: int
+    stored_bytes: int
     tokens: int
     rows_recomputed: int
     load_s: float

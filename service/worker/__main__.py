@@ -66,6 +66,12 @@ def serve(settings: WorkerSettings) -> int:
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     mark = fingerprint(settings.model)
+    facts = read_calibration(
+        Path(settings.model),
+        layers=adapter.layers,
+        heads=adapter.heads,
+        kv_heads=adapter.kv_heads,
+    )
     addressing = Addressing(
         adapter,
         fingerprint=mark,
@@ -85,12 +91,7 @@ def serve(settings: WorkerSettings) -> int:
             addressing,
             store,
             loader,
-            facts=read_calibration(
-                Path(settings.model),
-                layers=adapter.layers,
-                heads=adapter.heads,
-                kv_heads=adapter.kv_heads,
-            ),
+            facts=facts,
             pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
@@ -109,8 +110,8 @@ def serve(settings: WorkerSettings) -> int:
                 codec=settings.codec,
                 device=str(adapter.device),
             ),
-            fusion=describe(fusion_methods()),
-            eviction=describe(eviction_methods()),
+            fusion=describe(fusion_methods(), facts),
+            eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
         )
         link = Link(settings.address, lambda who, payload: server[0].received(who, payload))

@@ -16,9 +16,10 @@ from typing import Any
 
 import service.worker.eviction as eviction_package
 import service.worker.fusion as fusion_package
-from service.errors import InvalidSetting, UnknownMethod
-from service.parameters import check, schema_of
+from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
+from service.parameters import check, for_model, schema_of
 from service.records import MethodInfo
+from service.worker.calibration import ModelFacts
 from service.worker.eviction.base import EvictionMethod
 from service.worker.fusion.base import FusionMethod
 
@@ -60,12 +61,22 @@ def reads_whole_chunks(fusion: str) -> bool:
     return cls is not None and cls.reads_cache and not cls.sparse
 
 
-def describe(methods: Mapping[str, type[Any]]) -> list[MethodInfo]:
-    """Names, first docstring paragraphs and parameter schemas, for `GET /v1/methods`."""
-    return [
-        MethodInfo(name, " ".join((cls.__doc__ or "").split("\n\n")[0].split()), schema_of(cls))
-        for name, cls in sorted(methods.items())
-    ]
+def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
+    """Names, first docstring paragraphs and parameter schemas as the served model allows them, for
+    `GET /v1/methods` and for the gateway's checks."""
+    return [_described(name, cls, model) for name, cls in sorted(methods.items())]
+
+
+def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
+    unavailable = ""
+    try:
+        cls().check(model)
+    except InvalidRequest as error:
+        # A default that does not fit is the parameter's affair.
+        unavailable = error.message if (error.field or "").endswith(".method") else ""
+    doc = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    schema = for_model(schema_of(cls), model.layers)
+    return MethodInfo(name, doc, schema, unavailable, getattr(cls, "sparse", False))
 
 
 def _found(package: ModuleType) -> dict[str, type[Any]]:

@@ -56,7 +56,7 @@ def scout(
             weights = attention_probabilities(
                 q[tile], keys, rows[tile], adapter.scale, key_rows=None if everything else seen
             )
-            found = method.scout(layer, weights)
+            found = method.scout(layer, weights, rows[tile], layout)
             if found is not None:
                 evidence.index_add_(0, seen, found)
             if layer < last_layer:  # nobody reads what the last one would give

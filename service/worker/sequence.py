@@ -183,6 +183,7 @@ class Sequence:
             tokens=len(ids),
             tier=read.tier,
             bytes=read.nbytes,
+            stored_bytes=read.stored_bytes,
             load_s=read.seconds,
             rows_recomputed=self.rows_by_segment[segment] if self.rows_by_segment else 0,
             problems=[f"{tier}: {kind}" for tier, kind in read.problems],
@@ -200,6 +201,7 @@ class Sequence:
         hit = isinstance(outcome, ReadOutcome) and outcome.chunk is not None
         return SegmentRead(
             outcome.tier or "cold" if hit else "cold",
+            outcome.nbytes,
             outcome.nbytes,
             outcome.seconds,
             list(outcome.problems),

@@ -45,7 +45,7 @@ def test_picking_by_hand() -> None:
     evidence = torch.tensor([9, 9, 0, 0, 5, 0, 0, 0, 4, 0, 3, 0, 9], dtype=torch.float32)
 
     def rows(**pick: Any) -> list[int]:
-        return Pick(**pick).rows(layout, evidence).tolist()
+        return Pick(**{"ends": 1.0, **pick}).rows(layout, evidence).tolist()
 
     assert rows(ratio=2 / 13, first=0) == [4, 8]
     assert rows(ratio=3 / 13, first=0) == [4, 8, 10]
@@ -54,6 +54,8 @@ def test_picking_by_hand() -> None:
     assert rows(ratio=5 / 13, first=1, last=1) == [2, 4, 6, 7, 11]
     assert rows(ratio=3 / 13, first=0, dilate=1) == [3, 4, 5]
     assert rows(ratio=4 / 13, first=0, pool=1) == [3, 4, 5, 7]
+    assert rows(ratio=4 / 13, first=3, ends=0.5) == [2, 4, 7, 8]
+    assert rows(ratio=6 / 13, first=3, ends=0.5) == [2, 3, 4, 7, 8, 10]
     assert rows(ratio=1.0) == list(range(2, 12))
     assert rows(ratio=0.0) == []
 

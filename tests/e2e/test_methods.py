@@ -59,10 +59,16 @@ def test_every_fusion_answers_and_reports(service: Service, name: str) -> None:
     assert cache["flops"] > 0
     assert cache["coverage"] == 1.0
     recomputed = sum(d["rows_recomputed"] for d in cache["documents"])
+    assert cache["recomputed_ratio"] == pytest.approx(
+        recomputed / sum(d["tokens"] for d in cache["documents"])
+    )
+    assert all(d["bytes"] <= d["stored_bytes"] * 1.05 for d in cache["documents"])
     if name == "vanilla":
         assert cache["flops"] == pytest.approx(cache["full_prefill_flops"], rel=1e-6)
     else:
         assert {d["tier"] for d in cache["documents"]} == {"memory"}
+        if name in ("samkv", "legolink"):  # documents this short are all ends
+            return
         assert cache["flops"] < cache["full_prefill_flops"]
         assert recomputed < sum(d["tokens"] for d in cache["documents"])
 
@@ -78,7 +84,7 @@ def test_every_eviction_holds_the_budget(service: Service, name: str) -> None:
     evicted = service.ask(QUESTION, max_tokens=4, eviction=eviction)
     kept = evicted["cache"]["kept_per_layer"]
     assert sum(kept) == pytest.approx(budget * len(kept))
-    assert budget / n <= evicted["cache"]["coverage"] + 1e-9 <= 1 + 1e-9
+    assert budget / n <= evicted["cache"]["coverage"] + 1e-6 <= 1 + 2e-6
     assert "evict" in evicted["stages"]
 
 
@@ -94,11 +100,20 @@ def test_headkv_needs_a_score_file(service: Service) -> None:
 
 def test_a_layer_that_the_model_lacks(service: Service) -> None:
     for method, field in (("a3", "selection_layer"), ("cacheblend", "check_layer")):
-        reply = service.post(QUESTION, fusion={"method": method, field: 500})
+        reply = service.post(QUESTION, fusion={"method": method, field: 500}, stream=True)
         assert reply.status_code == 422, reply.text
         error = reply.json()["error"]
         assert error["param"] == f"fusion.{field}"
-        assert "at most" in error["message"]
+        assert "from 1 to" in error["message"]
+
+
+def test_samkv_takes_no_eviction(service: Service) -> None:
+    for stream in (False, True):
+        reply = service.post(
+            QUESTION, fusion={"method": "samkv"}, eviction={"method": "snapkv"}, stream=stream
+        )
+        assert reply.status_code == 422, reply.text
+        assert "leave eviction out" in reply.json()["error"]["message"]
 
 
 def test_a_schedule_is_checked(service: Service) -> None:

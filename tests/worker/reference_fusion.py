@@ -154,16 +154,19 @@ def cacheblend(
 # -- question-scouted rows ------------------------------------------------------------------------
 
 
-def evidence(reference: Reference, prompt: Prompt) -> list[list[float]]:
-    """e_l(t) `[layer][token]`: attention that the question pays token t in a PIE pass, summed over
-    question rows and query heads. Each row's softmax runs over all keys up to itself."""
+def evidence(reference: Reference, prompt: Prompt, question: float = 0.5) -> list[list[float]]:
+    """e_l(t) `[layer][token]`: attention that the last question row pays token t in a PIE pass,
+    plus `question` times the mean of what all question rows pay it; summed over query heads. Each
+    row's softmax runs over all keys up to itself."""
     trace = reference.pie(prompt)
+    rows = prompt.question_indices
     out = []
     for weights in trace.attention:
         total = torch.zeros(trace.n)
-        for j in prompt.question_indices:
-            for h in range(reference.heads):
-                total += weights[h, j]
+        for h in range(reference.heads):
+            total += weights[h, rows[-1]]
+            for j in rows:
+                total += weights[h, j] * question / len(rows)
         out.append(total.tolist())
     return out
 
@@ -189,13 +192,13 @@ def scouted_rows(
 ) -> list[int]:
     """Document rows of the second pass, p = min(|D_warm|, ⌊ratio · n⌋) of them: the edges (as many
     as fit), then the other warm document tokens with the most evidence, summed over `layers`
-    (default all)."""
+    (default all). Edges are at most half of ⌊ratio · n⌋."""
     documents = warm_documents(prompt)
     p = min(len(documents), share(ratio, len(prompt.ids)))
     per_layer = evidence(reference, prompt)
     used = range(reference.layers) if layers is None else layers
     total = [sum(per_layer[layer][t] for layer in used) for t in range(len(prompt.ids))]
-    edges = edge_tokens(prompt, edge)[:p]
+    edges = edge_tokens(prompt, edge)[: share(ratio, len(prompt.ids)) // 2]
     others = [t for t in documents if t not in edges]
     return sorted([*edges, *top(total, others, p - len(edges))])
 

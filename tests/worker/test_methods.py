@@ -16,6 +16,7 @@ import service.worker.eviction
 import service.worker.fusion
 from service.errors import InvalidRequest, UnknownMethod
 from service.parameters import schema_of
+from service.worker.calibration import ModelFacts
 from service.worker.eviction.base import EvictionMethod
 from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
@@ -61,6 +62,7 @@ def identify(case: tuple[str, dict[str, Any]]) -> str:
 
 
 # A sparse method does not run in the dense layer loop: tests/worker/sparse.
+FACTS = ModelFacts(layers=12, heads=4, kv_heads=2)
 DENSE = {name: cls for name, cls in FUSION.items() if not cls.sparse}
 FUSION_CASES = list(extremes(dict(DENSE)))
 EVICTION_CASES = list(extremes(dict(EVICTION)))
@@ -98,11 +100,18 @@ def test_is_a_frozen_dataclass_of_parameters(cls: type[Any]) -> None:
 
 def test_describe_says_what_each_is() -> None:
     for methods in (FUSION, EVICTION):
-        told = describe(methods)
+        told = describe(methods, FACTS)
         assert [info.name for info in told] == sorted(methods)
         for info in told:
             assert len(info.doc) > 20
-            assert info.parameters == schema_of(methods[info.name])
+            schema = schema_of(methods[info.name])
+            assert set(info.parameters) == set(schema)
+            for name, facts in info.parameters.items():
+                assert facts["doc"] == schema[name]["doc"]
+                assert facts.get("le") == (11 if "layer" in facts else schema[name].get("le"))
+        unusable = {info.name for info in told if info.unavailable}
+        assert unusable == ({"headkv"} if methods is EVICTION else set())
+        assert {info.name for info in told if info.sparse} <= {"samkv"}
 
 
 @pytest.mark.parametrize(("make", "where"), [(make_fusion, "fusion"), (make_eviction, "eviction")])

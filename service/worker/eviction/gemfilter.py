@@ -35,7 +35,10 @@ class Method(EvictionMethod):
     and question may be dropped too."""
 
     layer: int = parameter(
-        0, "layer that chooses, from 0; 0 itself: 13/32 of the model's depth, rounded down", ge=0
+        0,
+        "layer that chooses, from 0; 0 itself: 13/32 of the model's depth, rounded down",
+        ge=0,
+        layer=True,
     )
     kernel: int = parameter(5, "width of the mean over neighbouring tokens, odd", ge=1)
 

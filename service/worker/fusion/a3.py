@@ -34,7 +34,9 @@ class Method(FusionMethod):
     whose keys and queries are exact."""
 
     ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
-    selection_layer: int = parameter(1, "layer at which tokens are ranked (paper: 1)", ge=1)
+    selection_layer: int = parameter(
+        1, "layer at which tokens are ranked (paper: 1)", ge=1, layer=True
+    )
 
     def check(self, model: ModelFacts) -> None:
         self.check_layer_exists("selection_layer", self.selection_layer, model)

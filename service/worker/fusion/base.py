@@ -33,10 +33,12 @@ class FusionMethod:
     def check(self, model: ModelFacts) -> None:
         """Raise InvalidRequest if the parameters do not fit this model."""
 
-    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
-        """Evidence `[n]` fp32 of one layer of the first pass, from the question's attention
-        `[heads, question rows, n]` fp32 (zero at tokens that pass does not see); the loop sums it
-        over layers. None: this layer says nothing."""
+    def scout(
+        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
+    ) -> Tensor | None:
+        """Evidence `[seen]` fp32 of one layer of the first pass, from the attention `[heads, m,
+        seen]` fp32 of the question rows at indices `rows` `[m]`, a tile of them; the loop sums it
+        over layers and tiles. None: nothing to say."""
         raise NotImplementedError
 
     def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:

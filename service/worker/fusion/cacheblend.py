@@ -32,7 +32,9 @@ class Method(FusionMethod):
 
     ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
     metric: str = parameter("V", "deviation of values or of keys", choices=("V", "K"))
-    check_layer: int = parameter(1, "layer at which deviation is measured (paper: 1)", ge=1)
+    check_layer: int = parameter(
+        1, "layer at which deviation is measured (paper: 1)", ge=1, layer=True
+    )
     schedule: tuple[float, ...] = parameter(
         (),
         "shares of the prompt that go on from check_layer and the layers after it, not increasing, "

@@ -6,10 +6,13 @@ kvstitch's own method. Two kinds of rows are worth computing anew (measured, doc
    sinks and miss their context, whatever the question is.
 2. The tokens this question reads. The question's rows are run once over the stitched cache (PIE,
    about one percent of a prefill), and every token gets the attention it received, summed over all
-   layers, query heads and question rows. Ranking at every layer needs no exact layer: A3 and
-   CacheBlend compute the first one or two layers for every token to rank at one of them.
+   layers and query heads. The last row, which gives the first answer token, counts as much as half
+   of all question rows together: what it reads is what the answer is made of. Ranking at every
+   layer needs no exact layer: A3 and CacheBlend compute the first one or two layers for every
+   token to rank at one of them.
 
-Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers.
+Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers; first tokens
+take at most half of them.
 """
 
 from __future__ import annotations
@@ -34,24 +37,38 @@ class Method(FusionMethod):
     scouts: ClassVar[bool] = True
 
     ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
-    edge: int = parameter(4, "first tokens of every document, charged to ratio", ge=0)
+    edge: int = parameter(
+        4, "first tokens of every document, charged to ratio, at most half of it", ge=0
+    )
+    question: float = parameter(
+        0.5, "weight of all question rows together beside the last one", ge=0, le=100
+    )
 
-    def scout(self, layer: int, weights: Tensor) -> Tensor | None:
-        return weights.sum((0, 1))
+    def scout(self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout) -> Tensor:
+        by_row = weights.sum(0)
+        count = layout.tokens - layout.question_start
+        evidence = by_row.sum(0) * (self.question / count)
+        if rows[-1] == layout.tokens - 1:
+            evidence = evidence + by_row[-1]
+        return evidence
 
     def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
         candidates = layout.cached_document_rows
-        depth = torch.cat(
-            [
-                torch.arange(segment.tokens, device=candidates.device)
-                for segment in layout.documents
-                if not segment.cold
-            ]
-        )
         wanted = share_of(layout, self.ratio)
-        # One ranking: edges first, the shallowest of all documents before any deeper one, then
-        # evidence. Evidence is a sum of softmax weights, so any edge outranks it.
-        edge = min(self.edge, layout.tokens)
-        edge_rank = float(evidence.max()) + (edge - depth).double()
-        rank = torch.where(depth < edge, edge_rank, evidence[candidates].double())
-        return candidates[stable_topk(rank, wanted)]
+        edges = self._edges(layout)[: wanted // 2]
+        # One ranking: edges first, then evidence. Stable, so that ties go to the lower index.
+        rank = evidence.clone()
+        rank[edges] = float("inf")
+        return candidates[stable_topk(rank[candidates], wanted)]
+
+    def _edges(self, layout: PromptLayout) -> Tensor:
+        """First tokens of all documents, the shallowest of all before any deeper one."""
+        documents = [s for s in layout.documents if s.tokens and not s.cold]
+        longest = max((s.tokens for s in documents), default=0)
+        rows = [
+            s.start + depth
+            for depth in range(min(self.edge, longest))
+            for s in documents
+            if depth < s.tokens
+        ]
+        return torch.tensor(rows, dtype=torch.long, device=layout.ids.device)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore import ReadOutcome
+from kvstore.layout import layout
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address
 from service.worker.calibration import ModelFacts
@@ -37,6 +38,7 @@ class SegmentRead:
 
     tier: str = "cold"
     nbytes: int = 0
+    stored_bytes: int = 0
     seconds: float = 0.0
     problems: list[tuple[str, str]] = field(default_factory=list)
 
@@ -54,6 +56,7 @@ class SparseDocument(SegmentRead):
         return cls(
             found.tier or "cold" if found.usable else "cold",
             found.nbytes,
+            layout(address.spec)[-1].end,
             found.seconds,
             list(found.problems),
             segment=segment,
