@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Future
 
 import torch
 
-from kvstore import ReadOutcome, TieredStore
+from kvstore import TieredStore
 from service.errors import KvstitchError, WorkerFault
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Addressing
@@ -22,17 +21,14 @@ from service.worker.admission import Admission
 from service.worker.calibration import ModelFacts
 from service.worker.decode import decode_step
 from service.worker.evict import evict
-from service.worker.flops import full_prefill
-from service.worker.fusion.samkv import Method as SamKV
 from service.worker.kv_pool import KVPool
-from service.worker.layout import PromptLayout
-from service.worker.loader import EndsOutcome, Loader
+from service.worker.loader import Loader
+from service.worker.opening import Opener
 from service.worker.precompute import PrecomputeLane
-from service.worker.prefill import PrefillResult, prefill
+from service.worker.prefill import PrefillResult
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.scheduler import Scheduler
 from service.worker.sequence import Sequence
-from service.worker.sparse.request import SparseRequest
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -55,9 +51,8 @@ class Engine:
         self._adapter = adapter
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
         self.admission = Admission(adapter, addressing, self._facts, pool_tokens=pool_tokens)
-        self._addressing = addressing
         self._store = store
-        self._loader = loader
+        self._opener = Opener(adapter, self._facts, addressing, loader)
         self._events: list[Event] = []
         self._decode_seconds = 0.0
         self.decode_steps = 0
@@ -95,22 +90,13 @@ class Engine:
         sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
         if sequence.fusion.reads_cache:
-            sequence.loads = [self._load(sequence, i) for i in range(len(sequence.addresses))]
+            sequence.loads = self._opener.first_reads(sequence)
 
     def abort(self, request_id: str, reason: str) -> None:
         """Stop a request before its next step; unknown ids (already finished) are ignored."""
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             sequence.abort_reason = reason
-
-    def _load(
-        self, sequence: Sequence, segment: int
-    ) -> Future[ReadOutcome] | Future[EndsOutcome] | None:
-        address = sequence.addresses[segment]
-        if address is None:
-            return None
-        ends_only = sequence.fusion.sparse and segment > 0
-        return self._loader.load_ends(address) if ends_only else self._loader.load(address)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -143,54 +129,11 @@ class Engine:
         if sequence is None:
             return
         try:
-            self._open_prefill(sequence)
+            kv = self.pool.reserve(sequence.reserved_tokens)
+            assert kv is not None, "the scheduler asked whether it fits"
+            self._opener.open(sequence, kv)
         except Exception as error:
             self._fail(sequence, error)
-
-    def _open_prefill(self, sequence: Sequence) -> None:
-        request = sequence.request
-        longest = max(
-            (load.result().seconds for load in sequence.loads if load is not None), default=0.0
-        )
-        sequence.close_stage("queue")
-        # Loading overlaps waiting; what remains of the wait is the queue's.
-        sequence.stages["load"] = min(longest, sequence.stages["queue"])
-        sequence.stages["queue"] -= sequence.stages["load"]
-        chunks = [sequence.chunk(i) for i in range(len(sequence.addresses))]
-        sequence.layout = PromptLayout.of(
-            request.system,
-            [d.ids for d in request.documents],
-            request.question,
-            cold=[chunk is None for chunk in chunks],
-            offset=len(self._addressing.prefix(request.prefix_mode, request.system)),
-            device=self._adapter.device,
-        )
-        sequence.full_prefill_flops = full_prefill(self._adapter, sequence.layout.tokens)
-        sequence.kv = self.pool.reserve(sequence.reserved_tokens)
-        assert sequence.kv is not None, "the scheduler asked whether it fits"
-        if sequence.eviction is not None:
-            warning = sequence.eviction.warning(sequence.layout)
-            sequence.warnings.extend([warning] if warning else [])
-        if isinstance(sequence.fusion, SamKV) and sequence.runs_sparse:
-            sequence.sparse = SparseRequest.of(
-                self._adapter,
-                self._facts,
-                self._loader,
-                sequence.layout,
-                sequence.fusion,
-                sequence.addresses,
-                [load.result() if load else None for load in sequence.loads],
-            )
-            sequence.steps = sequence.sparse.steps(sequence.kv)
-            return
-        sequence.steps = prefill(
-            self._adapter,
-            sequence.layout,
-            chunks,
-            sequence.fusion,
-            sequence.kv,
-            eviction=sequence.eviction,
-        )
 
     def _advance_prefill(self) -> None:
         """Layers of the current prefill: one if nobody decodes (so that aborts and new requests
