@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from service.worker.flops import FlopCount
 from service.worker.fusion.samkv import Method as SamKV
 from tests.worker.sparse.toys import LONG, PAPER, sparse_run, tokens
 from tests.worker.tiny import (
@@ -61,8 +62,7 @@ def test_what_is_stored_is_not_written_to(model: Tiny) -> None:
 
 
 def test_what_is_reported(model: Tiny) -> None:
-    """Coverage: tokens that some layer holds; rows: those some layer computes, and the question;
-    fewer operations than a full prefill's."""
+    """Coverage: tokens that some layer holds; rows: those some layer computes, and the question."""
     ours = sparse_run(model, LONG, PAPER, stable_layers=(0, 1, 2, 3, 4))
     held = {t for layer in ours.plan.kept for t in layer}
     n = ours.layout.tokens
@@ -71,3 +71,27 @@ def test_what_is_reported(model: Tiny) -> None:
     after = [*ours.plan.rows[1:], []]
     shown = [len(rows) + len(Q) for rows in after[:-1]]
     assert ours.result.rows_per_layer == [*shown, 1]
+
+
+def test_operations(model: Tiny) -> None:
+    """Counted by hand: both passes of the question, and the rows of the plan; every row against
+    the keys it sees. Layer 0 of the first pass and the last layer's attention for one row."""
+    ours = sparse_run(model, LONG, PAPER, stable_layers=(0, 1, 2, 3, 4))
+    plan, asked = ours.plan, len(Q)
+    layers = model.adapter.layers
+    ends = len(sparse_run(model, LONG, replace(PAPER, selection=False)).plan.kept[0])
+    flops = FlopCount(model.adapter)
+    for layer in range(layers):
+        flops.project(asked)
+        if layer < layers - 1:
+            flops.attend(asked * (ends + asked))
+            flops.finish(asked)
+        later = plan.rows[layer + 1] if layer < layers - 1 else []
+        last = 1 if layer == layers - 1 else asked
+        flops.project(len(plan.rows[layer]) + asked)
+        seen = sorted({*plan.kept[layer], *plan.padding[layer]})
+        flops.attend(last * (len(plan.kept[layer]) + asked))
+        flops.attend(sum(sum(j <= t for j in seen) for t in later))
+        flops.finish(len(later) + last)
+    flops.unembed(1)
+    assert ours.result.flops == pytest.approx(flops.total)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from service.worker.attention import ROW_TILE
 from service.worker.fusion.samkv import Method as SamKV
 from tests.worker import reference_samkv
 from tests.worker import reference_samkv_sketch as expected_sketch
 from tests.worker.reference_samkv_pass import figure_5_cases
-from tests.worker.sparse.parity import ANSWER, assert_same_decode, check, expected
+from tests.worker.sparse.parity import ANSWER, Documents, assert_same_decode, check, expected
 from tests.worker.sparse.toys import LONG, PAPER, sparse_run, tokens
 from tests.worker.tiny import (
     Tiny,
@@ -30,13 +31,18 @@ def seeded(family: str, seed: int, **changes: Any) -> Tiny:
 
 
 def crafted(
-    model: Tiny, layers: Sequence[int], *, pool: str = "document", update: str = "overwrite"
+    model: Tiny,
+    layers: Sequence[int],
+    documents: Documents = LONG,
+    *,
+    pool: str = "document",
+    update: str = "overwrite",
 ) -> tuple[SamKV, reference_samkv.Sketches, reference_samkv.SamKV]:
     """Own sketches, but at these layers the first kept middle block of every document stays
     important as no other does. Layer 0, which alone says how much is needed, stays as it is."""
     method = replace(PAPER, outliers_of=pool, update=update)
-    plain = expected(model, LONG, method, stable_layers=(0,))
-    sketches = [reference_samkv.document_sketches(model.reference, ids, (), 4) for ids in LONG]
+    plain = expected(model, documents, method, stable_layers=(0,))
+    sketches = [reference_samkv.document_sketches(model.reference, ids, (), 4) for ids in documents]
     for layer in layers:
         for number, own in enumerate(sketches):
             kept = [j for i, j in plain.blocks[layer] if i == number]
@@ -71,6 +77,19 @@ def test_outliers_are_computed_and_pass_through_layers_below(pool: str, update: 
         padded += sum(map(len, ours.plan.padding))
     assert outlying
     assert padded
+
+
+def test_padding_among_many_rows() -> None:
+    """More rows than attention takes at once: each tile must see the padding before it."""
+    model = seeded("llama", 0, max_position_embeddings=512)
+    documents = [*LONG, *(tokens(n) for n in (57, 46, 50))]
+    method, sketches, _ = crafted(model, (2, 4), documents)
+    ours, _ = check(
+        "samkv many rows", model, documents, method, stable_layers=(0,), sketches=sketches
+    )
+    assert len(ours.plan.rows[1]) > ROW_TILE
+    assert ours.plan.padding[1]
+    assert min(ours.plan.padding[1]) < ours.plan.rows[1][ROW_TILE - 1]
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
