@@ -198,11 +198,11 @@ def write(folder: Path, head_scores: dict[str, list[list[float]]], about: dict[s
 
 def merge(folder: Path, **fields: Any) -> Path:
     """Fields into the folder's calibration, whole or not at all; what else it holds stays, unless
-    it is no JSON."""
+    it is no JSON object."""
     path = folder / FILE
     try:
-        before = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        before = dict(json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
         before = {}
     part = path.with_suffix(".part")
     part.write_text(json.dumps({**before, **fields}) + "\n")
@@ -252,7 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "answered": answered,
         "environment": describe(),
     }
-    print(f"written to {write(args.model, found.head_scores, about)}")
+    try:
+        print(f"written to {write(args.model, found.head_scores, about)}")
+    except OSError as error:
+        print(f"the model's folder must be writable: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

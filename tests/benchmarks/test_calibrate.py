@@ -4,6 +4,7 @@ that the worker takes."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.calibrate import Answer, Calibration, answer, main, step_scores, word_overlap
+from benchmarks.calibrate import (
+    Answer,
+    Calibration,
+    answer,
+    main,
+    merge,
+    step_scores,
+    word_overlap,
+)
 from benchmarks.probes import Probe, Prober
 from service.prompt import system_ids
 from service.worker.calibration import FILE, read_calibration
@@ -74,13 +83,14 @@ def test_word_overlap(expected: str, text: str, recall: float, f1: float) -> Non
 
 
 def test_only_good_answers_count_and_scores_sum_to_one() -> None:
-    """A rambling answer counts for R alone; a half-right one for neither."""
+    """A rambling answer counts for R alone, half of one for R2 alone, a wrong one for neither."""
     found = Calibration()
     first = Answer([], torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
-    other = Answer([], torch.tensor([[0.0, 3.0]]), torch.tensor([[8.0, 0.0]]))
+    other = Answer([], torch.tensor([[0.0, 3.0]]), torch.tensor([[50.0, 0.0]]))
+    half = Answer([], torch.tensor([[70.0, 0.0]]), torch.tensor([[8.0, 0.0]]))
     found.add(first, "Thames", "Thames")
     found.add(other, "Thames", "It is the Thames of course")
-    found.add(other, "paper glass", "paper")
+    found.add(half, "paper glass", "paper")
     found.add(other, "Thames", "Amur")
     assert found.probes == 4
     assert {name: tally.answered for name, tally in found.tallies.items()} == {"R": 2, "R2": 2}
@@ -179,6 +189,8 @@ def test_demo_probes_hold_their_answer() -> None:
         probe = prober.make("demo", number, 0)
         span = prober.tokenizer.decode(probe.ids[probe.needle.start : probe.needle.stop])
         assert probe.answer in span
+        whole = prober.tokenizer.decode(probe.ids)
+        assert len(re.findall(rf"\b{re.escape(probe.answer)}\b", whole)) == 1
         assert span.strip()[-1] == "." and "\n" not in span.strip() and ". " not in span
         before = prober.tokenizer.decode(probe.ids[: probe.needle.start])
         assert before.rstrip(" ")[-1] in ".\n"
@@ -205,16 +217,42 @@ def test_the_worker_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
     first = json.loads((folder / FILE).read_text())
     assert first["other"] == 1
     assert first["head_scores_from"]["seed"] == 0
-    facts = read_calibration(folder, layers=12, heads=4, kv_heads=2)
+    config = json.loads((folder / "config.json").read_text())
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    facts = read_calibration(
+        folder, layers=layers, heads=heads, kv_heads=config["num_key_value_heads"]
+    )
     told = capsys.readouterr().out
     assert str(folder / FILE) in told
     for name in ("R", "R2"):
         assert f"{name}: {first['head_scores_from']['answered'][name]} of 6 probes" in told
         assert float(facts.head_scores[name].sum()) == pytest.approx(1)
-        assert float(facts.head_scores[name].max()) > 2 / 48  # some heads retrieve, not all
+        assert float(facts.head_scores[name].max()) > 2 / (
+            layers * heads
+        )  # some heads retrieve, not all
     (folder / FILE).write_text("not JSON")
     assert main(run) == 0
     assert json.loads((folder / FILE).read_text())["head_scores"] == first["head_scores"]
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO, folder)
+    (folder / "calibration.part").mkdir()  # in the way of the new file
+    assert main([str(folder), "--probes", "demo", "--samples", "6", "--dtype", "float32"]) == 1
+    assert "must be writable" in capsys.readouterr().err
+    assert not (folder / FILE).exists()
+
+
+@pytest.mark.parametrize("before", ["", "[1, 2]", "null", "7", '{"other": 1}'])
+def test_other_facts_stay_and_rubbish_does_not(tmp_path: Path, before: str) -> None:
+    (tmp_path / FILE).write_text(before)
+    merge(tmp_path, mine=[2])
+    kept = {"other": 1} if "other" in before else {}
+    assert json.loads((tmp_path / FILE).read_text()) == {**kept, "mine": [2]}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_an_untrained_model_gets_no_file(
