@@ -174,11 +174,11 @@ class SsdTier:
         with self._lock:
             self._require_started()
             file = self._index.use(key)
-            if file is None or name not in file.extras:
-                return None
+        if file is None:
+            return None
         try:
             fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # removed behind our back, or deleted just now
+        except FileNotFoundError:  # never there, removed behind our back, or deleted just now
             with self._lock:
                 if self._index.get(key) is file:
                     self._index.remove_extra(key, name)

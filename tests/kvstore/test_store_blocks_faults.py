@@ -163,8 +163,9 @@ def test_asking_for_what_is_not_there(near):
         with pytest.raises(ChunkSpecError, match="block 5"):
             store.read_blocks(KEY, {0: [5]}, spec_of())
         assert not near.calls["read_header"], "known from what was expected"
-        with pytest.raises(ChunkSpecError, match="layer 3"):
-            store.read_blocks(KEY, {3: [0]})
+        for picked, message in (({3: [0]}, "layer 3"), ({0: [5]}, "block 5"), ({0: [-1]}, "-1")):
+            with pytest.raises(ChunkSpecError, match=message):
+                store.read_blocks(KEY, picked)
         assert store.contains([KEY]) and store.stats().tier("near").healthy
 
 

@@ -105,3 +105,25 @@ def test_a_delete_while_an_extra_is_written_leaves_nothing(tmp_path, monkeypatch
     assert tier.usage().used_bytes == 0 and not list(tmp_path.glob("??/??/*"))
     assert not list((tmp_path / "tmp").iterdir())
     tier.close()
+
+
+def test_an_extra_removed_behind_our_back_is_no_longer_counted(tmp_path):
+    tier = started(tmp_path)
+    tier.put(make_key(), make_chunk())
+    tier.put_extra(make_key(), "sketch", torch.zeros(9, dtype=torch.uint8))
+    extra_path(tmp_path, make_key(), "sketch").unlink()
+    assert tier.read_extra(make_key(), "sketch") is None
+    assert tier.usage().used_bytes == make_chunk().nbytes
+    tier.close()
+
+
+def test_room_is_made_at_the_cost_of_others_and_only_for_what_is_there(tmp_path):
+    chunk, raw = make_chunk(), torch.zeros(100, dtype=torch.uint8)
+    tier = started(tmp_path, 2 * chunk.nbytes)
+    for n in range(2):
+        tier.put(make_key(n), chunk)
+    assert not tier.put_extra(make_key(7), "sketch", raw)
+    assert tier.usage().evictions == 0
+    assert tier.put_extra(make_key(0), "sketch", raw), "the oldest, but in use now"
+    assert set(tier.keys()) == {make_key(0)}
+    tier.close()
