@@ -95,7 +95,7 @@ def prefill(
         )
         if capture is not None:
             capture(view)
-        if eviction is not None:
+        if eviction is not None and eviction.applies(layout):
             kept = eviction.restart(view)
             if kept is not None:
                 return (yield from _start_over(adapter, layout, kept, kv, eviction, flops))

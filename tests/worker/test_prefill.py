@@ -125,10 +125,10 @@ def test_the_causality_check_would_catch_the_bottom_right_mask(any_family: Tiny)
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("window", [1, 3, len(Q)])
-def test_observedueries(model: Tiny, method: str, window: int) -> None:
+def test_observed_queries(model: Tiny, method: str, window: int) -> None:
     """The last prompt queries of every layer, rotated: what the cache they attend to implies.
     (Layers 0 and 1 are comparable for all; A3's and vanilla's are exact there.)"""
-    ours = model.stitch(METHODS[method], eviction=SnapKV(window=window))
+    ours = model.stitch(METHODS[method], eviction=SnapKV(budget=20, window=window))
     full = model.reference.vanilla(IDS)
     assert len(ours.result.observed) == model.adapter.layers
     assert_close("window queries, layer 0", ours.result.observed[0], full.q[0][-window:])
@@ -143,7 +143,7 @@ def test_observedueries(model: Tiny, method: str, window: int) -> None:
 def test_window_does_not_change_the_answer(model: Tiny, method: str) -> None:
     without, with_window = (
         model.stitch(METHODS[method]),
-        model.stitch(METHODS[method], eviction=SnapKV(window=3)),
+        model.stitch(METHODS[method], eviction=SnapKV(budget=20, window=3)),
     )
     assert without.logits.equal(with_window.logits)
 
