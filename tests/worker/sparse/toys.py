@@ -34,15 +34,16 @@ from service.worker.steps import Steps
 from tests.worker import reference_samkv_sketch as expected
 from tests.worker.tiny import Q, S, StoredSegment, Tiny
 
-SOURCE = random.Random(5)
-
 
 def tokens(count: int) -> list[int]:
-    return [SOURCE.randrange(2, 101) for _ in range(count)]
+    """Random ones, others for another count."""
+    source = random.Random(f"tokens {count}")
+    return [source.randrange(2, 101) for _ in range(count)]
 
 
+SOURCE = random.Random(5)
 # 16, 12 and 14 blocks of 4; the last one of two of them is short.
-LONG = [tokens(61), tokens(48), tokens(53)]
+LONG = [[SOURCE.randrange(2, 101) for _ in range(length)] for length in (61, 48, 53)]
 PAPER = SamKV(max_kept=1.0, max_recomputed=1.0)
 """Without the caps that the paper does not have."""
 
