@@ -6,7 +6,8 @@
 
 Writes <name>.json (raw samples, machine, versions, commit), <name>.md and pictures. Records are
 appended to samples-<model>.jsonl as they are made; the same command goes on where it was stopped,
-and measures again only with --fresh (records do not notice that the code has changed).
+and measures again what has other parameters or another source file. Records do not notice that the
+engine itself has changed: then use --fresh.
 """
 
 from __future__ import annotations

@@ -148,6 +148,9 @@ class Ablation:
 
     def _rankings(self) -> Iterator[Configuration]:
         yield self._scout("sum over question rows", question_rows="sum")
+        for weight in (0.25, 1.0, 2.0):
+            method = QuestionScout(self.ratio, self.edge, weight)
+            yield self._of("question_scout", method, f"question weight {weight:g}")
         yield self._scout("max over question rows", question_rows="max")
         yield self._scout("last question row", question_rows="last")
         upper = tuple(range(self.layers // 2, self.layers))

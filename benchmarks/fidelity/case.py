@@ -106,6 +106,9 @@ class Recipe(Protocol):
 class QuestionQueries(EvictionMethod):
     """Evicts nothing; observes the question rows' queries `[|Q|, heads, d]` of every layer."""
 
+    def applies(self, layout: PromptLayout) -> bool:
+        return True  # whatever the budget: it is not for saving memory
+
     def observe(self, view: LayerView) -> Tensor:
         # The question is computed at every layer, and its rows come last.
         return view.q[len(view.rows) - len(view.layout.question_rows) :].clone()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from benchmarks.fidelity.case import Case, Recipe
 from service.worker.fusion.base import FusionMethod
@@ -37,9 +40,9 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """16 hex characters over everything that decides the result but the code."""
-        kind = type(self.method)
-        text = f"{kind.__module__}.{self.method!r} {self.prefix_mode} {self.codec}"
+        """16 hex characters over what decides the result: parameters, storage, and the code of the
+        method's own files. The engine's code is not in it."""
+        text = f"{self.method!r} {self.prefix_mode} {self.codec} {_code(type(self.method))}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def run(self, case: Case) -> PrefillResult:
@@ -50,3 +53,17 @@ class Configuration:
     @property
     def reads_cache(self) -> bool:
         return not isinstance(self.method, FusionMethod) or self.method.reads_cache
+
+
+def _code(kind: type[FusionMethod] | type[Recipe]) -> str:
+    """Source of the files that a method's classes are defined in."""
+    own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
+    if any(name.startswith(str(__package__)) for name in own):
+        own += [f"{__package__}.{name}" for name in ("picking", "variants")]
+    files = {sys.modules[name].__file__ for name in own}
+    return "".join(_text(file) for file in sorted(filter(None, files)))
+
+
+@cache
+def _text(file: str) -> str:
+    return Path(file).read_text(encoding="utf-8")

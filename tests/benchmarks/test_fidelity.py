@@ -3,8 +3,10 @@ to recompute everything is full prefill, and what is recorded is recorded once."
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -163,6 +165,25 @@ def test_configurations_are_told_apart() -> None:
     for configurations in (standard(12), changes.configurations(chosen), alone):
         assert len({c.name for c in configurations}) == len(configurations)
         assert len({c.key for c in configurations}) == len(configurations)
+
+
+def test_a_key_knows_the_code_of_the_method(tmp_path: Path) -> None:
+    """The same name and parameters in a file that was edited: measured again."""
+
+    def key(file: str, more: str) -> str:
+        path = tmp_path / file
+        path.write_text(
+            "from service.worker.fusion.base import FusionMethod\n"
+            f"class Method(FusionMethod):\n    pass\n{more}"
+        )
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return Configuration("mine", module.Method()).key
+
+    assert key("one_method.py", "") == key("other_method.py", "")
+    assert key("third_method.py", "# edited\n") != key("other_method.py", "")
 
 
 # -- resuming -------------------------------------------------------------------------------------
