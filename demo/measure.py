@@ -24,7 +24,7 @@ from demo.vocabulary import build_tokenizer
 
 HERE = Path(__file__).parent
 MODEL = HERE / "model"
-SAMPLES = 300
+SAMPLES = 200
 """Held-out stories of every task, one question each."""
 
 

@@ -20,7 +20,7 @@ from demo.tasks.needle import niah
 from demo.tasks.order import listed, update
 from demo.tasks.story import Asked, Story, Task
 
-__all__ = ["TASKS", "Asked", "Story", "Task", "TaskSample", "chunks", "sample"]
+__all__ = ["LEARNT", "TASKS", "Asked", "Story", "Task", "TaskSample", "chunks", "sample"]
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -35,6 +35,9 @@ TASKS: dict[str, Task] = {
         Task("niah", "RULER's needles, seven keys, in its noise", niah),
     )
 }
+
+LEARNT = ("single", "border", "pronoun", "update", "list", "chain")
+"""Tasks the shipped model answers at 85 % or more with full prefill; see demo/model/README.md."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
     """What is true of the owner of a ship, or of somebody's home; the question names neither.
 
     The pointing documents come first. Every entity pointed to has the same three attributes.
+    The shipped model has not learnt this task.
     """
     link = rng.choice(LINKS)
     names = draw_names(rng, held_out, 2 * entities)

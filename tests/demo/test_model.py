@@ -1,5 +1,6 @@
 """The exported folder: loads with transformers, computes the same, answers from documents."""
 
+import json
 import random
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from tokenizers import Tokenizer
 import demo
 from demo.corpus_files import read_documents, read_questions
 from demo.decoder import Decoder, DecoderConfig
+from demo.evaluate_tasks import accuracy, task_rows
 from demo.export import export
+from demo.load import load_plain
 from demo.optimizer import MasterOptimizer
+from demo.samples import Packer, View
+from demo.tasks import LEARNT, TASKS
 from demo.vocabulary import BOS_ID, EOS_ID, build_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -64,3 +69,18 @@ def test_shipped_model_answers_held_out_questions() -> None:
         rng.shuffle(context)
         right += answerer.answer(context, question.question) == question.answer
     assert right >= 16
+
+
+def test_accuracies_bear_out_which_tasks_are_learnt() -> None:
+    report = json.loads((MODEL.parent / "accuracy.json").read_text())
+    assert set(report["tasks"]) == set(TASKS)
+    learnt = [task for task, found in report["tasks"].items() if found["full"] >= 0.85]
+    assert tuple(learnt) == LEARNT
+    assert report["demo_corpus"]["exact_match_full"] >= 0.95
+
+
+@pytest.mark.parametrize("task", ("pronoun", "list", "chain"))
+def test_stitched_chunks_cost_the_shipped_model_its_answers(task: str) -> None:
+    rows = task_rows(Packer(build_tokenizer()), task, stories=6, questions=4, seed=11)
+    model = load_plain(MODEL)
+    assert accuracy(model, rows, View.FULL) > accuracy(model, rows, View.BARE) + 0.15

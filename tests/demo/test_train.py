@@ -16,7 +16,7 @@ PLAN = Plan(steps=40, batch_tokens=600, peak=10.0, floor=1.0, seed=1, warm_up=4)
 TINY = DecoderConfig(
     hidden_size=32,
     intermediate_size=48,
-    num_hidden_layers=2,
+    num_hidden_layers=12,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
