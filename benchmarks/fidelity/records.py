@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 _DIGITS = 5
 """Significant digits kept of a float."""
@@ -48,12 +48,28 @@ class Record:
     v_error: list[float]
 
 
-class Records:
-    """Those of one model, in one file. `add` writes at once."""
+class _Recorded(Protocol):
+    """A frozen dataclass of plain values that says what it is of."""
 
-    def __init__(self, path: Path) -> None:
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def configuration(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Recorded)
+
+
+class RecordFile(Generic[R]):
+    """Records of one kind and one model, in one file. `add` writes at once."""
+
+    def __init__(self, path: Path, kind: type[R]) -> None:
         self.path = path
-        self._known: dict[tuple[str, str], Record] = {}
+        self._kind = kind
+        self._known: dict[tuple[str, str], R] = {}
 
     def load(self) -> None:
         """Read what an earlier run left; a last line cut short is dropped."""
@@ -61,7 +77,7 @@ class Records:
             return
         whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
         for line in whole.splitlines():
-            record = Record(**json.loads(line))
+            record = self._kind(**json.loads(line))
             self._known[record.prompt, record.configuration] = record
         self.path.write_text(whole + "\n" if whole else "", encoding="utf-8")
 
@@ -72,17 +88,23 @@ class Records:
     def __contains__(self, key: tuple[str, str]) -> bool:
         return key in self._known
 
-    def __getitem__(self, key: tuple[str, str]) -> Record:
+    def __getitem__(self, key: tuple[str, str]) -> R:
         """By prompt and configuration. Raises KeyError."""
         return self._known[key]
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: Iterable[R]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for record in records:
-                short = Record(**{f.name: _short(getattr(record, f.name)) for f in fields(Record)})
+                values = {f.name: _short(getattr(record, f.name)) for f in fields(record)}
+                short = self._kind(**values)
                 self._known[short.prompt, short.configuration] = short
                 file.write(json.dumps(asdict(short), separators=(",", ":")) + "\n")
+
+
+class Records(RecordFile[Record]):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, Record)
 
 
 def _short(value: Any) -> Any:

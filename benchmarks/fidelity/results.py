@@ -49,7 +49,7 @@ def write(
         "configurations": [_configuration(s, tasks) for s in summaries],
         "comparisons": [_comparison(d) for fought in against.values() for d in fought],
     }
-    (folder / f"{name}.json").write_text(_compact(record), encoding="utf-8")
+    (folder / f"{name}.json").write_text(compact(record), encoding="utf-8")
     text = table.report(str(facts["what"]), summaries, tasks, against)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     if base is None:
@@ -87,7 +87,7 @@ def _comparison(d: Duel) -> dict[str, Any]:
     }
 
 
-def _compact(record: Mapping[str, Any]) -> str:
+def compact(record: Mapping[str, Any]) -> str:
     """JSON with a line for every item of the top level's lists. NaN becomes null."""
     lines = []
     for name, value in record.items():

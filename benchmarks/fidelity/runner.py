@@ -5,18 +5,33 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
-from benchmarks.fidelity.configuration import Configuration
-from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.records import Record, Records
+from benchmarks.fidelity.records import R, RecordFile
+
+
+class Keyed(Protocol):
+    """What is compared, by what decides its result."""
+
+    @property
+    def key(self) -> str: ...
+
+
+C = TypeVar("C", bound=Keyed)
+C_contra = TypeVar("C_contra", bound=Keyed, contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Measures(Protocol[C_contra, R_co]):
+    def measure(self, prompt: Prompt, configurations: Sequence[C_contra]) -> Sequence[R_co]: ...
 
 
 def measure_all(
-    measurer: Measurer,
+    measurer: Measures[C, R],
     prompts: Sequence[Prompt],
-    configurations: Sequence[Configuration],
-    records: Records,
+    configurations: Sequence[C],
+    records: RecordFile[R],
 ) -> int:
     """Records made now; the others were there. Interrupted (Ctrl-C) it stops after what is
     recorded; `complete` then says which prompts to report on."""
@@ -47,13 +62,11 @@ def measure_all(
 
 
 def complete(
-    prompts: Sequence[Prompt], configurations: Sequence[Configuration], records: Records
+    prompts: Sequence[Prompt], configurations: Sequence[Keyed], records: RecordFile[R]
 ) -> list[Prompt]:
     """Prompts that every configuration was measured on."""
     return [p for p in prompts if all((p.key, c.key) in records for c in configurations)]
 
 
-def found(
-    prompts: Sequence[Prompt], configuration: Configuration, records: Records
-) -> list[Record]:
+def found(prompts: Sequence[Prompt], configuration: Keyed, records: RecordFile[R]) -> list[R]:
     return [records[prompt.key, configuration.key] for prompt in prompts]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from benchmarks.fidelity.statistics import Comparison, Estimate
+from benchmarks.fidelity.markdown import percent, table, with_interval
+from benchmarks.fidelity.statistics import Comparison
 from benchmarks.fidelity.summary import RIVALS, Duel, Summary, by_task
 
 LEGEND = """\
@@ -56,41 +57,41 @@ def quality(summaries: Sequence[Summary]) -> str:
         f = s.figures
         return [
             s.name,
-            _percent(f["rows"].mean),
-            _percent(f["flops"].mean),
-            _with_interval(f["kl_first"], _small),
+            percent(f["rows"].mean),
+            percent(f["flops"].mean),
+            with_interval(f["kl_first"], _small),
             _small(s.kl_median),
-            _with_interval(f["kl_next"], _small),
-            _with_interval(f["agree_first"], _percent),
-            _percent(f["agree_next"].mean),
-            _with_interval(f["right"], _percent),
-            _percent(f["hit"].mean),
+            with_interval(f["kl_next"], _small),
+            with_interval(f["agree_first"], percent),
+            percent(f["agree_next"].mean),
+            with_interval(f["right"], percent),
+            percent(f["hit"].mean),
             f"{f['bytes'].mean / 1e6:.1f}",
             f"{f['seconds'].mean:.3f}",
         ]
 
     head = ["configuration", "rows", "FLOPs", "KL first", "median", "KL next", "agree first"]
     head += ["agree next", "right", "hit", "MB", "seconds"]
-    return _table(head, [row(s) for s in summaries])
+    return table(head, [row(s) for s in summaries])
 
 
 def versus(fought: Sequence[Duel]) -> str:
     def cells(c: Comparison) -> list[str]:
-        return [_with_interval(c.difference, _small), _percent(c.won)]
+        return [with_interval(c.difference, _small), percent(c.won)]
 
     rows = [
         [
             d.ours.name,
-            _percent(d.ours.cost),
+            percent(d.ours.cost),
             d.rival.name + (" ‡" if d.cheaper else ""),
-            _percent(d.rival.cost),
+            percent(d.rival.cost),
             *cells(d.first),
             *cells(d.answer),
         ]
         for d in fought
     ]
     head = ["configuration", "FLOPs", "rival", "its FLOPs", "Δ KL first", "won"]
-    return _table([*head, "Δ KL whole answer", "won"], rows)
+    return table([*head, "Δ KL whole answer", "won"], rows)
 
 
 def recovery(summaries: Sequence[Summary]) -> str:
@@ -108,7 +109,7 @@ def recovery(summaries: Sequence[Summary]) -> str:
         for s in summaries
     ]
     maps = [f"map {i}" for i in range(1, depths + 1)]
-    return _table(["configuration", *maps, "K", "K last", "V", "V last"], rows)
+    return table(["configuration", *maps, "K", "K last", "V", "V last"], rows)
 
 
 def tasks_table(summaries: Sequence[Summary], tasks: Sequence[str]) -> str:
@@ -117,22 +118,7 @@ def tasks_table(summaries: Sequence[Summary], tasks: Sequence[str]) -> str:
     for s in summaries:
         found = by_task(s, tasks)
         rows.append([s.name, *(_small(found[name]) for name in names)])
-    return _table(["configuration", *names], rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def _with_interval(estimate: Estimate, write: Callable[[float], str]) -> str:
-    if math.isnan(estimate.mean):
-        return "–"
-    return f"{write(estimate.mean)} [{write(estimate.low)}, {write(estimate.high)}]"
-
-
-def _percent(share: float) -> str:
-    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
+    return table(["configuration", *names], rows)
 
 
 def _small(value: float) -> str:
