@@ -27,6 +27,7 @@ from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout, union
 from service.worker.place import PromptKV, place, write_rows
 from service.worker.scout import scout
+from service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]
 
@@ -118,7 +119,7 @@ def prefill(
     return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
 
-def run(steps: Generator[None, None, PrefillResult]) -> PrefillResult:
+def run(steps: Steps[PrefillResult]) -> PrefillResult:
     """Drive a prefill to its end, for those who have nothing to do between layers."""
     while True:
         try:

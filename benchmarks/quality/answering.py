@@ -1,0 +1,193 @@
+"""Answers a prompt with one method after the other, decoding greedily by the engine's own steps.
+
+Dense methods run in the engine's layer loop, SamKV in its own, from sketches in blocks of any size
+(the store's are of 64) that did not go through int8; Multi-InfLLM decodes by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.calibrate import word_overlap
+from benchmarks.fidelity.answers import NEXT, greedy
+from benchmarks.fidelity.case import Case
+from benchmarks.fidelity.prompts import Prompt
+from benchmarks.fidelity.stored import SegmentStore
+from benchmarks.quality.compared import Compared
+from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.calibration import ModelFacts
+from service.worker.chunk_prefill import ScratchKV
+from service.worker.fusion.samkv import Method as SamKV
+from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.kv_pool import KVPool
+from service.worker.layout import PromptLayout
+from service.worker.prefill import prefill, run
+from service.worker.sparse.blocks import BlockGrid
+from service.worker.sparse.held import TokenSource, WholeChunk
+from service.worker.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
+from service.worker.sparse.selection import SketchedDocument
+from service.worker.sparse.sketch import Sketch, SketchBuilder
+from service.worker.steps import Steps
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one method said to one prompt. right: it is one of the known answers; f1: words in
+    common with the best of them. kept, recomputed: shares of the documents' tokens, of a layer's
+    (Multi-InfLLM: seen by the question's last row) and of all that some layer computes. seconds:
+    the prompt alone, on whatever else the machine does."""
+
+    prompt: str
+    configuration: str
+    text: str
+    right: bool
+    f1: float
+    kept: float
+    recomputed: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Said:
+    tokens: list[int]
+    kept: float
+    recomputed: float
+    seconds: float
+
+
+class Answerer:
+    """`decode` turns answer ids into text; `longest` is the longest prompt's tokens."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        facts: ModelFacts,
+        decode: Callable[[Sequence[int]], str],
+        *,
+        longest: int,
+    ) -> None:
+        self._adapter, self._facts, self._decode = adapter, facts, decode
+        self._sketches: dict[object, Sketch] = {}  # of the prompt at hand
+        self._pool = KVPool(
+            adapter.layers,
+            adapter.kv_heads,
+            adapter.head_dim,
+            longest + NEXT + 1,
+            dtype=adapter.dtype,
+            device=adapter.device,
+        )
+
+    @torch.inference_mode()
+    def measure(self, prompt: Prompt, configurations: Sequence[Compared]) -> list[Answer]:
+        """Answers in the order of `configurations`."""
+        self._sketches.clear()
+        with SegmentStore.open(self._adapter) as store:
+            return [self._answer(prompt, compared, store) for compared in configurations]
+
+    def _answer(self, prompt: Prompt, compared: Compared, store: SegmentStore) -> Answer:
+        kv = self._pool.reserve(prompt.tokens + NEXT + 1)
+        assert kv is not None, "the pool holds the longest prompt"
+        case = Case.of(
+            self._adapter, prompt, store, kv,
+            prefix_mode=compared.prefix_mode, codec="raw", evidence=torch.empty(0),
+        )  # fmt: skip
+        prefix = store.prefix(prompt, compared.prefix_mode)
+        try:
+            if isinstance(compared.method, MultiInfLLM):
+                said = self._by_itself(prompt, case, prefix, compared.method)
+            else:
+                said = self._prefilled(prompt, case, prefix, compared)
+        finally:
+            kv.release()
+        ends = self._adapter.end_ids
+        text = self._decode([t for t in said.tokens if t not in ends]).strip()
+        return Answer(
+            prompt.key,
+            compared.key,
+            text,
+            text in prompt.answers,
+            max((word_overlap(answer, text)[1] for answer in prompt.answers), default=0.0),
+            said.kept,
+            said.recomputed,
+            said.seconds,
+        )
+
+    def _prefilled(
+        self, prompt: Prompt, case: Case, prefix: Sequence[int], compared: Compared
+    ) -> _Said:
+        method = compared.method
+        assert not isinstance(method, MultiInfLLM)
+        if isinstance(method, SamKV):
+            sparse = self._sparse_prompt(prompt, case, prefix, compared.block)
+            started = time.perf_counter()
+            steps = sparse_prefill(
+                self._adapter, self._facts, sparse, method, case.kv, _nothing_to_fetch
+            )
+            result = run(steps)
+        else:
+            started = time.perf_counter()
+            result = case.prefill(method)
+        seconds = time.perf_counter() - started
+        held = result.held_tokens or prompt.tokens
+        case.kv.set_length(held)
+        logits = greedy(self._adapter, case.kv, prompt.tokens, result.logits)
+        first, last = len(prompt.system), case.layout.question_start
+        documents = max(1, last - first)
+        fresh = int(((result.rows >= first) & (result.rows < last)).sum())
+        kept = (held - len(prompt.system) - len(prompt.question)) / documents
+        return _Said(logits.argmax(-1).tolist(), kept, fresh / documents, seconds)
+
+    def _by_itself(
+        self, prompt: Prompt, case: Case, prefix: Sequence[int], method: MultiInfLLM
+    ) -> _Said:
+        segments = [(prompt.system, ()), *((ids, prefix) for ids in prompt.documents)]
+        scores = [
+            relevance(self._adapter, ids, before, method.local) if ids else None
+            for ids, before in segments
+        ]
+        context = Context(self._adapter, case.layout, case.segments, scores, method)
+        started = time.perf_counter()
+        logits = context.extend(prompt.question)
+        seconds, kept = time.perf_counter() - started, context.kept
+        tokens = [int(logits.argmax())]
+        while tokens[-1] not in self._adapter.end_ids and len(tokens) <= NEXT:
+            tokens.append(int(context.extend(tokens[-1:]).argmax()))
+        return _Said(tokens, kept, 0.0, seconds)
+
+    def _sparse_prompt(
+        self, prompt: Prompt, case: Case, prefix: Sequence[int], block: int
+    ) -> SparsePrompt:
+        """Every token of every document is at hand."""
+        sketched, ends = [], list[TokenSource]()
+        for segment, ids, stored in zip(
+            case.layout.documents, prompt.documents, case.segments[1:], strict=True
+        ):
+            if stored is not None:
+                grid = BlockGrid(len(ids), block)
+                key = (ids, tuple(prefix), block)
+                if key not in self._sketches:
+                    self._sketches[key] = sketch_of(self._adapter, ids, prefix, block)
+                sketched.append(SketchedDocument(segment.start, grid, self._sketches[key]))
+                ends.append(WholeChunk(stored))
+        return SparsePrompt(case.layout, case.segments[0], sketched, ends)
+
+
+def sketch_of(
+    adapter: DecoderAdapter, ids: Sequence[int], prefix: Sequence[int], block: int
+) -> Sketch:
+    """Of a document precomputed behind `prefix`."""
+    builder = SketchBuilder(len(prefix), block)
+    layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True], device=adapter.device)
+    scratch = ScratchKV(adapter, layout.tokens)
+    run(prefill(adapter, layout, [None], Vanilla(), scratch, capture=builder.add))
+    return builder.sketch()
+
+
+def _nothing_to_fetch(wanted: BlockSets) -> Steps[list[TokenSource | None]]:
+    yield from ()
+    return [None for _ in wanted]
