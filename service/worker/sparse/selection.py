@@ -72,7 +72,7 @@ def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]
     worst = torch.tensor(middle)[mass.argmin(1).cpu()]
     keys = torch.stack([sketch.means[rows, best], sketch.means[rows, worst], sketch.anchor], dim=1)
     high, low, anchor = scores(query, keys).unbind(1)
-    inside = (low < anchor) & (anchor <= high) & alpha.isfinite().any(1)
+    inside = (low < anchor) & (anchor <= high)
     gap = torch.where(inside, (high - anchor) / (high - low).clamp(min=1e-30), 0.0)
     return float(gap[list(stable_layers)].mean())
 
