@@ -6,10 +6,9 @@ kvstitch's own method. Two kinds of rows are worth computing anew (measured, doc
    sinks and miss their context, whatever the question is.
 2. The tokens this question reads. The question's rows are run once over the stitched cache (PIE,
    about one percent of a prefill), and every token gets the attention it received, summed over all
-   layers and query heads. The last row, which gives the first answer token, counts as much as half
-   of all question rows together: what it reads is what the answer is made of. Ranking at every
-   layer needs no exact layer: A3 and CacheBlend compute the first one or two layers for every
-   token to rank at one of them.
+   layers and query heads: what the last row pays, which gives the first answer token, plus half
+   the mean of what all question rows pay. Ranking at every layer needs no exact layer: A3 and
+   CacheBlend compute the first one or two layers for every token to rank at one of them.
 
 Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers; first tokens
 take at most half of them.
@@ -41,7 +40,7 @@ class Method(FusionMethod):
         4, "first tokens of every document, charged to ratio, at most half of it", ge=0
     )
     question: float = parameter(
-        0.5, "weight of all question rows together beside the last one", ge=0, le=100
+        0.5, "weight of the mean question row beside the last one", ge=0, le=100
     )
 
     def scout(self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout) -> Tensor:
