@@ -1,0 +1,226 @@
+"""Answers samples through the engine itself, all configurations of a sample together.
+
+One engine per codec (an engine has one), each on a memory tier that chunks are precomputed into;
+answers go on until the end token, a stop text or the sample's limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from benchmarks.quality.configuration import METHODS_FOLDER, Configuration
+from benchmarks.quality.sample import Sample
+from benchmarks.quality.scores import score
+from kvstore import MemoryTier, TieredStore
+from service.errors import WorkerFault
+from service.records import Chunk, Report, Sampling
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.addressing import Addressing
+from service.worker.calibration import ModelFacts
+from service.worker.engine import Engine
+from service.worker.loader import Loader
+from service.worker.methods import add_folder
+from service.worker.request import DoneEvent, FailedEvent, Request, TokenEvent
+
+# A store serves a few samples at a time; the least recently used chunks make room.
+MEMORY_BYTES = 4 << 30
+MAX_RUNNING = 64
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one configuration said to one sample (`prompt`: its key).
+
+    flops: operations of the prompt over a full prefill's. rows: document tokens computed anew, kept
+    document KV entries held after the first token, both of all. coverage: tokens that some head of
+    some layer kept.
+    """
+
+    prompt: str
+    configuration: str
+    text: str
+    score: float
+    tokens: int
+    flops: float
+    rows: float
+    kept: float
+    coverage: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds from asking to the first token, nothing else running."""
+
+    prompt: str
+    configuration: str
+    seconds: float
+
+
+@dataclass
+class _Asked:
+    sample: Sample
+    configuration: Configuration
+    tokens: list[int]
+    report: Report | None = None
+    text: str = ""
+
+
+class Bench:
+    """Use as `with Bench.open(…) as bench`."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        facts: ModelFacts,
+        fingerprint: str,
+        decode: Decode,
+        pool_tokens: int,
+        stack: ExitStack,
+    ) -> None:
+        self._adapter, self._facts, self._fingerprint = adapter, facts, fingerprint
+        self._decode = decode
+        self._pool_tokens = pool_tokens
+        self._stack = stack
+        self._engines: dict[str, Engine] = {}
+        self._asked = 0
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        adapter: DecoderAdapter,
+        facts: ModelFacts,
+        fingerprint: str,
+        decode: Decode,
+        *,
+        pool_tokens: int,
+    ) -> Iterator[Bench]:
+        add_folder(METHODS_FOLDER)
+        with ExitStack() as stack:
+            yield cls(adapter, facts, fingerprint, decode, pool_tokens, stack)
+
+    def measure(
+        self, samples: Sequence[Sample], configurations: Sequence[Sequence[Configuration]]
+    ) -> list[Result]:
+        """Each sample under its configurations, all at once."""
+        asked: dict[Engine, dict[str, _Asked]] = {}
+        for sample, wanted in zip(samples, configurations, strict=True):
+            self.precompute(sample, wanted)
+            for configuration in wanted:
+                engine = self._engine(configuration.codec)
+                name = self._submit(engine, sample, configuration, sample.text.answer_tokens)
+                asked.setdefault(engine, {})[name] = _Asked(sample, configuration, [])
+        for engine, running in asked.items():
+            self._answer(engine, running)
+        return [self._result(each) for running in asked.values() for each in running.values()]
+
+    def time(self, sample: Sample, configurations: Sequence[Configuration]) -> list[Timing]:
+        """One after the other, each alone, the first token only."""
+        self.precompute(sample, configurations)
+        timings = []
+        for configuration in configurations:
+            engine = self._engine(configuration.codec)
+            started = time.perf_counter()
+            name = self._submit(engine, sample, configuration, 1)
+            running = {name: _Asked(sample, configuration, [])}
+            while not running[name].tokens and running[name].report is None:
+                self._step(engine, running)
+            timings.append(Timing(sample.key, configuration.key, time.perf_counter() - started))
+            self._answer(engine, running)
+        return timings
+
+    def precompute(self, sample: Sample, configurations: Sequence[Configuration]) -> None:
+        """Store what the configurations will read; what is stored already stays."""
+        for codec, mode in dict.fromkeys((c.codec, c.prefix_mode) for c in configurations):
+            engine = self._engine(codec)
+            for address in engine.admission.addresses(
+                sample.system, _chunks(sample, True), mode, ""
+            ):
+                if address is not None:
+                    engine.lane.add(address)
+            while engine.lane.pending:
+                engine.step()
+
+    def _engine(self, codec: str) -> Engine:
+        if codec not in self._engines:
+            adapter = self._adapter
+            store = self._stack.enter_context(TieredStore([MemoryTier(MEMORY_BYTES)]))
+            loader = Loader(store, threads=1)
+            loader.start()
+            self._stack.callback(loader.close)
+            self._engines[codec] = Engine(
+                adapter,
+                Addressing(adapter, fingerprint=self._fingerprint, codec=codec),
+                store,
+                loader,
+                pool_tokens=self._pool_tokens,
+                facts=self._facts,
+                max_running=MAX_RUNNING,
+                max_waiting=1 << 16,
+            )
+        return self._engines[codec]
+
+    def _submit(
+        self, engine: Engine, sample: Sample, configuration: Configuration, max_tokens: int
+    ) -> str:
+        self._asked += 1
+        name = str(self._asked)
+        engine.submit(
+            Request(
+                name,
+                sample.system,
+                _chunks(sample, configuration.documents),
+                sample.question,
+                configuration.fusion,
+                configuration.evicting(sample.tokens),
+                Sampling(max_tokens=max_tokens),
+                configuration.prefix_mode,
+            )
+        )
+        return name
+
+    def _answer(self, engine: Engine, running: dict[str, _Asked]) -> None:
+        """Until every one of `running` is done and nothing is left to write back."""
+        while any(a.report is None for a in running.values()) or engine.lane.pending:
+            self._step(engine, running)
+
+    def _step(self, engine: Engine, running: dict[str, _Asked]) -> None:
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                asked = running[event.id]
+                asked.tokens.append(event.token)
+                asked.text = self._decode(asked.tokens)
+                if any(stop in asked.text for stop in asked.sample.text.stop):
+                    engine.abort(event.id, "stop")
+            elif isinstance(event, DoneEvent):
+                running[event.id].report = event.report
+            elif isinstance(event, FailedEvent):
+                name = running[event.id].configuration.name
+                raise WorkerFault(f"{name}: {event.message} (field {event.field})")
+
+    def _result(self, asked: _Asked) -> Result:
+        report, text = asked.report, asked.sample.text
+        assert report is not None
+        answer = asked.text
+        for stop in text.stop:
+            answer = answer.partition(stop)[0]
+        return Result(
+            prompt=asked.sample.key,
+            configuration=asked.configuration.key,
+            text=answer,
+            score=score(text.metric, answer, text.references),
+            tokens=report.prompt_tokens,
+            flops=report.flops / report.full_prefill_flops,
+            rows=report.recomputed_ratio,
+            kept=report.kept_ratio,
+            coverage=report.coverage,
+        )
+
+
+def _chunks(sample: Sample, documents: bool) -> list[Chunk]:
+    return [Chunk(i, list(ids)) for i, ids in enumerate(sample.documents)] if documents else []

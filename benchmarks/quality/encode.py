@@ -1,0 +1,51 @@
+"""Text samples to token ids, for any model folder: chat template, chunks of a fixed size.
+
+The context is encoded once and cut by ids, so chunk borders are the same for every method, full
+prefill included. Knows no suite and no weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.quality.sample import Sample, TextSample
+from service.gateway.model_folder import ModelFolder
+from service.gateway.prompt_format import INSTRUCTION, from_chat_template, load_format, without_bos
+from service.gateway.tokenizer import ServingTokenizer
+
+_QUESTION = "Question: {question}"
+
+
+class Encoder:
+    """`tokenizer` is the served model's, with the BOS its prompt format asks for."""
+
+    def __init__(self, folder: Path) -> None:
+        files = ModelFolder(folder)
+        fmt = load_format(files)
+        self.tokenizer = ServingTokenizer(files, bos=fmt.bos)
+        self.prefix_mode = fmt.prefix_mode
+        self._before, self._behind = "", ""
+        template = files.chat_template()
+        if template is not None:
+            chat = without_bos(from_chat_template(template, files), files.special_text("bos_token"))
+            # What the template puts around the one user turn.
+            self._before = chat.system.partition(INSTRUCTION)[0]
+            self._behind = chat.question.partition(_QUESTION)[2]
+
+    def count(self, text: str) -> int:
+        return len(self.tokenizer.encode_text(text))
+
+    def encode(self, sample: TextSample, chunk_tokens: int) -> Sample:
+        tokenizer = self.tokenizer
+        before, behind = (self._before, self._behind) if sample.chat else ("", "")
+        bos = [] if tokenizer.bos is None else [tokenizer.bos]
+        system = [*bos, *tokenizer.encode_template(before)]
+        system += tokenizer.encode_text(sample.instruction)
+        question = tokenizer.encode_text(sample.question)
+        question += tokenizer.encode_template(behind)
+        question += tokenizer.encode_text(sample.answer_prefix)
+        context = tokenizer.encode_text(sample.context)
+        documents = [
+            tuple(context[i : i + chunk_tokens]) for i in range(0, len(context), chunk_tokens)
+        ]
+        return Sample(sample, tuple(system), tuple(documents), tuple(question))

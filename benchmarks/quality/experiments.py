@@ -1,0 +1,134 @@
+"""The experiments: which configurations each of the papers' tables and figures compares.
+
+Knows no samples and no results; any suite's samples can be run under any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.quality.configuration import Configuration
+from service.records import Method
+
+RATIOS = (0.05, 0.10, 0.15, 0.30)
+RATIO = 0.15
+CONTEXT_KEPT = 0.17
+"""Share of the context that A3(ex) keeps (its paper's Table 3)."""
+EVICTIONS = (
+    "streaming_llm", "h2o", "snapkv", "pyramidkv", "ada_snapkv", "ada_pyramidkv", "headkv",
+    "gemfilter", "kvec",
+)  # fmt: skip
+FULL = "full prefill"
+OURS = "question_scout"
+RANKED_BY_RATIO = ("random_rows", "cacheblend", "a3", OURS)
+
+
+def fusion(prefix_mode: str, chunk_tokens: int) -> list[Configuration]:
+    """A3's Tables 1 and 2, 4 and 5: fusion methods, each at four ratios where it has one."""
+
+    def plain(name: str, method: str, **parameters: Any) -> Configuration:
+        return Configuration(name, Method(method, parameters), prefix_mode=prefix_mode)
+
+    found = [
+        Configuration(FULL, Method("vanilla")),
+        Configuration("guess", Method("vanilla"), documents=False),
+        plain("full_reuse", "full_reuse"),
+        plain("pie", "pie"),
+        Configuration("pie, bare chunks", Method("pie")),
+        plain("pie, exact layers 0-1", "pie", exact_layers=2),
+    ]
+    for ratio in RATIOS:
+        ends = max(1, round(ratio * chunk_tokens))  # as many tokens of a chunk as of the prompt
+        first, last = ends - ends // 2, ends // 2
+        found.append(plain(at("legolink", ratio), "legolink", first=first, last=last))
+        found += [plain(at(name, ratio), name, ratio=ratio) for name in RANKED_BY_RATIO]
+    bare = Method(OURS, {"ratio": RATIO})
+    return [
+        *found,
+        Configuration(f"{at('a3', RATIO)}, bare chunks", Method("a3", {"ratio": RATIO})),
+        Configuration(f"{at(OURS, RATIO)}, bare chunks", bare),
+    ]
+
+
+def at(name: str, ratio: float) -> str:
+    return f"{name} r={ratio:g}"
+
+
+def extension(prefix_mode: str) -> list[Configuration]:
+    """A3's Table 3: methods with and without eviction to 17 % of the context."""
+    found = []
+    for name, method in (
+        (FULL, Method("vanilla")),
+        (at("a3", RATIO), Method("a3", {"ratio": RATIO})),
+        (at(OURS, RATIO), Method(OURS, {"ratio": RATIO})),
+    ):
+        mode = "none" if method.name == "vanilla" else prefix_mode
+        found.append(Configuration(name, method, prefix_mode=mode))
+        for eviction in ("snapkv", "kvec"):
+            found.append(
+                Configuration(
+                    f"{name} (ex: {eviction})",
+                    method,
+                    Method(eviction),
+                    budget_share=CONTEXT_KEPT,
+                    prefix_mode=mode,
+                )
+            )
+    return found
+
+
+def eviction(
+    budgets: Sequence[float], *, available: Sequence[str] = EVICTIONS
+) -> list[Configuration]:
+    """K-VEC's Tables 1, 6 and 7: eviction after a full prefill. Budgets below 1 are shares of the
+    prompt, others tokens."""
+    found = [Configuration(FULL, Method("vanilla"))]
+    for budget in budgets:
+        found += [evicting(name, name, budget) for name in available]
+    return found
+
+
+def evicting(name: str, method: str, budget: float, **parameters: Any) -> Configuration:
+    """After a full prefill; named with its budget."""
+    if budget < 1:
+        chosen, share, label = Method(method, parameters), budget, f"{100 * budget:g} %"
+    else:
+        chosen, share = Method(method, {**parameters, "budget": int(budget)}), None
+        label = f"{budget:g}"
+    return Configuration(f"{name} B={label}", Method("vanilla"), chosen, budget_share=share)
+
+
+def kvec_parts(budget: float) -> list[Configuration]:
+    """K-VEC's Table 10, at one budget; (f), another criterion for heads, is not built."""
+
+    def kvec(name: str, **parameters: Any) -> Configuration:
+        return evicting(name, "kvec", budget, **parameters)
+
+    return [
+        Configuration(FULL, Method("vanilla")),
+        kvec("kvec"),
+        kvec("kvec without head coverage", delta=0),
+        kvec("kvec without layer coverage", lam=0.0),
+        kvec("kvec without both", delta=0, lam=0.0),
+        *(kvec(f"kvec O'={rows}", extended=rows) for rows in (20, 24, 48)),
+        *(kvec(f"kvec λ={weight:g}", lam=weight) for weight in (0.1, 0.5, 2.0)),
+        *(kvec(f"kvec β={share:g}", beta=share) for share in (0.1, 0.5, 0.75)),
+        *(kvec(f"kvec δ={heads}", delta=heads) for heads in (1, 2, 4)),
+    ]
+
+
+def codecs(prefix_mode: str) -> list[Configuration]:
+    """Chunks at rest in every codec, under three ways to reuse them."""
+    return list(_codecs(prefix_mode))
+
+
+def _codecs(prefix_mode: str) -> Iterator[Configuration]:
+    yield Configuration(FULL, Method("vanilla"))
+    for name, method in (
+        ("pie", Method("pie")),
+        (at("a3", RATIO), Method("a3", {"ratio": RATIO})),
+        (at(OURS, RATIO), Method(OURS, {"ratio": RATIO})),
+    ):
+        for codec in ("raw", "int8", "int4", "int2"):
+            yield Configuration(f"{name}, {codec}", method, codec=codec, prefix_mode=prefix_mode)
