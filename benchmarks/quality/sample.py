@@ -15,8 +15,9 @@ class TextSample:
     `instruction` ‖ `context` ‖ `question` is the whole prompt: templates, line breaks and tags are
     part of them. `chat`: put the model's chat template around it, where it has one; `answer_prefix`
     follows the assistant header (or the question). The generated text is cut before the first of
-    `stop`, and scored by `metric` (a name of `benchmarks.quality.scores`) against `references`.
-    `details` is for figures: depth, length, haystack.
+    `stop`, and scored by `metric` (a name of `benchmarks.quality.scores`) against `references`; a
+    classification's metric also asks for `classes`, the names of all. `details` is for figures:
+    depth, length, haystack.
     """
 
     suite: str
@@ -32,6 +33,7 @@ class TextSample:
     stop: tuple[str, ...] = ()
     chat: bool = True
     details: Mapping[str, str | float] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Sample:
     def key(self) -> str:
         """16 hex characters over everything that decides the answer and its score."""
         text = self.text
-        judged = [text.task, text.metric, text.references, text.stop, text.answer_tokens]
+        limits = [text.stop, text.answer_tokens]
+        judged = [text.task, text.metric, text.references, text.classes, limits]
         record = json.dumps([judged, self.system, self.documents, self.question])
         return hashlib.blake2b(record.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,26 @@
+"""F1 of words as SQuAD and LongBench define it."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def qa_f1(text: str, reference: str) -> float:
+    """Of the two multisets of words: 2PR / (P + R), 0 if they share none.
+
+    Words are what white space separates once the text is in lower case and its ASCII punctuation
+    and articles are dropped, in this order: "don't" is one word, "the" goes and "the's" stays.
+    """
+    ours, theirs = _words(text), _words(reference)
+    shared = (Counter(ours) & Counter(theirs)).total()
+    # 2PR / (P + R) with P = shared / ours and R = shared / theirs.
+    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
