@@ -202,6 +202,8 @@ def a_sample(context: str) -> TextSample:
         # Half a smiley is a whole one, which is too much: less of both ends.
         ("a☺bc☺d", 12, "ad"),
         ("a☺bc☺d", 13, "a☺☺d"),
+        # 8 and 7 tokens reach into three smileys of each end, 18 tokens; 6 are two.
+        ("☺" * 20, 21, "☺" * 4),
     ],
 )
 def test_the_middle_goes(context: str, limit: int, left: str) -> None:
