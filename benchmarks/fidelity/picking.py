@@ -25,7 +25,7 @@ class Pick:
     inside the token's document."""
 
     ratio: float = 0.15
-    first: int = 4
+    first: int = 2
     last: int = 0
     ends: float = 0.5
     pool: int = 0
@@ -33,7 +33,7 @@ class Pick:
 
     def rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
         """⌊ratio · n⌋ ascending rows (all candidates if that is more) by evidence `[n]`."""
-        candidates = layout.cached_document_rows
+        candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio)
         rank = evidence.double()
         for segment in layout.documents:
@@ -59,7 +59,7 @@ class Pick:
 
 def _depths(layout: PromptLayout) -> tuple[Tensor, Tensor]:
     """Of each candidate, how many tokens of its document come before it, and after it."""
-    sizes = [s.tokens for s in layout.documents if not s.cold]
+    sizes = [s.tokens for s in layout.stale_documents]
     before = [torch.arange(size, device=layout.ids.device) for size in sizes]
     empty = layout.ids.new_empty(0)
     return torch.cat([empty, *before]), torch.cat([empty, *(b.flip(0) for b in before)])

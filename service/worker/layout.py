@@ -92,6 +92,20 @@ class PromptLayout:
         return torch.cat(warm) if warm else empty
 
     @property
+    def stale_documents(self) -> tuple[Segment, ...]:
+        """Documents out of a cache whose KV can differ from full prefill's: all but a first one
+        that was precomputed behind exactly what stands before it."""
+        warm = [s for s in self.documents if not s.cold and s.tokens]
+        return tuple(s for s in warm if s.offset != s.start)
+
+    @property
+    def stale_document_rows(self) -> Tensor:
+        """Document tokens whose recomputation can change anything."""
+        stale = [self._rows(s) for s in self.stale_documents]
+        empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
+        return torch.cat(stale) if stale else empty
+
+    @property
     def warm_rows(self) -> Tensor:
         """Every row but those of cold segments, ascending."""
         warm = [self._rows(s) for s in self.segments if not s.cold and s.tokens]

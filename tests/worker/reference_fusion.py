@@ -171,13 +171,20 @@ def evidence(reference: Reference, prompt: Prompt, question: float = 0.5) -> lis
     return out
 
 
-def edge_tokens(prompt: Prompt, edge: int) -> list[int]:
-    """First `edge` tokens of every warm document: all first tokens, then all second tokens, …;
+def stale_documents(prompt: Prompt, prefix: Sequence[int] = ()) -> list[int]:
+    """Numbers of the warm documents, computed behind `prefix`, before which something else stands
+    in the prompt: only these can differ from full prefill."""
+    warm = [m for m in range(1, len(prompt.starts) - 1) if prompt.stored[m] is not None]
+    return [m for m in warm if prompt.ids[: prompt.starts[m]] != list(prefix)]
+
+
+def edge_tokens(prompt: Prompt, edge: int, prefix: Sequence[int] = ()) -> list[int]:
+    """First `edge` tokens of every stale document: all first tokens, then all second tokens, …;
     lower index first at equal depth."""
     out = []
     for depth in range(edge):
-        for number, ids in enumerate(prompt.documents, 1):
-            if prompt.stored[number] is not None and depth < len(ids):
+        for number in stale_documents(prompt, prefix):
+            if depth < len(prompt.documents[number - 1]):
                 out.append(prompt.starts[number] + depth)
     return out
 
@@ -189,16 +196,21 @@ def scouted_rows(
     edge: int = 0,
     *,
     layers: Sequence[int] | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[int]:
-    """Document rows of the second pass, p = min(|D_warm|, ⌊ratio · n⌋) of them: the edges (as many
-    as fit), then the other warm document tokens with the most evidence, summed over `layers`
+    """Document rows of the second pass, p = min(|D_stale|, ⌊ratio · n⌋) of them: the edges (as many
+    as fit), then the other tokens of stale documents with the most evidence, summed over `layers`
     (default all). Edges are at most half of ⌊ratio · n⌋."""
-    documents = warm_documents(prompt)
+    documents = [
+        prompt.starts[number] + t
+        for number in stale_documents(prompt, prefix)
+        for t in range(len(prompt.documents[number - 1]))
+    ]
     p = min(len(documents), share(ratio, len(prompt.ids)))
     per_layer = evidence(reference, prompt)
     used = range(reference.layers) if layers is None else layers
     total = [sum(per_layer[layer][t] for layer in used) for t in range(len(prompt.ids))]
-    edges = edge_tokens(prompt, edge)[: share(ratio, len(prompt.ids)) // 2]
+    edges = edge_tokens(prompt, edge, prefix)[: share(ratio, len(prompt.ids)) // 2]
     others = [t for t in documents if t not in edges]
     return sorted([*edges, *top(total, others, p - len(edges))])
 
@@ -210,10 +222,11 @@ def scouted(
     edge: int = 0,
     *,
     layers: Sequence[int] | None = None,
+    prefix: Sequence[int] = (),
 ) -> Trace:
     """Two passes: PIE for the evidence, then the chosen rows, cold segments and Q from the
     embedding on."""
-    rows = scouted_rows(reference, prompt, ratio, edge, layers=layers)
+    rows = scouted_rows(reference, prompt, ratio, edge, layers=layers, prefix=prefix)
     return reference.forced_rows(prompt, [*rows, *always_computed(prompt)])
 
 

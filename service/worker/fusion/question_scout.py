@@ -11,7 +11,8 @@ kvstitch's own method. Two kinds of rows are worth computing anew (measured, doc
    CacheBlend compute the first one or two layers for every token to rank at one of them.
 
 Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers; first tokens
-take at most half of them.
+take at most half of them. None is spent on a first document that was precomputed behind the
+instruction: its KV is already full prefill's.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Method(FusionMethod):
 
     ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
     edge: int = parameter(
-        4, "first tokens of every document, charged to ratio, at most half of it", ge=0
+        2, "first tokens of every document, charged to ratio, at most half of it", ge=0
     )
     question: float = parameter(
         0.5, "weight of the mean question row beside the last one", ge=0, le=100
@@ -52,7 +53,7 @@ class Method(FusionMethod):
         return evidence
 
     def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
-        candidates = layout.cached_document_rows
+        candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio)
         edges = self._edges(layout)[: wanted // 2]
         # One ranking: edges first, then evidence. Stable, so that ties go to the lower index.
@@ -62,7 +63,7 @@ class Method(FusionMethod):
 
     def _edges(self, layout: PromptLayout) -> Tensor:
         """First tokens of all documents, the shallowest of all before any deeper one."""
-        documents = [s for s in layout.documents if s.tokens and not s.cold]
+        documents = layout.stale_documents
         longest = max((s.tokens for s in documents), default=0)
         rows = [
             s.start + depth

@@ -67,6 +67,21 @@ def test_is_the_reference(any_model: Tiny, ratio: float, edge: int) -> None:
     assert_same("question scout", ours, scouted(any_model.reference, prompt, ratio, edge))
 
 
+@pytest.mark.parametrize("edge", [0, 2])
+def test_an_exact_first_document_is_left_alone(any_family: Tiny, edge: int) -> None:
+    """Precomputed behind S it is full prefill's: no row is spent on it, and with one document
+    alone nothing is recomputed."""
+    run = any_family.stitch(QuestionScout(ratio=0.3, edge=edge), prefix=S)
+    assert not {*range(len(S), len(S) + len(D1))} & set(document_rows(run))
+    assert len(document_rows(run)) == share(0.3, len(IDS))
+    prompt = any_family.prompt(prefix=S)
+    expected = scouted(any_family.reference, prompt, 0.3, edge, prefix=S)
+    assert_same("question scout, behind S", run, expected)
+    alone = any_family.stitch(QuestionScout(ratio=0.5), documents=[D1], prefix=S)
+    assert document_rows(alone) == []
+    assert_same("one document", alone, any_family.reference.vanilla([*S, *D1, *Q]))
+
+
 def test_edges_come_first_and_shallow_before_deep(model: Tiny) -> None:
     """Half of a budget smaller than the edges takes all first tokens before any second one; the
     other half is the question's."""
