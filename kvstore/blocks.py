@@ -7,12 +7,14 @@ it decodes a layer. Knows no key and no tier.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from kvstore.buffers import view_bytes
 from kvstore.decode import decode_layer
-from kvstore.errors import ChunkSpecError
+from kvstore.errors import ChunkCorrupt, ChunkSpecError
 from kvstore.header import ChunkHeader
 from kvstore.layout import blocks_layout, layer_entries
 from kvstore.ranges import ByteRange
@@ -126,41 +128,66 @@ def ranges_of(selection: Selection, spec: ChunkSpec) -> list[ByteRange]:
     return ranges
 
 
-def check_blocks(
-    header: ChunkHeader, selection: Selection, data: Tensor
-) -> tuple[EncodedBlocks, list[tuple[int, int]]]:
-    """Split what was read into layers and verify every block of it.
+class BlocksCheck:
+    """Verifies blocks while they arrive, a layer at a time: what was just copied is still in the
+    cache, and what a disk or a socket delivers meanwhile costs no time.
 
     Args:
-        header: of the chunk that the bytes were read from.
-        selection: what was read.
-        data: the bytes of ``ranges_of(selection, header.spec)`` one after the other.
-
-    Returns:
-        The sound blocks, and (layer, block) of those that differ from what was written.
-
-    Raises:
-        ChunkCorrupt: ``data`` has another length than those blocks.
+        selection: what is read: the bytes of ``ranges_of(selection, spec)`` one after the other.
     """
-    spec = header.spec
-    layers: dict[int, LayerBlocks] = {}
-    bad: list[tuple[int, int]] = []
-    offset = 0
-    for layer, blocks in selection.items():
-        nbytes = blocks_layout(spec, blocks).nbytes
-        held = LayerBlocks(blocks, data[offset : offset + nbytes])
-        offset += nbytes
-        wrong = header.bad_blocks(layer, blocks, held.data)
-        bad.extend((layer, block) for block in wrong)
-        layers[layer] = _without(held, wrong, spec) if wrong else held
-    return EncodedBlocks(spec, layers), bad
+
+    def __init__(self, selection: Selection) -> None:
+        self._layers = list(selection.items())
+        self._checked = 0
+        self._end = 0  # of the layers that were checked
+        self._next_end = 0
+        self._bad: dict[int, list[int]] = {}
+
+    def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
+        """Check every layer that lies in the first ``done`` bytes of ``data``."""
+        if done < self._next_end:
+            return
+        view = view_bytes(data)
+        while self._checked < len(self._layers):
+            layer, blocks = self._layers[self._checked]
+            end = self._end + blocks_layout(header.spec, blocks).nbytes
+            if end > done:
+                self._next_end = end
+                return
+            wrong = header.bad_blocks(layer, blocks, view[self._end : end])
+            if wrong:
+                self._bad[layer] = wrong
+            self._checked += 1
+            self._end = end
+
+    def result(
+        self, header: ChunkHeader, data: Tensor
+    ) -> tuple[EncodedBlocks, list[tuple[int, int]]]:
+        """The sound blocks, and (layer, block) of those that differ from what was written.
+
+        Raises:
+            ChunkCorrupt: ``data`` has another length than those blocks.
+        """
+        self(header, data, data.numel())
+        ends = accumulate(blocks_layout(header.spec, blocks).nbytes for _, blocks in self._layers)
+        borders = [0, *ends]
+        if borders[-1] != data.numel():
+            raise ChunkCorrupt(f"the blocks have {data.numel()} bytes, not {borders[-1]}")
+        layers: dict[int, LayerBlocks] = {}
+        for (layer, blocks), (start, end) in zip(self._layers, pairwise(borders), strict=True):
+            held = LayerBlocks(blocks, data[start:end])
+            wrong = self._bad.get(layer)
+            layers[layer] = _without(held, wrong, header.spec) if wrong else held
+        bad = [(layer, block) for layer, wrong in self._bad.items() for block in wrong]
+        return EncodedBlocks(header.spec, layers), bad
 
 
 def _without(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
     """The same layer with the bytes of the wrong blocks cut out."""
     pieces = [held.data[:0]]
-    for _, block, start, end in blocks_layout(spec, held.blocks).pieces:
-        if block not in wrong:
-            pieces.append(held.data[start:end])
+    for of_tensor in blocks_layout(spec, held.blocks).pieces:
+        for block, piece in zip(held.blocks, of_tensor, strict=True):
+            if block not in wrong:
+                pieces.append(held.data[piece])
     kept = tuple(block for block in held.blocks if block not in wrong)
     return LayerBlocks(kept, torch.cat(pieces))

@@ -1,12 +1,68 @@
-"""Byte buffers that torch and the operating system can both see. Knows nothing of chunks."""
+"""Byte buffers that torch and the operating system can both see. Knows nothing of chunks.
+
+Fresh memory costs a fault per page and has to be cleared by the kernel: as much as the copy that
+fills it. So whoever reads again and again has a :class:`BufferPool`, whose buffers come back.
+"""
 
 import mmap
+import weakref
+from collections import deque
 from contextlib import suppress
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_HUGE_FROM = 8 << 20
+POOLED_FROM = 1 << 20
+_CLASSES_PER_DOUBLING = 8
+
+
+class BufferPool:
+    """Hands out large buffers and takes them back when nobody holds them any more.
+
+    A buffer is in use as long as any tensor, array or memoryview of it is. Safe to call from
+    several threads and from the garbage collector: no lock, a deque changes in single steps.
+
+    Args:
+        idle_bytes: bound on the memory kept for later.
+    """
+
+    def __init__(self, idle_bytes: int = 256 << 20) -> None:
+        self._bound = idle_bytes
+        self._idle: deque[mmap.mmap] = deque()
+
+    @property
+    def idle_bytes(self) -> int:
+        return sum(map(len, tuple(self._idle)))
+
+    def allocate(self, nbytes: int, *, pin: bool = False) -> Tensor:
+        """As the function of the same name; torch keeps a pool of pinned memory itself."""
+        if nbytes < POOLED_FROM or (pin and torch.cuda.is_available()):
+            return allocate(nbytes, pin=pin)
+        size = _size_class(nbytes)
+        pages = self._take(size) or _map(size)
+        lease = np.frombuffer(pages, dtype=np.uint8, count=nbytes)
+        finalizer = weakref.finalize(lease, self._give_back, pages)
+        finalizer.atexit = False
+        return torch.from_numpy(lease)
+
+    def clear(self) -> None:
+        """Forget what is idle."""
+        self._idle.clear()
+
+    def _take(self, size: int) -> mmap.mmap | None:
+        for pages in reversed(tuple(self._idle)):  # the latest is the likeliest to be in a cache
+            if len(pages) == size:
+                with suppress(ValueError, IndexError):  # another thread took it
+                    self._idle.remove(pages)
+                    return pages
+        return None
+
+    def _give_back(self, pages: mmap.mmap) -> None:
+        self._idle.append(pages)
+        while self.idle_bytes > self._bound:
+            with suppress(IndexError):
+                self._idle.popleft()
 
 
 def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
@@ -16,13 +72,9 @@ def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
     """
     if pin and torch.cuda.is_available():
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    if nbytes < _HUGE_FROM or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes < POOLED_FROM:
         return torch.empty(nbytes, dtype=torch.uint8)
-    # Filling fresh memory costs a fault per page, half the time of a read from the page cache.
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)  # keeps the mapping alive
+    return torch.frombuffer(_map(nbytes), dtype=torch.uint8)  # keeps the mapping alive
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
@@ -35,3 +87,18 @@ def typed_view(raw: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
+
+
+def _size_class(nbytes: int) -> int:
+    """``nbytes`` rounded up by less than an eighth, so that buffers fit others' data too."""
+    step = (1 << (nbytes - 1).bit_length() - 1) // _CLASSES_PER_DOUBLING
+    return -(-nbytes // step) * step
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    """Fresh pages, huge ones where the kernel has them."""
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

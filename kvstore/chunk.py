@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvstore.buffers import allocate, view_bytes
+from kvstore.buffers import allocate, typed_view, view_bytes
 from kvstore.checksum import BlockDigests
 from kvstore.codecs import codec
 from kvstore.codecs.base import Role
@@ -76,8 +76,10 @@ class EncodedChunk:
         Raises:
             ChunkCorrupt: a byte differs from what was written.
         """
+        view = view_bytes(self.data)
         for layer in range(self.spec.layers) if layers is None else layers:
-            self.header.verify_layer(layer, self.layer_bytes(layer))
+            start, end = self.header.layer_range(layer)
+            self.header.verify_layer(layer, view[start:end])
 
     def container(self) -> bytes:
         """The whole safetensors container as one copy."""
@@ -113,10 +115,44 @@ def encode_chunk(
             for part, stored in zip(parts, encoded, strict=True):
                 entry = by_name[f"{role}.{layer}{part.suffix}"]
                 target = data[entry.start : entry.end]
-                target.copy_(stored.contiguous().view(-1).view(torch.uint8))
+                # Straight into place, whatever the strides.
+                typed_view(target, entry.dtype, entry.shape).copy_(stored)
                 ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
                 digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
     return EncodedChunk(build_header(spec, digests), data)
+
+
+class ChunkCheck:
+    """Verifies a chunk while it arrives, a layer at a time, as :class:`kvstore.blocks.BlocksCheck`.
+
+    Args:
+        expect: refuse any other spec, before the data are looked at.
+    """
+
+    def __init__(self, expect: ChunkSpec | None) -> None:
+        self._expect = expect
+        self._checked = 0
+        self._next_end = 0
+
+    def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
+        """Check every layer that lies in the first ``done`` bytes of ``data``.
+
+        Raises:
+            ChunkRefused: another spec than expected.
+            ChunkCorrupt: a byte differs from what was written.
+        """
+        if done < self._next_end:
+            return
+        if not self._checked:
+            require_spec(header, self._expect)
+        view = view_bytes(data)
+        while self._checked < header.spec.layers:
+            start, end = header.layer_range(self._checked)
+            if end > done:
+                self._next_end = end
+                return
+            header.verify_layer(self._checked, view[start:end])
+            self._checked += 1
 
 
 def require_spec(header: ChunkHeader, expect: ChunkSpec | None) -> None:

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvstore.blocks import EncodedBlocks, Selection, check_blocks, check_selection, ranges_of
-from kvstore.chunk import EncodedChunk, require_spec
+from kvstore.blocks import BlocksCheck, EncodedBlocks, Selection, check_selection, ranges_of
+from kvstore.chunk import ChunkCheck, EncodedChunk, require_spec
 from kvstore.extra import EncodedExtra, parse_extra
 from kvstore.guard import Attempt, Guard
 from kvstore.header import ChunkHeader
@@ -58,11 +58,15 @@ class GuardedTier:
             return self._guard.count_found("read", Attempt(None, None), 0)
 
         def work() -> EncodedChunk | None:
-            chunk = self.tier.read(key)
+            if self.kind == "memory":
+                chunk = self.tier.read(key)
+                if chunk is not None:
+                    require_spec(chunk.header, expect)
+                return chunk
+            check = ChunkCheck(expect)
+            chunk = self.tier.read(key, check)
             if chunk is not None:
-                require_spec(chunk.header, expect)
-                if self.kind != "memory":
-                    chunk.verify()
+                check(chunk.header, chunk.data, chunk.header.nbytes)  # what is left
             return chunk
 
         attempt = self._guard.call("read", work)
@@ -93,11 +97,12 @@ class GuardedTier:
                 moved += header.data_start if self.kind != "memory" else 0
             require_spec(header, expect)
             check_selection(selection, header.spec)
-            data = self.tier.read_ranges(key, header, ranges_of(selection, header.spec))
+            check = BlocksCheck(selection)
+            data = self.tier.read_ranges(key, header, ranges_of(selection, header.spec), check)
             if data is None:
                 return None
             moved += data.numel()
-            blocks, bad = check_blocks(header, selection, data)
+            blocks, bad = check.result(header, data)
             self._remember(key, header)
             return BlocksRead(blocks, tuple(bad), moved)
 

@@ -8,13 +8,10 @@ and any block can be verified alone. Knows no tier and holds no data.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from kvstore.buffers import view_bytes
 from kvstore.checksum import BlockDigests, Buffer
 from kvstore.container import build_sealed, parse_sealed
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
-from kvstore.layout import TensorEntry, blocks_layout, layer_entries, layout
+from kvstore.layout import TensorEntry, blocks_layout, descriptions, layer_entries, layout
 from kvstore.spec import ChunkSpec
 
 FORMAT = "kvstitch-chunk"
@@ -53,39 +50,38 @@ class ChunkHeader:
         return len(self.raw) + self.nbytes
 
     def layer_range(self, layer: int) -> tuple[int, int]:
-        """Bytes ``[start, end)`` of one layer in the data section.
+        """Bytes ``[start, end)`` of one layer in the data section; all layers are of one size.
 
         Raises:
             ChunkSpecError: no such layer.
         """
-        entries = layer_entries(self.spec, layer)
-        return entries[0].start, entries[-1].end
+        if not 0 <= layer < self.spec.layers:
+            raise ChunkSpecError(f"layer {layer} is outside a chunk of {self.spec.layers} layers")
+        size = self.nbytes // self.spec.layers
+        return layer * size, (layer + 1) * size
 
-    def bad_blocks(self, layer: int, blocks: Sequence[int], raw: Tensor) -> list[int]:
+    def bad_blocks(self, layer: int, blocks: Sequence[int], raw: memoryview) -> list[int]:
         """Which of these blocks of a layer differ from what was written.
 
         Args:
             layer: its number.
             blocks: ascending.
-            raw: their bytes (host uint8), laid out as a layer that has only their tokens.
+            raw: their bytes, laid out as a layer that has only their tokens.
 
         Raises:
             ChunkCorrupt: ``raw`` has another length than those blocks.
         """
         places = blocks_layout(self.spec, tuple(blocks))
-        if raw.numel() != places.nbytes:
-            raise ChunkCorrupt(f"layer {layer} has {raw.numel()} bytes, not {places.nbytes}")
-        digests = [self.digests[entry.name] for entry in layer_entries(self.spec, layer)]
-        view = view_bytes(raw)
-        bad = {
-            block
-            for tensor, block, start, end in places.pieces
-            if not digests[tensor].matches(block, view[start:end])
-        }
+        if len(raw) != places.nbytes:
+            raise ChunkCorrupt(f"layer {layer} has {len(raw)} bytes, not {places.nbytes}")
+        bad: set[int] = set()
+        for entry, pieces in zip(layer_entries(self.spec, layer), places.pieces, strict=False):
+            contents = map(raw.__getitem__, pieces)
+            bad.update(self.digests[entry.name].differing(blocks, contents))
         return sorted(bad)
 
-    def verify_layer(self, layer: int, raw: Tensor) -> None:
-        """Check one layer's bytes (host uint8).
+    def verify_layer(self, layer: int, raw: memoryview) -> None:
+        """Check one layer's bytes.
 
         Raises:
             ChunkCorrupt: its length or a block differs; the message names them.
@@ -141,9 +137,9 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
     except (KeyError, ValueError) as error:
         raise ChunkCorrupt(f"metadata incomplete: {error}") from error
     digests: dict[str, BlockDigests] = {}
-    for entry in entries:
-        if sealed.tensors.get(entry.name) != entry.description():
-            raise ChunkCorrupt(f"tensor {entry.name} is not laid out as its spec says")
-        text = metadata.get(f"blocks.{entry.name}", "")
-        digests[entry.name] = BlockDigests.parse(text, spec.blocks)
+    for name, description in descriptions(spec).items():
+        if sealed.tensors.get(name) != description:
+            raise ChunkCorrupt(f"tensor {name} is not laid out as its spec says")
+        text = metadata.get(f"blocks.{name}", "")
+        digests[name] = BlockDigests.parse(text, spec.blocks)
     return ChunkHeader(sealed.raw, spec, digests, entries[-1].end)

@@ -49,14 +49,14 @@ class BlocksLayout:
         tokens: how many they hold.
         nbytes: how many bytes.
         ranges: where they lie in the chunk, ascending; neighbours are one range.
-        pieces: (number of the tensor in the layer, block, start, end) of every block of every
-            tensor in the bytes of the ranges one after the other.
+        pieces: of every tensor of the layer, where each of the blocks lies in the bytes of the
+            ranges one after the other.
     """
 
     tokens: int
     nbytes: int
     ranges: tuple[tuple[int, int], ...]
-    pieces: tuple[tuple[int, int, int, int], ...]
+    pieces: tuple[tuple[slice, ...], ...]
 
 
 @lru_cache(maxsize=256)
@@ -82,6 +82,13 @@ def layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
     return tuple(entries)
 
 
+@lru_cache(maxsize=256)
+def descriptions(spec: ChunkSpec) -> dict[str, dict[str, object]]:
+    """What a header must say of every tensor; shared, so never to be changed."""
+    return {entry.name: entry.description() for entry in layout(spec)}
+
+
+@lru_cache(maxsize=256)
 def layer_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
     """One layer alone, starting at byte 0; the tensors are named as in layer 0."""
     return layout(replace(spec, layers=1))
@@ -117,9 +124,8 @@ def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
             ranges.append((start, end))
     compact = layer_layout(replace(spec, tokens=tokens))
     pieces = tuple(
-        (number, block, *entry.blocks_range(place, place))
-        for number, entry in enumerate(compact)
-        for place, block in enumerate(blocks)
+        tuple(slice(*entry.blocks_range(place, place)) for place in range(len(blocks)))
+        for entry in compact
     )
     return BlocksLayout(tokens, compact[-1].end, tuple(ranges), pieces)
 

@@ -1,11 +1,14 @@
 """Byte ranges of a chunk's data section. Knows no tensor's place and no tier."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-from kvstore.buffers import allocate, view_bytes
+from kvstore.buffers import view_bytes
+
+Progress = Callable[[int], None]
+"""How many of the bytes asked for are in place; never falls."""
 
 
 class ByteRange(NamedTuple):
@@ -39,12 +42,14 @@ def runs(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int]]:
         yield begun
 
 
-def gather(data: Tensor, ranges: Sequence[ByteRange]) -> Tensor:
-    """Copy the ranges of ``data`` (host uint8) one after the other; pinned where ``data`` is."""
-    target = allocate(total_bytes(ranges), pin=data.is_pinned())
+def gather(
+    data: Tensor, ranges: Sequence[ByteRange], target: Tensor, progress: Progress | None = None
+) -> None:
+    """Copy the ranges of ``data`` one after the other into ``target`` (both host uint8)."""
     source, view = view_bytes(data), view_bytes(target)
     offset = 0
-    for start, end in runs(ranges):
+    for number, (layer, start, end) in enumerate(ranges):
         view[offset : offset + end - start] = source[start:end]
         offset += end - start
-    return target
+        if progress and (number + 1 == len(ranges) or ranges[number + 1].layer != layer):
+            progress(offset)

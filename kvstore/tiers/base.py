@@ -5,7 +5,7 @@ Checksums of the data are the store's business (it verifies what it reads); a ti
 what it needs to find the bytes: the header and the lengths.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -19,6 +19,12 @@ from kvstore.ranges import ByteRange
 # disk:   this machine's; written at once by put, in the background by promotion.
 # shared: other processes see it; always written in the background.
 TierKind = Literal["memory", "disk", "shared"]
+
+
+Arrived = Callable[[ChunkHeader, Tensor, int], None]
+"""What a reader is told while its data come: the chunk's header, the data being filled, and how
+many of its bytes are in place (those are not touched again). Called by the reading thread, never
+with less than before; a tier may call it rarely or not at all. What it raises ends the read."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +77,16 @@ class Tier(Protocol):
         """
         ...
 
-    def read(self, key: str) -> EncodedChunk | None:
+    def read(self, key: str, arrived: Arrived | None = None) -> EncodedChunk | None:
         """The whole chunk, data not verified; None when there is no such chunk."""
         ...
 
     def read_ranges(
-        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+        self,
+        key: str,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: Arrived | None = None,
     ) -> Tensor | None:
         """Some ranges of the data section (ascending, disjoint), one after the other.
 
@@ -85,6 +95,8 @@ class Tier(Protocol):
         Args:
             header: the chunk's, as it was when somebody read it. If another chunk has taken its
                 place, :class:`ChunkCorrupt` or bytes that do not verify are the answer.
+            ranges: which.
+            arrived: told of the progress.
         """
         ...
 

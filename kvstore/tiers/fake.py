@@ -13,13 +13,14 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from kvstore.chunk import EncodedChunk
 from kvstore.errors import ChunkCorrupt
 from kvstore.header import ChunkHeader
-from kvstore.ranges import ByteRange, gather
-from kvstore.tiers.base import TierKind, Usage
+from kvstore.ranges import ByteRange, gather, total_bytes
+from kvstore.tiers.base import Arrived, TierKind, Usage
 
 
 class FakeTier:
@@ -88,13 +89,17 @@ class FakeTier:
         chunk = self._chunks.get(key)
         return chunk.header if chunk else None
 
-    def read(self, key: str) -> EncodedChunk | None:
+    def read(self, key: str, arrived: Arrived | None = None) -> EncodedChunk | None:
         chunk = self._chunks.get(key)  # found first: a transfer that takes its time
         self._enter("read")
         return chunk
 
     def read_ranges(
-        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+        self,
+        key: str,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: Arrived | None = None,
     ) -> Tensor | None:
         chunk = self._chunks.get(key)
         self._enter("read_ranges")
@@ -102,7 +107,9 @@ class FakeTier:
             return None
         if chunk.header.nbytes != header.nbytes:
             raise ChunkCorrupt("the chunk is not the one this header came from")
-        return gather(chunk.data, ranges)
+        data = torch.empty(total_bytes(ranges), dtype=torch.uint8)
+        gather(chunk.data, ranges, data)
+        return data
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         self._enter("put_extra")

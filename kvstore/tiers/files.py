@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.errors import ChunkCorrupt
+from kvstore.ranges import Progress
 
 _CAN_ADVISE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 
@@ -25,8 +26,10 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
         pending = _advance(pending, count)
 
 
-def read_scattered(fd: int, parts: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill each buffer from its offset; one preadv each.
+def read_scattered(
+    fd: int, parts: Sequence[tuple[int, memoryview]], progress: Progress | None = None
+) -> None:
+    """Fill each buffer from its offset; one preadv each, and ``progress`` is told after each.
 
     Those in the page cache are read at once. From the first that is not, the kernel is asked for
     all the rest together, so that the disk works on them in parallel: one after the other, a few
@@ -36,14 +39,22 @@ def read_scattered(fd: int, parts: Sequence[tuple[int, memoryview]]) -> None:
         ChunkCorrupt: the file ends before a buffer is full.
     """
     advised = not _CAN_ADVISE
+    done = 0
     for number, (offset, buffer) in enumerate(parts):
-        if not advised:
-            if _read_cached(fd, buffer, offset):
-                continue
-            for later, wanted in parts[number:]:
-                os.posix_fadvise(fd, later, len(wanted), os.POSIX_FADV_WILLNEED)
-            advised = True
-        read_fully(fd, [buffer], offset)
+        if advised or not _read_cached(fd, buffer, offset):
+            if not advised:
+                for later, wanted in parts[number:]:
+                    os.posix_fadvise(fd, later, len(wanted), os.POSIX_FADV_WILLNEED)
+                advised = True
+            read_fully(fd, [buffer], offset)
+        done += len(buffer)
+        if progress is not None:
+            progress(done)
+
+
+def is_cached(fd: int, offset: int) -> bool:
+    """Whether the page cache holds that byte. Where the system cannot tell: yes."""
+    return not _CAN_ADVISE or _read_cached(fd, memoryview(bytearray(1)), offset)
 
 
 def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:

@@ -22,16 +22,18 @@ import heapq
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from kvstore.buffers import BufferPool
 from kvstore.chunk import EncodedChunk
 from kvstore.errors import ChunkCorrupt, TierFull
 from kvstore.header import ChunkHeader
-from kvstore.ranges import ByteRange, gather
+from kvstore.ranges import ByteRange, gather, total_bytes
 from kvstore.spec import BLOCK_TOKENS
-from kvstore.tiers.base import TierKind, Usage
+from kvstore.tiers.base import Arrived, TierKind, Usage
 
 T = TypeVar("T")
 
@@ -62,6 +64,7 @@ class MemoryTier:
     def __init__(self, capacity_bytes: int, *, name: str = "memory") -> None:
         self.name = name
         self._capacity = capacity_bytes
+        self._buffers = BufferPool()
         self._lock = threading.Lock()
         self._chunks: dict[str, _Entry[EncodedChunk]] = {}
         self._extras: dict[tuple[str, str], _Entry[Tensor]] = {}
@@ -81,6 +84,7 @@ class MemoryTier:
             self._extras.clear()
             self._heap.clear()
             self._used = 0
+        self._buffers.clear()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
         with self._lock:
@@ -96,19 +100,25 @@ class MemoryTier:
             entry = self._chunks.get(key)
             return entry.item.header if entry else None
 
-    def read(self, key: str) -> EncodedChunk | None:
+    def read(self, key: str, arrived: Arrived | None = None) -> EncodedChunk | None:
         with self._lock:
             return self._hand_out((key,), self._chunks.get(key))
 
     def read_ranges(
-        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+        self,
+        key: str,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: Arrived | None = None,
     ) -> Tensor | None:
         chunk = self.read(key)
         if chunk is None:
             return None
         if chunk.header != header:
             raise ChunkCorrupt("the chunk is not the one this header came from")
-        return gather(chunk.data, ranges)
+        data = self._buffers.allocate(total_bytes(ranges), pin=chunk.data.is_pinned())
+        gather(chunk.data, ranges, data, partial(arrived, header, data) if arrived else None)
+        return data
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         with self._lock:

@@ -14,25 +14,26 @@ Time is bounded per socket operation and per call.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kvstore.buffers import allocate, view_bytes
+from kvstore.buffers import BufferPool, view_bytes
 from kvstore.chunk import EncodedChunk
-from kvstore.errors import ChunkCorrupt, TierTimeout
 from kvstore.header import ChunkHeader, parse_header
 from kvstore.keys import require_chunk_key, require_extra_name
 from kvstore.ranges import ByteRange, total_bytes
 from kvstore.spec import MAX_LAYERS
-from kvstore.tiers.base import TierKind, Usage
+from kvstore.tiers.base import Arrived, TierKind, Usage
 from kvstore.tiers.redis_client import RedisClient
+from kvstore.tiers.redis_ranges import RangesRequest, receive_ranges
+from kvstore.tiers.resp import Replies, command
 
 T = TypeVar("T")
 
-_BATCH_BYTES = 2 << 20  # per MGET: redis-py gets slower with larger replies
 _BATCH_KEYS = 512  # per pipeline
 
 
@@ -63,10 +64,11 @@ class RedisTier:
         name: str = "redis",
     ) -> None:
         self.name = name
-        self._connect = RedisClient(url, timeout_s, name)
+        self._client = RedisClient(url, timeout_s, name)
         self._deadline = deadline_s
         self._ttl = ttl_s
         self._pin = pin
+        self._buffers = BufferPool()
         self._prefix = prefix
 
     def start(self) -> None:
@@ -75,13 +77,14 @@ class RedisTier:
         Raises:
             TierError: the redis package is missing or the URL is malformed.
         """
-        self._connect.start()
+        self._client.start()
 
     def close(self) -> None:
-        self._connect.close()
+        self._client.close()
+        self._buffers.clear()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        with self._connect() as client:
+        with self._client() as client:
             # Two workers may compute one chunk with different low bits: the first stays, so that
             # a reader between header and layers does not see two mixed.
             if client.exists(self._head(key)):
@@ -94,49 +97,47 @@ class RedisTier:
             pipeline.execute()
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        with self._connect() as client:
-            raw = client.get(self._head(key))
-        return None if raw is None else parse_header(raw)
+        with self._client.values(time.monotonic() + self._deadline) as replies:
+            return self._header(replies, key)
 
-    def read(self, key: str) -> EncodedChunk | None:
-        header = self.read_header(key)
-        if header is None:
-            return None
-        layers = range(header.spec.layers)
-        ranges = [ByteRange(layer, *header.layer_range(layer)) for layer in layers]
-
-        def fetch(client: Any, batch: list[ByteRange]) -> list[bytes | None]:
-            values: list[bytes | None] = client.mget([self._layer(key, one.layer) for one in batch])
-            return values
-
-        data = self._fetch(key, ranges, fetch)
+    def read(self, key: str, arrived: Arrived | None = None) -> EncodedChunk | None:
+        with self._client.values(time.monotonic() + self._deadline) as replies:
+            header = self._header(replies, key)
+            if header is None:
+                return None
+            layers = range(header.spec.layers)
+            ranges = [ByteRange(layer, *header.layer_range(layer)) for layer in layers]
+            commands = [command("GET", self._layer(key, layer)) for layer in layers]
+            renewals = self._renewals(key, header.spec.layers)
+            request = RangesRequest(ranges, commands, (None,), renewals)
+            data = self._receive(replies, header, request, arrived)
         if data is None:
+            self.delete([key])
             return None
-        if self._ttl is not None:
-            with self._connect() as client:
-                pipeline = client.pipeline(transaction=False)
-                self._renew(pipeline, key, header.spec.layers)
-                pipeline.execute()
         return EncodedChunk(header, data)
 
     def read_ranges(
-        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+        self,
+        key: str,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: Arrived | None = None,
     ) -> Tensor | None:
         if not ranges:
             return torch.empty(0, dtype=torch.uint8) if self.contains([key]) else None
-        starts = {one.layer: header.layer_range(one.layer)[0] for one in ranges}
-
-        def fetch(client: Any, batch: list[ByteRange]) -> list[bytes | None]:
-            pipeline = client.pipeline(transaction=False)
-            for layer, start, end in batch:
-                base = starts[layer]
-                pipeline.getrange(self._layer(key, layer), start - base, end - base - 1)
-            # Every value, also of layers that are not read: they are of use only together.
-            self._renew(pipeline, key, header.spec.layers)
-            # A range of a value that is not there is empty, and we ask for none that is.
-            return [value or None for value in pipeline.execute()[: len(batch)]]
-
-        return self._fetch(key, ranges, fetch)
+        commands: list[bytes] = []
+        for layer, start, end in ranges:
+            base = header.layer_range(layer)[0]
+            name = self._layer(key, layer)
+            commands.append(command("GETRANGE", name, start - base, end - base - 1))
+        # A range of a value that is not there is empty, and we ask for none that is.
+        renewals = self._renewals(key, header.spec.layers)
+        request = RangesRequest(ranges, commands, (None, 0), renewals)
+        with self._client.values(time.monotonic() + self._deadline) as replies:
+            data = self._receive(replies, header, request, arrived)
+        if data is None:
+            self.delete([key])
+        return data
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         require_extra_name(name)
@@ -150,18 +151,18 @@ class RedisTier:
                     pipeline.expire(self._extras(key), self._ttl)
             return present
 
-        with self._connect() as client:
+        with self._client() as client:
             # Watching the header: no delete may come between and leave the extra behind.
             return bool(client.transaction(write, self._head(key), value_from_callable=True))
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
-        with self._connect() as client:
+        with self._client() as client:
             value = client.hget(self._extras(key), require_extra_name(name))
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
 
     def contains(self, keys: Collection[str]) -> set[str]:
         found: set[str] = set()
-        with self._connect() as client:
+        with self._client() as client:
             for batch in _batches(list(keys), _BATCH_KEYS):
                 pipeline = client.pipeline(transaction=False)
                 for key in batch:
@@ -172,7 +173,7 @@ class RedisTier:
     def delete(self, keys: Collection[str]) -> int:
         """Also removes layers whose header was evicted: every name a chunk can have is unlinked."""
         removed = 0
-        with self._connect() as client:
+        with self._client() as client:
             for batch in _batches(list(set(keys)), _BATCH_KEYS):
                 pipeline = client.pipeline(transaction=False)
                 for key in batch:
@@ -186,52 +187,42 @@ class RedisTier:
     def keys(self) -> Iterable[str]:
         """Keys of the headers, by SCAN: complete only while nobody writes."""
         start = len(self._prefix) + 2
-        with self._connect() as client:
+        with self._client() as client:
             names = client.scan_iter(match=f"{self._prefix}:{{*}}:h", count=1000)
             return [name.decode()[start : start + 32] for name in names]
 
     def usage(self) -> Usage:
         """The server's memory and bound, other users of it included; entries are not counted."""
-        with self._connect() as client:
+        with self._client() as client:
             memory = client.info("memory")
             evicted = client.info("stats")["evicted_keys"]
         bound = int(memory["maxmemory"]) or None
         return Usage(None, int(memory["used_memory"]), bound, int(evicted))
 
-    def _fetch(
-        self,
-        key: str,
-        ranges: Sequence[ByteRange],
-        fetch: Callable[[Any, list[ByteRange]], list[bytes | None]],
-    ) -> Tensor | None:
-        """The ranges one after the other, in batches; None when a layer is gone."""
-        give_up_at = time.monotonic() + self._deadline
-        data = allocate(total_bytes(ranges), pin=self._pin)
-        rest = view_bytes(data)
-        for batch in _batches_by_size(ranges):
-            if time.monotonic() > give_up_at:
-                raise TierTimeout(f"{self.name}: a read took over {self._deadline} s")
-            with self._connect() as client:
-                values = fetch(client, batch)
-            for one, value in zip(batch, values, strict=True):
-                if value is None:
-                    self.delete([key])
-                    return None
-                if len(value) != one.nbytes:
-                    raise ChunkCorrupt(
-                        f"layer {one.layer} gave {len(value)} bytes, not {one.nbytes}"
-                    )
-                rest[: len(value)] = value
-                rest = rest[len(value) :]
-        return data
+    def _header(self, replies: Replies, key: str) -> ChunkHeader | None:
+        replies.ask([command("GET", self._head(key))])
+        raw = replies.value()
+        return None if raw is None else parse_header(raw)
 
-    def _renew(self, pipeline: Any, key: str, layers: int) -> None:
+    def _receive(
+        self,
+        replies: Replies,
+        header: ChunkHeader,
+        request: RangesRequest,
+        arrived: Arrived | None,
+    ) -> Tensor | None:
+        """The values one after the other; None when one is gone."""
+        data = self._buffers.allocate(total_bytes(request.ranges), pin=self._pin)
+        progress = partial(arrived, header, data) if arrived else None
+        return data if receive_ranges(replies, request, data, progress) else None
+
+    def _renewals(self, key: str, layers: int) -> list[bytes]:
+        """Every value, also of layers that are not read: they are of use only together."""
         if self._ttl is None:
-            return
-        for layer in range(layers):
-            pipeline.expire(self._layer(key, layer), self._ttl)
-        pipeline.expire(self._head(key), self._ttl)
-        pipeline.expire(self._extras(key), self._ttl)
+            return []
+        names = [self._layer(key, layer) for layer in range(layers)]
+        names += self._head(key), self._extras(key)
+        return [command("EXPIRE", name, self._ttl) for name in names]
 
     def _head(self, key: str) -> str:
         return f"{self._prefix}:{{{require_chunk_key(key)}}}:h"
@@ -246,16 +237,3 @@ class RedisTier:
 def _batches(items: list[T], size: int) -> Iterator[list[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _batches_by_size(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
-    """At least one range each, and otherwise at most ``_BATCH_BYTES``."""
-    batch: list[ByteRange] = []
-    held = 0
-    for one in ranges:
-        if batch and held + one.nbytes > _BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-        batch.append(one)
-        held += one.nbytes
-    yield batch

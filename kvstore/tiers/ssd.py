@@ -24,13 +24,14 @@ from torch import Tensor
 
 from kvstore.buffers import allocate, view_bytes
 from kvstore.chunk import EncodedChunk
-from kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
-from kvstore.header import ChunkHeader, parse_header
+from kvstore.errors import TierFull, TierUnavailable
+from kvstore.header import ChunkHeader
 from kvstore.keys import require_chunk_key, require_extra_name
-from kvstore.ranges import ByteRange, runs, total_bytes
-from kvstore.tiers.base import TierKind, Usage
+from kvstore.ranges import ByteRange
+from kvstore.tiers.base import Arrived, TierKind, Usage
+from kvstore.tiers.chunk_files import ChunkFiles
 from kvstore.tiers.disk_index import DiskIndex
-from kvstore.tiers.files import lock_file, read_fully, read_scattered, write_file, write_visible
+from kvstore.tiers.files import lock_file, read_fully, write_file, write_visible
 from kvstore.tiers.scan import TEMPORARY, ScanReport, StoredFile, chunk_path, extra_path, scan
 
 
@@ -41,6 +42,7 @@ class SsdTier:
         root: the directory; created at start. One process at a time may own it.
         capacity_bytes: bound on the sum of file sizes, files being written included.
         pin: read into pinned memory.
+        streams: reads of the disk under way at a time.
         fsync: off only where losing recent chunks in a power cut does not matter.
         name: label in outcomes and metrics.
     """
@@ -53,6 +55,7 @@ class SsdTier:
         capacity_bytes: int,
         *,
         pin: bool = False,
+        streams: int = 4,
         fsync: bool = True,
         name: str = "ssd",
     ) -> None:
@@ -60,7 +63,7 @@ class SsdTier:
         self.scan = ScanReport(0, 0, 0)
         self._root = Path(root)
         self._capacity = capacity_bytes
-        self._pin = pin
+        self._files = ChunkFiles(pin=pin, streams=streams)
         self._fsync = fsync
         self._lock = threading.Lock()
         self._index = DiskIndex(capacity_bytes)
@@ -86,6 +89,7 @@ class SsdTier:
                 self.scan, found = scan(self._root)
                 self._index.adopt(found)
                 self._make_room(0)
+            self._files.start()
         except BaseException:
             self.close()
             raise
@@ -96,6 +100,7 @@ class SsdTier:
             if self._lock_fd is not None:
                 os.close(self._lock_fd)
                 self._lock_fd = None
+        self._files.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
         target = chunk_path(self._root, require_chunk_key(key))
@@ -113,37 +118,21 @@ class SsdTier:
 
     def read_header(self, key: str) -> ChunkHeader | None:
         with self._opened(key) as found:
-            if found is None:
-                return None
-            fd, file = found
-            header = bytearray(file.header_bytes)
-            read_fully(fd, [memoryview(header)], 0)
-            return self._parse(header, file)
+            return self._files.header(*found) if found else None
 
-    def read(self, key: str) -> EncodedChunk | None:
+    def read(self, key: str, arrived: Arrived | None = None) -> EncodedChunk | None:
         with self._opened(key) as found:
-            if found is None:
-                return None
-            fd, file = found
-            header = bytearray(file.header_bytes)
-            data = allocate(file.file_bytes - file.header_bytes, pin=self._pin)
-            read_fully(fd, [memoryview(header), view_bytes(data)], 0)
-            return EncodedChunk(self._parse(header, file), data)
+            return self._files.chunk(*found, arrived) if found else None
 
     def read_ranges(
-        self, key: str, header: ChunkHeader, ranges: Sequence[ByteRange]
+        self,
+        key: str,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: Arrived | None = None,
     ) -> Tensor | None:
         with self._opened(key) as found:
-            if found is None:
-                return None
-            data = allocate(total_bytes(ranges), pin=self._pin)
-            rest = view_bytes(data)
-            parts: list[tuple[int, memoryview]] = []
-            for start, end in runs(ranges):
-                parts.append((header.data_start + start, rest[: end - start]))
-                rest = rest[end - start :]
-            read_scattered(found[0], parts)
-            return data
+            return self._files.ranges(found[0], header, ranges, arrived) if found else None
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         target = extra_path(self._root, require_chunk_key(key), require_extra_name(name))
@@ -238,14 +227,6 @@ class SsdTier:
             yield fd, file
         finally:
             os.close(fd)
-
-    def _parse(self, header: bytearray, file: StoredFile) -> ChunkHeader:
-        parsed = parse_header(header)
-        if parsed.file_bytes != file.file_bytes:
-            raise ChunkCorrupt(
-                f"file has {file.file_bytes} bytes, its header says {parsed.file_bytes}"
-            )
-        return parsed
 
     def _reserve(self, nbytes: int) -> None:
         """Take the bytes now, so that several writers together stay within the bound."""

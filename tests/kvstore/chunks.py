@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, chunk_key, encode_chunk
+from kvstore.blocks import Selection, ranges_of
+from kvstore.ranges import gather, total_bytes
 
 
 def make_spec(
@@ -48,6 +50,14 @@ def make_key(number: int = 0) -> str:
         prefix_ids=[],
         chunk_ids=[number],
     )
+
+
+def gathered(chunk: EncodedChunk, selection: Selection) -> Tensor:
+    """The bytes of some blocks, one range after the other."""
+    ranges = ranges_of(selection, chunk.spec)
+    data = torch.empty(total_bytes(ranges), dtype=torch.uint8)
+    gather(chunk.data, ranges, data)
+    return data
 
 
 def same_chunk(a: EncodedChunk | None, b: EncodedChunk) -> bool:

@@ -2,16 +2,14 @@ import pytest
 import torch
 
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.blocks import check_blocks, check_selection, ranges_of, select
+from kvstore.blocks import BlocksCheck, check_selection, select
 from kvstore.codecs import codec_names
-from kvstore.ranges import gather
-from tests.kvstore.chunks import make_chunk, make_spec, make_tensors
+from tests.kvstore.chunks import gathered, make_chunk, make_spec, make_tensors
 
 
 def read(chunk, layer_blocks):
     selection = select(layer_blocks)
-    data = gather(chunk.data, ranges_of(selection, chunk.spec))
-    return check_blocks(chunk.header, selection, data)
+    return BlocksCheck(selection).result(chunk.header, gathered(chunk, selection))
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 129, 300])
@@ -83,9 +81,9 @@ def test_every_byte_is_under_a_digest():
 def test_bytes_of_another_length_are_corrupt():
     chunk = make_chunk()
     selection = select({0: [0], 1: [1]})
-    data = gather(chunk.data, ranges_of(selection, chunk.spec))
-    with pytest.raises(ChunkCorrupt, match="layer 1 has"):
-        check_blocks(chunk.header, selection, data[:-1])
+    data = gathered(chunk, selection)
+    with pytest.raises(ChunkCorrupt, match="the blocks have"):
+        BlocksCheck(selection).result(chunk.header, data[:-1])
 
 
 def test_select_sorts():

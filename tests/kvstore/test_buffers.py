@@ -1,9 +1,13 @@
+import gc
+import itertools
 import mmap
+import random
+import threading
 
 import pytest
 import torch
 
-from kvstore.buffers import allocate, typed_view, view_bytes
+from kvstore.buffers import BufferPool, _size_class, allocate, typed_view, view_bytes
 
 
 @pytest.mark.parametrize("nbytes", [1, 1000, (8 << 20) + 3])
@@ -26,3 +30,70 @@ def test_typed_view_copies_only_what_is_not_aligned():
     assert aligned.data_ptr() == raw.data_ptr() + 2
     odd = typed_view(raw[1:5], torch.int16, (2, 1))
     assert odd.flatten().tolist() == [0x0201, 0x0403]
+
+
+def test_a_pool_gives_again_what_nobody_holds():
+    pool = BufferPool()
+    first = pool.allocate(3 << 20)
+    address = first.data_ptr()
+    assert first.shape == (3 << 20,) and address % 4096 == 0 and pool.idle_bytes == 0
+    part = view_bytes(first[5:])[7:]
+    del first
+    gc.collect()
+    assert pool.idle_bytes == 0, "a view holds it"
+    assert pool.allocate(3 << 20).data_ptr() != address
+    part[0] = 9
+    part.release()
+    del part
+    assert pool.idle_bytes >= 3 << 20
+    assert pool.allocate((3 << 20) - 1000).data_ptr() in (
+        address,
+        pool.allocate(3 << 20).data_ptr(),
+    )
+
+
+def test_live_buffers_never_share_memory():
+    pool = BufferPool()
+    rng = random.Random(3)
+    live = []
+    for number in range(300):
+        if live and rng.random() < 0.5:
+            live.pop(rng.randrange(len(live)))
+        tensor = pool.allocate(rng.choice([1 << 20, (1 << 20) + 1, 3 << 19, 1 << 21]))
+        tensor[0] = tensor[-1] = number % 256
+        live.append((tensor, number % 256))
+        assert all(t[0] == n and t[-1] == n for t, n in live)
+        spans = sorted((t.data_ptr(), t.data_ptr() + t.numel()) for t, _ in live)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_pool_keeps_no_more_than_its_bound():
+    pool = BufferPool(idle_bytes=5 << 20)
+    several = [pool.allocate(2 << 20) for _ in range(4)]
+    del several
+    assert 0 < pool.idle_bytes <= 5 << 20
+    pool.clear()
+    assert pool.idle_bytes == 0
+
+
+def test_a_pool_of_several_threads():
+    pool, wrong = BufferPool(), []
+
+    def work(number):
+        for _ in range(200):
+            tensor = pool.allocate(1 << 20)
+            tensor[0] = tensor[-1] = number
+            if tensor[0] != number or tensor[-1] != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 1, 1_500_000, (64 << 20) + 9280])
+def test_size_classes_waste_less_than_an_eighth(nbytes):
+    assert nbytes <= _size_class(nbytes) < nbytes * 1.125 + 1

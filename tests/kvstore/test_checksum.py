@@ -35,8 +35,8 @@ def test_xxh3_checksum_is_refused_without_xxhash(without_xxhash):
 
 def test_both_algorithms_are_always_readable():
     assert checksum.matches("blake2b_128:cf4ab791c62b8d2b2109c90275287816", b"abc")
-    assert BlockDigests.parse("blake2b_64:2LsU2DPVlVk=", 1).matches(0, b"abc")
-    assert BlockDigests.parse("xxh3_64:eK9flIkvOVA=", 1).matches(0, b"abc")
+    for text in ("blake2b_64:2LsU2DPVlVk=", "xxh3_64:eK9flIkvOVA="):
+        assert BlockDigests.parse(text, 1).differing([0], [b"abc"]) == []
 
 
 @pytest.mark.parametrize("name", ["crc32", "xxh3", "xxh3_32", "crc_64", ""])
@@ -50,9 +50,13 @@ def test_digests_of_blocks():
     digests = BlockDigests.of(blocks)
     assert digests.algorithm == "xxh3_64" and len(digests.digests) == 3 * 8
     assert BlockDigests.parse(digests.text, 3) == digests
-    for block, content in enumerate(blocks):
-        assert digests.matches(block, memoryview(content))
-        assert not digests.matches((block + 1) % 3, content)
+    views = [memoryview(content) for content in blocks]
+    assert digests.differing(range(3), views) == digests.differing([1], views[1:2]) == []
+    assert digests.differing(range(3), [views[2], views[1], views[0]]) == [0, 2]
+    assert digests.differing([0, 2], [views[0], views[0]]) == [2]
+    for contents in (views[:2], [*views, views[0]]):
+        with pytest.raises(ValueError, match="argument 2"):
+            digests.differing(range(3), contents)
 
 
 @pytest.mark.parametrize("text", ["xxh3_64:", "xxh3_64:AAAA", "xxh3_64:!", "", "xxh3_64"])
@@ -63,6 +67,6 @@ def test_digests_that_are_not_of_so_many_blocks(text):
 
 def test_digests_without_xxhash(without_xxhash):
     digests = BlockDigests.of([b"abc", b"de"])
-    assert digests.algorithm == "blake2b_64" and digests.matches(1, b"de")
+    assert digests.algorithm == "blake2b_64" and not digests.differing([1], [b"de"])
     with pytest.raises(ChunkRefused, match="install xxhash"):
-        BlockDigests.parse("xxh3_64:eK9flIkvOVA=", 1).matches(0, b"abc")
+        BlockDigests.parse("xxh3_64:eK9flIkvOVA=", 1).differing([0], [b"abc"])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecError, parse_header
+from kvstore.buffers import view_bytes
 from kvstore.chunk import EncodedChunk, require_spec
 from kvstore.codecs import codec_names
 from kvstore.container import header_bytes, seal
@@ -100,10 +101,10 @@ def test_bad_blocks_are_named():
     for name, block in (("k.1", 2), ("v.1.scale", 0), ("v.1.min", 2), ("k.1.scale", 3)):
         chunk.data[places[name].blocks_range(block, block)[0]] ^= 1
     raw = chunk.layer_bytes(1)
-    assert chunk.header.bad_blocks(1, range(4), raw) == [0, 2, 3]
-    assert chunk.header.bad_blocks(0, range(4), chunk.layer_bytes(0)) == []
+    assert chunk.header.bad_blocks(1, range(4), view_bytes(raw)) == [0, 2, 3]
+    assert chunk.header.bad_blocks(0, range(4), view_bytes(chunk.layer_bytes(0))) == []
     with pytest.raises(ChunkCorrupt, match="bytes, not"):
-        chunk.header.bad_blocks(1, range(3), raw)
+        chunk.header.bad_blocks(1, range(3), view_bytes(raw))
 
 
 def test_layer_outside_the_chunk():

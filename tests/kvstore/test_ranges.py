@@ -13,8 +13,9 @@ def test_runs_join_neighbours_across_layers():
 
 def test_gather():
     data = torch.arange(30, dtype=torch.uint8)
-    got = gather(data, RANGES)
-    assert got.tolist() == [0, 1, 2, 5, 6, 7, 8, 20, 21, 22, 23]
-    got.zero_()
-    assert data[1] == 1, "a copy"
-    assert gather(data, []).numel() == 0
+    target, seen = torch.zeros(12, dtype=torch.uint8), []
+    gather(data, RANGES, target, lambda done: seen.append((done, target.tolist()[:done])))
+    want = [0, 1, 2, 5, 6, 7, 8, 20, 21, 22, 23]
+    assert target.tolist() == [*want, 0]
+    assert seen == [(6, want[:6]), (7, want[:7]), (11, want)], "once per layer"
+    gather(data, [], target)

@@ -14,7 +14,7 @@ from kvstore import (
     SsdTier,
     TierUnavailable,
 )
-from kvstore.blocks import check_blocks, ranges_of, select
+from kvstore.blocks import BlocksCheck, ranges_of, select
 from kvstore.codecs import codec_names
 from kvstore.tiers.fake import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
@@ -67,7 +67,7 @@ def test_ranges_alone(tier, codec, picked):
     got = tier.read_ranges(make_key(), chunk.header, ranges)
     want = [chunk.data[start:end] for _, start, end in ranges]
     assert got.dtype == torch.uint8 and torch.equal(got, torch.cat([got[:0], *want]))
-    blocks, bad = check_blocks(chunk.header, selection, got)
+    blocks, bad = BlocksCheck(selection).result(chunk.header, got)
     assert not bad and blocks.nbytes == got.numel()
 
 
