@@ -125,10 +125,11 @@ class RedisTier:
     ) -> Tensor | None:
         if not ranges:
             return torch.empty(0, dtype=torch.uint8) if self.contains([key]) else None
+        layers = {one.layer for one in ranges}
+        places = {n: (self._layer(key, n), header.layer_range(n)[0]) for n in layers}
         commands: list[bytes] = []
         for layer, start, end in ranges:
-            base = header.layer_range(layer)[0]
-            name = self._layer(key, layer)
+            name, base = places[layer]
             commands.append(command("GETRANGE", name, start - base, end - base - 1))
         # A range of a value that is not there is empty, and we ask for none that is.
         renewals = self._renewals(key, header.spec.layers)

@@ -49,10 +49,11 @@ class Deviation:
 
 def command(*words: str | int) -> bytes:
     """A command as it is sent."""
-    parts = [f"*{len(words)}\r\n"]
-    for word in map(str, words):
-        parts.append(f"${len(word.encode())}\r\n{word}\r\n")
-    return "".join(parts).encode()
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        encoded = str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(encoded), encoded))
+    return b"".join(parts)
 
 
 class Replies:
@@ -125,7 +126,7 @@ class Replies:
             offset += self._receive([places[at][offset:], *places[at + 1 : at + _SCATTER]])
             while at < len(places):
                 is_frame, size = at % 2 == 0, len(places[at])
-                if is_frame and seen[at // 2][:offset] != wanted[at // 2][:offset]:
+                if is_frame and not wanted[at // 2].startswith(seen[at // 2][:offset]):
                     return self._deviation(at // 2, _joined(places[at:], offset))
                 if offset < size:
                     break
