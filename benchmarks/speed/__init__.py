@@ -1,0 +1,1 @@
+"""How near to the physical limits each part comes."""

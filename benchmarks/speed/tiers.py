@@ -1,0 +1,275 @@
+"""How near each tier's reads come to what the memory, the disk and the socket under it can do.
+
+    python -m benchmarks.speed.tiers [--quick] [--out FILE]
+
+| row           | the store                                   | held against                     |
+|---------------|---------------------------------------------|----------------------------------|
+| memory        | read, its layers copied to where one wants  | memcpy of the same bytes         |
+| memory blocks | every other block of every layer            | memcpy of the same bytes         |
+| ssd           | read, page cache dropped                    | O_DIRECT, page cache dropped     |
+| ssd warm      | read, file in the page cache                | preadv of the file               |
+| redis         | read                                        | the same GETs, bare socket       |
+| redis blocks  | every other block of every layer            | the same GETRANGEs, bare socket  |
+
+The bare sides fill memory whose pages exist and look at no byte. The store's is a `TieredStore` of
+that tier alone: header parsed, checksums verified (whole chunks in memory were when they came in).
+Both sides run in turn; ratios are per repetition, rate of the store over rate of the bare side.
+`best` is the ratio of the fastest repetitions, which says more where other processes interrupt.
+Shapes are those of real models, contents random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import mmap
+import os
+import select
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+import kvstore as kv
+from benchmarks.environment import describe
+from benchmarks.redis import redis_url
+from kvstore.blocks import ranges_of
+from kvstore.buffers import view_bytes
+from kvstore.ranges import total_bytes
+from kvstore.tiers.base import Tier
+from kvstore.tiers.resp import command
+from kvstore.tiers.scan import chunk_path
+
+Work = Callable[[], object]
+SHAPES = {
+    "Qwen2.5-0.5B": {"layers": 24, "kv_heads": 2, "head_dim": 64},
+    "Llama-3-8B": {"layers": 32, "kv_heads": 8, "head_dim": 128},
+}
+CODECS = ("raw", "int8")
+TOKENS = 512
+DIRECT_BYTES = 4 << 20  # per read of the bare side, like dd bs=4M iflag=direct
+CAPACITY = 8 << 30
+KEY = "0" * 32
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: the same bytes through the store and past it."""
+
+    name: str
+    nbytes: int
+    ours: Work
+    bare: Work
+    before: Work = lambda: None
+
+
+def make_chunk(model: str, codec: str, tokens: int = TOKENS) -> kv.EncodedChunk:
+    spec = kv.ChunkSpec("random", codec, "bfloat16", tokens=tokens, **SHAPES[model])
+    generator = torch.Generator().manual_seed(0)
+    k, v = (
+        [torch.randn(spec.shape, generator=generator).bfloat16() for _ in range(spec.layers)]
+        for _ in "kv"
+    )
+    return kv.encode_chunk(spec, k, v)
+
+
+@contextmanager
+def holding(tier: Tier, chunk: kv.EncodedChunk) -> Iterator[kv.TieredStore]:
+    """A store of this tier with the chunk in it."""
+    with kv.TieredStore([tier]) as store:
+        store.put(KEY, chunk)
+        store.flush()
+        yield store
+
+
+def read(store: kv.TieredStore, spec: kv.ChunkSpec) -> kv.EncodedChunk:
+    outcome = store.read(KEY, spec)
+    assert outcome.chunk is not None, outcome.problems
+    return outcome.chunk
+
+
+def read_blocks(store: kv.TieredStore, spec: kv.ChunkSpec) -> None:
+    outcome = store.read_blocks(KEY, half(spec), spec)
+    assert outcome.blocks is not None and not outcome.missing, outcome.problems
+
+
+def half(spec: kv.ChunkSpec) -> dict[int, tuple[int, ...]]:
+    """Every other block of every layer."""
+    return dict.fromkeys(range(spec.layers), tuple(range(0, spec.blocks, 2)))
+
+
+def memory_rows(chunk: kv.EncodedChunk, store: kv.TieredStore) -> Iterator[Row]:
+    nbytes, spec = chunk.header.nbytes, chunk.spec
+    target, source = _memory(nbytes), _memory(nbytes)
+
+    def placed() -> None:
+        data = view_bytes(read(store, spec).data)
+        for start, end in map(chunk.header.layer_range, range(spec.layers)):
+            target[start:end] = data[start:end]
+
+    def copied(nbytes: int) -> None:
+        target[:nbytes] = source[:nbytes]
+
+    yield Row("memory", nbytes, placed, lambda: copied(nbytes))
+    some = total_bytes(ranges_of(half(spec), spec))
+    yield Row("memory blocks", some, lambda: read_blocks(store, spec), lambda: copied(some))
+
+
+def ssd_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, path: Path) -> Iterator[Row]:
+    target = _memory(-(-chunk.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+    def bare(flags: int, step: int) -> None:
+        fd = os.open(path, os.O_RDONLY | flags)
+        got = [os.preadv(fd, [target[at : at + step]], at) for at in range(0, chunk.nbytes, step)]
+        os.close(fd)
+        assert sum(got) == chunk.nbytes, got
+
+    def ours() -> object:
+        return read(store, chunk.spec)
+
+    def cached() -> None:
+        bare(0, len(target))
+
+    yield Row(
+        "ssd", chunk.nbytes, ours, lambda: bare(os.O_DIRECT, DIRECT_BYTES), lambda: _cool(path)
+    )
+    yield Row("ssd warm", chunk.nbytes, ours, cached, cached)
+
+
+def redis_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, url: str) -> Iterator[Row]:
+    spec, head = chunk.spec, f"kvstitch:{{{KEY}}}"
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname or "", where.port or 0), 10) as connection:
+        commands = [command("GET", f"{head}:{name}") for name in ("h", *range(spec.layers))]
+        bare = _bare(connection, commands)
+        yield Row("redis", chunk.nbytes, lambda: read(store, spec), bare)
+        ranges = ranges_of(half(spec), spec)
+        commands.clear()
+        for layer, start, end in ranges:
+            base = chunk.header.layer_range(layer)[0]
+            commands.append(command("GETRANGE", f"{head}:{layer}", start - base, end - base - 1))
+        bare = _bare(connection, commands)
+        yield Row("redis blocks", total_bytes(ranges), lambda: read_blocks(store, spec), bare)
+
+
+def measure(row: Row, repetitions: int) -> dict[str, Any]:
+    """Rates in GB/s and their ratios, one of each per repetition."""
+    ours: list[float] = []
+    bare: list[float] = []
+    for number in range(-2, repetitions):  # two to warm up
+        pair = [(row.ours, ours), (row.bare, bare)]
+        for work, rates in pair if number % 2 else reversed(pair):
+            row.before()
+            started = time.perf_counter()
+            result = work()
+            rate = row.nbytes / (time.perf_counter() - started) / 1e9
+            del result
+            if number >= 0:
+                rates.append(rate)
+    return {
+        "bytes": row.nbytes,
+        "ours": _spread(ours),
+        "bare": _spread(bare),
+        "ratio": _spread([a / b for a, b in zip(ours, bare, strict=True)]),
+        "best": max(ours) / max(bare),
+        "samples": {"ours": ours, "bare": bare},
+    }
+
+
+def run(models: Iterable[str], repetitions: int, tokens: int = TOKENS) -> list[dict[str, Any]]:
+    """Every row for every model's shape and codec."""
+    results = []
+    for model, codec in itertools.product(models, CODECS):
+        for row in _rows(make_chunk(model, codec, tokens)):
+            result = {"model": model, "codec": codec, "row": row.name} | measure(row, repetitions)
+            print(line(result), flush=True)
+            results.append(result)
+    return results
+
+
+def line(result: dict[str, Any]) -> str:
+    """One result as a row of the table."""
+    ours, bare, ratio = (result[name] for name in ("ours", "bare", "ratio"))
+    return (
+        f"{result['model']:13} {result['codec']:5} {result['row']:14} "
+        f"{result['bytes'] / 2**20:6.1f} MiB {ours['median']:7.2f} {bare['median']:7.2f} GB/s  "
+        f"{ratio['median']:5.2f} [{ratio['min']:.2f}–{ratio['max']:.2f}]  best {result['best']:.2f}"
+    )
+
+
+def _rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(redis_url())
+        near = stack.enter_context(holding(kv.MemoryTier(CAPACITY), chunk))
+        yield from memory_rows(chunk, near)
+        disk = stack.enter_context(holding(kv.SsdTier(folder, CAPACITY), chunk))
+        yield from ssd_rows(chunk, disk, chunk_path(folder, KEY))
+        tier = kv.RedisTier(url, timeout_s=10, deadline_s=60)
+        yield from redis_rows(chunk, stack.enter_context(holding(tier, chunk)), url)
+
+
+def _bare(connection: socket.socket, commands: Sequence[bytes]) -> Work:
+    """Send the commands, receive the replies into memory that exists, count the bytes."""
+    request = b"".join(commands)
+    connection.sendall(request)
+    total = 0
+    while select.select([connection], [], [], 0.5)[0]:
+        total += len(connection.recv(1 << 20))
+    target = _memory(total)
+
+    def work() -> None:
+        connection.sendall(request)
+        got = 0
+        while got < total:
+            got += connection.recv_into(target[got:])
+
+    return work
+
+
+def _memory(nbytes: int) -> memoryview:
+    """Memory with its pages already there."""
+    pages = mmap.mmap(-1, nbytes)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(pages)
+    view[:] = bytes(nbytes)
+    return view
+
+
+def _cool(path: Path) -> None:
+    """Make the kernel forget the file's contents: the next read goes to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="the small shape, fewer repetitions")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    models = list(SHAPES)[:1] if arguments.quick else list(SHAPES)
+    results = run(models, 5 if arguments.quick else arguments.repetitions)
+    if arguments.out:
+        record = {"environment": describe(), "tokens": TOKENS, "rows": results}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
