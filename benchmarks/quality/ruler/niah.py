@@ -66,7 +66,6 @@ class Niah:
 
         hidden = {key: list(islice(values, self.values)) for key in islice(keys, self.keys)}
         needles = [needle(key, value) for key, of_key in hidden.items() for value in of_key]
-        rng.shuffle(needles)
         asked = rng.sample(list(hidden), self.queries)
         query = f"{', '.join(asked[:-1])}, and {asked[-1]}" if len(asked) > 1 else asked[0]
         template = _ONE if self.queries * self.values == 1 else _SEVERAL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from benchmarks.quality.essays import built_in
 from benchmarks.quality.ruler import ENGLISH, Words, generate, tasks
 from benchmarks.quality.ruler.draft import Draft, Setting, fitting
+from benchmarks.quality.ruler.niah import NOISE
 from benchmarks.quality.ruler.suite import TASKS, drafts
 from benchmarks.quality.sample import TextSample
 from service.errors import InvalidRequest
@@ -128,6 +130,23 @@ def test_samples_depend_on_seed_task_and_number_alone(task: str, data: Path) -> 
     longer = some(5, length=1000)
     assert [s.references for s in longer] == [s.references for s in five]
     assert all(b.details["tokens"] > a.details["tokens"] for a, b in zip(five, longer, strict=True))  # type: ignore[operator]
+
+
+def test_the_third_code_is_ahead_of_the_fourth_in_every_size() -> None:
+    setting = Setting(in_words, 1000, 50, ENGLISH, built_in(), None)
+    (draft,) = drafts("fwe", setting, samples=1, seed=42)
+    for size in range(draft.smallest, 600):
+        counts = Counter(draft.context(size).split())
+        fifth = max(n for code, n in counts.items() if code not in ("...", *draft.references))
+        assert counts[draft.references[-1]] > fifth
+
+
+@pytest.mark.parametrize(("length", "limit"), [(8000, 500), (2400, 300)])
+def test_the_example_of_a_chain_is_small(length: int, limit: int) -> None:
+    (sample,) = generate("vt", count=in_words, length=length, samples=1)
+    example = sample.instruction + sample.context.split(sample.instruction)[0].strip()
+    tokens = in_words(example) - 5  # the answer
+    assert tokens <= limit < tokens + in_words(NOISE)
 
 
 def test_thirteen_tasks_and_how_they_are_judged() -> None:
