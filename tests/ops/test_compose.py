@@ -1,0 +1,126 @@
+"""docker-compose.yml: accepted for every profile, and what it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from service.settings import Settings, load
+from tests.ops import tools
+
+PROFILES = ("", "gpu", "monitoring", "load", "gpu,monitoring,load")
+DEFAULT = {"kvstitch", "corpus", "redis"}
+ADDED = {"gpu": {"kvstitch-gpu"}, "monitoring": {"prometheus", "grafana"}, "load": {"load"}}
+
+
+def programs() -> list[str]:
+    """Compose 2, and 1.29 where the system has one."""
+    return [str(tools.TOOLS / "docker-compose"), *filter(None, [shutil.which("docker-compose")])]
+
+
+@pytest.fixture(scope="module")
+def everything(ops_tools: None) -> dict[str, Any]:
+    """The resolved file with all profiles."""
+    done = tools.compose(programs()[0], "config", "--format", "json", COMPOSE_PROFILES=PROFILES[-1])
+    assert done.returncode == 0, done.stderr
+    resolved: dict[str, Any] = json.loads(done.stdout)
+    return resolved
+
+
+@pytest.mark.parametrize("profiles", PROFILES)
+def test_every_profile_is_valid(ops_tools: None, profiles: str) -> None:
+    for program in programs():
+        done = tools.compose(program, "config", "-q", COMPOSE_PROFILES=profiles)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_profiles_add_to_the_default(everything: dict[str, Any]) -> None:
+    """The default is the demo on CPU; a profile adds what it is for and takes nothing away."""
+    found: dict[str, set[str]] = {}
+    for name, service in everything["services"].items():
+        for profile in service.get("profiles", [""]):
+            found.setdefault(profile, set()).add(name)
+    assert found == {"": DEFAULT, **ADDED}
+
+
+def test_every_service_is_confined(everything: dict[str, Any]) -> None:
+    for name, service in everything["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["read_only"] is True, name
+        limits = service["deploy"]["resources"]["limits"]
+        assert limits["memory"] and limits["cpus"], name
+        assert all(p["host_ip"] == "127.0.0.1" for p in service.get("ports", ())), name
+        if service["restart"] != "no":
+            assert service["healthcheck"]["test"], name
+        for volume in service.get("volumes", ()):
+            if volume["type"] == "bind":
+                assert volume["read_only"], (name, volume)
+
+
+@pytest.mark.parametrize("name", ["kvstitch", "kvstitch-gpu"])
+def test_the_service_accepts_its_environment(
+    everything: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = everything["services"][name]
+    known = {f"KVSTITCH_{field.upper()}" for field in Settings.model_fields}
+    for variable, value in service["environment"].items():
+        assert variable in known | {"HF_TOKEN"}
+        monkeypatch.setenv(variable, value)
+    settings = load()
+    assert settings.redis_url == "redis://redis:6379/0"
+    grace = int(re.fullmatch(r"1m(\d+)s", service["stop_grace_period"])[1]) + 60  # type: ignore[index]
+    assert grace >= settings.drain_timeout_s + 15
+
+
+def test_the_example_names_what_the_file_reads(ops_tools: None) -> None:
+    text = (tools.REPOSITORY / "docker-compose.yml").read_text()
+    read = set(re.findall(r"\$\{([A-Z_]+)", text)) - {"KVSTITCH_VERSION"}
+    example = (tools.REPOSITORY / "docker" / "env.example").read_text()
+    shown = set(re.findall(r"(?m)^#?([A-Z][A-Z_]+)=", example)) - {"COMPOSE_PROJECT_NAME"}
+    assert read == shown
+    for program in programs():
+        done = subprocess.run(
+            [program, "--env-file", "docker/env.example", "config", "-q"],
+            cwd=tools.REPOSITORY,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_mounted_exists(everything: dict[str, Any]) -> None:
+    for service in everything["services"].values():
+        for volume in service.get("volumes", ()):
+            if volume["type"] == "bind":
+                assert tools.REPOSITORY in (path := tools.Path(volume["source"])).parents
+                assert path.exists()
+
+
+def test_grafana_and_prometheus_find_each_other(everything: dict[str, Any]) -> None:
+    docker = tools.REPOSITORY / "docker"
+    sources = yaml.safe_load(
+        (docker / "grafana/provisioning/datasources/prometheus.yml").read_text()
+    )
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+    provider = yaml.safe_load((docker / "grafana/provisioning/dashboards/kvstitch.yml").read_text())
+    mounted = {v["target"] for v in everything["services"]["grafana"]["volumes"]}
+    assert provider["providers"][0]["options"]["path"] in mounted
+    scrape = yaml.safe_load((docker / "prometheus/prometheus.yml").read_text())
+    names = scrape["scrape_configs"][0]["dns_sd_configs"][0]["names"]
+    assert set(names) <= set(everything["services"])
+
+
+def test_prometheus_accepts_its_configuration() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    file = tools.REPOSITORY / "docker" / "prometheus" / "prometheus.yml"
+    done = subprocess.run([promtool, "check", "config", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
