@@ -79,6 +79,24 @@ WORKER_METRICS: dict[str, Declared] = {
     "kvstitch_pool_free_ratio": Declared("gauge", "Free share of the worker's KV pool."),
     "kvstitch_sequences": Declared("gauge", "Sequences in the worker by state.", ("state",)),
     "kvstitch_decode_steps_total": Declared("counter", "Decode steps of the batch."),
+    "kvstitch_planner_segments_total": Declared(
+        "counter",
+        "Segments by what the planner did: load, recompute (late: of these, after waiting for a "
+        "load); lost: loads that were bad or gone when they were needed.",
+        ("decision",),
+    ),
+    "kvstitch_tier_estimated_latency_seconds": Declared(
+        "gauge", "What a read of a tier is believed to take beside its bytes.", ("tier",)
+    ),
+    "kvstitch_tier_estimated_bytes_per_second": Declared(
+        "gauge", "Bandwidth a tier is believed to have.", ("tier",)
+    ),
+    "kvstitch_prefill_estimated_flops_per_second": Declared(
+        "gauge", "Speed of prefill the planner counts with."
+    ),
+    "kvstitch_shared_reads_total": Declared(
+        "counter", "Chunks wanted while another request was reading them: read once for both."
+    ),
     "kvstitch_precomputed_chunks_total": Declared(
         "counter", "Chunks handled by precompute.", ("status",)
     ),

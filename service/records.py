@@ -76,6 +76,8 @@ class SegmentReport:
     load_s: float
     rows_recomputed: int
     problems: list[str] = field(default_factory=list)  # e.g. "ssd: corrupt"
+    plan: str = ""  # what the planner chose: "load" or "recompute"; empty: there was no choice
+    why: str = ""  # of a plan that is not to load
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,5 @@ class Report:
     decode_steps: int
     seed: int | None = None
     warnings: list[str] = field(default_factory=list)
+    ratio: float | None = None  # of a fusion method that has one, as it was used
+    hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for

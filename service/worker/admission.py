@@ -17,6 +17,9 @@ from service.worker.request import Request
 from service.worker.sampler import Sampler
 from service.worker.sequence import Sequence
 
+# A ratio that the planner chooses when the prompt starts; until then it is the method's default.
+AUTO = "auto"
+
 
 class Admission:
     """Refuses what can never be answered, with the field and the remedy."""
@@ -48,7 +51,16 @@ class Admission:
 
     def sequence(self, request: Request) -> Sequence:
         """Raises UnknownMethod, InvalidRequest or PromptTooLong."""
-        fusion = make_fusion(request.fusion.name, request.fusion.parameters)
+        parameters = dict(request.fusion.parameters)
+        auto_ratio = parameters.get("ratio") == AUTO
+        if auto_ratio:
+            del parameters["ratio"]
+        fusion = make_fusion(request.fusion.name, parameters)
+        if auto_ratio and not hasattr(fusion, "ratio"):
+            raise InvalidRequest(
+                f"fusion.method {request.fusion.name} has no ratio: leave it out",
+                field="fusion.ratio",
+            )
         eviction = request.eviction and make_eviction(
             request.eviction.name, request.eviction.parameters
         )
@@ -74,6 +86,7 @@ class Admission:
             loads=[None] * len(addresses),
             max_tokens=request.sampling.max_tokens,
             sampler=Sampler(request.sampling),
+            auto_ratio=auto_ratio,
         )
         self._fit_context(sequence)
         return sequence

@@ -5,7 +5,6 @@ Knows no store and no queue.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
 from service.worker.prefill import prefill
 from service.worker.sparse.sketch import Sketch, SketchBuilder
+from service.worker.steps import Steps
 
 
 class ScratchKV:
@@ -39,10 +39,8 @@ class ComputedChunk:
     sketch: Sketch
 
 
-def compute_chunk(
-    adapter: DecoderAdapter, address: Address
-) -> Generator[None, None, ComputedChunk]:
-    """Pauses after every layer."""
+def compute_chunk(adapter: DecoderAdapter, address: Address) -> Steps[ComputedChunk]:
+    """Pauses as the layer loop does."""
     first = len(address.prefix_ids)
     ids = [*address.prefix_ids, *address.ids]
     layout = PromptLayout.of(ids, [], [], cold=[True], device=adapter.device)

@@ -1,9 +1,8 @@
 """The engine: takes requests, runs one step at a time, hands out events. No sockets, no threads of
 its own (the loader has some).
 
-A step: finish loads → start a prefill → one decode step for all running sequences → some layers of
-the prefill → in spare time, some of the background lane. While sequences run, the prefill's share
-of a step is about as long as the decode step, so a long prompt at most doubles their TPOT.
+A step: start a prefill → one decode step for all running sequences → some tiles of the prefill → in
+spare time, some of the background lane. `service.worker.scheduler.Pace` says how much of each.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 import torch
 
 from kvstore import TieredStore
-from service.errors import KvstitchError, WorkerFault
+from service.errors import KvstitchError
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Addressing
 from service.worker.admission import Admission
@@ -24,17 +23,21 @@ from service.worker.evict import evict
 from service.worker.kv_pool import KVPool
 from service.worker.loader import Loader
 from service.worker.opening import Opener
+from service.worker.planner import Planner
 from service.worker.precompute import PrecomputeLane
 from service.worker.prefill import PrefillResult
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
-from service.worker.scheduler import Scheduler
+from service.worker.scheduler import Pace, Scheduler
 from service.worker.sequence import Sequence
 
 log = logging.getLogger("kvstitch.engine")
 
 
 class Engine:
-    """One model, one pool, one store. Not thread-safe: call it from one thread."""
+    """One model, one pool, one store. Not thread-safe: call it from one thread.
+
+    planner: whether to compute documents that would take longer to load; off, whatever is stored is
+    loaded. Chunks in the memory tier are always used."""
 
     def __init__(
         self,
@@ -47,14 +50,17 @@ class Engine:
         facts: ModelFacts | None = None,
         max_running: int = 32,
         max_waiting: int = 256,
+        planner: bool = True,
     ) -> None:
         self._adapter = adapter
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
         self.admission = Admission(adapter, addressing, self._facts, pool_tokens=pool_tokens)
-        self._store = store
-        self._opener = Opener(adapter, self._facts, addressing, loader)
+        self.store = store
+        self.streams = loader.streams
+        self.planner = Planner(adapter, loader.streams.estimates) if planner else None
+        self._opener = Opener(adapter, self._facts, addressing, loader, self.planner)
         self._events: list[Event] = []
-        self._decode_seconds = 0.0
+        self._pace = Pace()
         self.decode_steps = 0
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
         self.lane = PrecomputeLane(adapter, store, loader)
@@ -76,11 +82,11 @@ class Engine:
     def _busy(self) -> bool:
         """Some request can be worked on now (not only waiting for its chunks)."""
         scheduler = self.scheduler
-        filling = scheduler.prefilling
-        fills = filling is not None and (not filling.blocked or filling.abort_reason is not None)
-        starts = filling is None and any(s.loaded for s in scheduler.waiting)
-        drops = any(s.abort_reason for s in scheduler.waiting)
-        return fills or starts or drops or bool(scheduler.running)
+        if scheduler.running or any(s.abort_reason for s in scheduler.active):
+            return True
+        if any(not s.blocked for s in scheduler.opened):
+            return True
+        return scheduler.can_open(self._fits) is not None
 
     # -- what callers ask for ---------------------------------------------------------------------
 
@@ -90,7 +96,7 @@ class Engine:
         sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
         if sequence.fusion.reads_cache:
-            sequence.loads = self._opener.first_reads(sequence)
+            self._opener.begin(sequence)
 
     def abort(self, request_id: str, reason: str) -> None:
         """Stop a request before its next step; unknown ids (already finished) are ignored."""
@@ -107,47 +113,48 @@ class Engine:
         self._start_prefill()
         self._decode()
         self._advance_prefill()
-        if not self._busy and not self.lane.idle:
+        if not self.lane.idle and (self._pace.lane_is_due or not self._busy):
             self._advance_lane()
         self._events.extend(self.lane.finished())
         events, self._events = self._events, []
         return events
 
     def _drop_aborted(self) -> None:
-        scheduler = self.scheduler
-        active = [*scheduler.waiting, *scheduler.running]
-        if scheduler.prefilling is not None:
-            active.append(scheduler.prefilling)
-        for sequence in active:
+        for sequence in self.scheduler.active:
             if sequence.abort_reason:
                 self._finish(sequence, sequence.abort_reason)
 
     def _start_prefill(self) -> None:
-        sequence = self.scheduler.next_to_prefill(
-            lambda s: self.pool.can_reserve(s.reserved_tokens)
-        )
+        sequence = self.scheduler.next_to_open(self._fits)
         if sequence is None:
             return
         try:
             kv = self.pool.reserve(sequence.reserved_tokens)
             assert kv is not None, "the scheduler asked whether it fits"
-            self._opener.open(sequence, kv)
+            self._opener.open(sequence, kv, crowded=bool(self.scheduler.running))
         except Exception as error:
             self._fail(sequence, error)
 
+    def _fits(self, sequence: Sequence) -> bool:
+        return self.pool.can_reserve(sequence.reserved_tokens)
+
     def _advance_prefill(self) -> None:
-        """Layers of the current prefill: one if nobody decodes (so that aborts and new requests
-        are seen between layers), else for about as long as the decode step took."""
-        started = time.monotonic()
+        """Steps of the prefills that can go on: one if nobody decodes (so that aborts and new
+        requests are seen between steps), else as many as the pace allows."""
         while (sequence := self.scheduler.prefilling) is not None and not sequence.blocked:
             assert sequence.steps is not None
+            started = time.monotonic()
+            sequence.waited()
             try:
-                sequence.waits_for = next(sequence.steps)
+                sequence.wait(next(sequence.steps))
             except StopIteration as end:
                 self._first_token(sequence, end.value)
             except Exception as error:
                 self._fail(sequence, error)
-            if time.monotonic() - started >= self._decode_seconds or not self.scheduler.running:
+            seconds = time.monotonic() - started
+            sequence.computed_s += seconds
+            self._pace.prefilled(seconds)
+            if not self.scheduler.running or not self._pace.prefill_goes_on:
                 return
 
     def _first_token(self, sequence: Sequence, result: PrefillResult) -> None:
@@ -156,8 +163,11 @@ class Engine:
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.held_tokens)
         sequence.close_stage("prefill")
+        if self.planner is not None:
+            self.planner.finished(result.flops, sequence.computed_s, sequence.segments)
+        self._opener.close(sequence)
         try:
-            self.scheduler.start_running()
+            self.scheduler.start_running(sequence)
             self._emit(sequence, sequence.sampler(result.logits))
             sequence.close_stage("first_token")
             if sequence in self.scheduler.running:
@@ -186,7 +196,7 @@ class Engine:
     def _decode(self) -> None:
         running = list(self.scheduler.running)
         if not running:
-            self._decode_seconds = 0.0
+            self._pace.decoded(0.0)
             return
         started = time.monotonic()
         try:
@@ -199,7 +209,7 @@ class Engine:
         for sequence, row in zip(running, logits, strict=True):
             sequence.decode_steps += 1
             self._emit(sequence, sequence.sampler(row))
-        self._decode_seconds = time.monotonic() - started
+        self._pace.decoded(time.monotonic() - started)
 
     def _emit(self, sequence: Sequence, token: int) -> None:
         """A new token: send it, or end the sequence. End tokens are not sent."""
@@ -219,19 +229,14 @@ class Engine:
         self._events.append(DoneEvent(sequence.id, reason, sequence.report()))
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        known = isinstance(error, KvstitchError)
-        if not known:
+        if not isinstance(error, KvstitchError):
             log.error("request %s failed", sequence.id, exc_info=error)
-        told = (
-            error
-            if isinstance(error, KvstitchError)
-            else WorkerFault(f"the engine failed on this request: {type(error).__name__}: {error}")
-        )
         self._release(sequence)
-        self._events.append(FailedEvent(sequence.id, told.code, told.message, told.field))
+        self._events.append(FailedEvent.of(sequence.id, error))
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
+        self._opener.close(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
             sequence.steps = None
@@ -243,15 +248,15 @@ class Engine:
         """Segments that should have been in the store and were not: compute them in spare time."""
         if sequence.sparse is not None:
             return  # it stored what it had to compute
-        for i, (address, load) in enumerate(zip(sequence.addresses, sequence.loads, strict=True)):
-            if address is None or load is None or not load.done():
-                continue
-            if sequence.missed(i):
+        for i, address in enumerate(sequence.addresses):
+            if address is not None and sequence.missed(i):
                 self.lane.add(address)
 
     def _advance_lane(self) -> None:
+        started = time.monotonic()
         try:
             self.lane.advance()
         except Exception as error:
             log.error("precompute failed", exc_info=error)
             self.lane.fail_current(error)
+        self._pace.lane_stepped(time.monotonic() - started)

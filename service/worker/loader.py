@@ -1,5 +1,6 @@
 """Brings chunks out of the store on a few threads, so that the engine never waits for a disk or a
-socket. Knows no model and no scheduling."""
+socket. Knows no model and no scheduling.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from service.worker.addressing import Address
 from service.worker.chunk_prefill import ComputedChunk
 from service.worker.sparse import sketch
 from service.worker.sparse.blocks import BlockGrid
+from service.worker.streaming import ChunkStream, parts_of
+from service.worker.streaming_reader import MEMORY, StreamReader
 
 T = TypeVar("T")
 BlockSet = Mapping[int, Collection[int]]
@@ -24,6 +27,7 @@ BlockSet = Mapping[int, Collection[int]]
 # A prefetch is followed by its request at once; what it found is old news after this.
 NOTE_S = 10.0
 MAX_NOTES = 1024
+LOOKUP_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,19 @@ class Loader:
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
+        self._lookups: ThreadPoolExecutor | None = None
+        self.streams = StreamReader(store, self._run, self._look, self._told, on_ready)
 
     def start(self) -> None:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
+        # Apart: reads that stall must not hold up who only asks where chunks are, or has them in
+        # memory.
+        self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kv-lookup")
 
     def close(self) -> None:
+        if self._lookups is not None:
+            self._lookups.shutdown(wait=True, cancel_futures=True)
+            self._lookups = None
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
@@ -126,7 +138,23 @@ class Loader:
             self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
 
     def _read_ahead(self, address: Address) -> None:
-        outcome = self._store.read(address.key, address.spec)
+        tier = self._store.locate([address.key]).get(address.key)
+        if tier in (None, MEMORY) or len(parts_of(address)) == 1:
+            self._note(address, self.streams.read(address))
+            return
+        stream = self.streams.join(address, tier)
+        stream.arrived[-1].add_done_callback(lambda _: self._was_read_ahead(stream))
+
+    def _was_read_ahead(self, stream: ChunkStream) -> None:
+        if stream.users == 1:  # else a request that wants it came in time, and reports it itself
+            problems = tuple(stream.problems)
+            self._note(
+                stream.address,
+                ReadOutcome(None, stream.tier, stream.nbytes, stream.seconds, problems),
+            )
+        self.streams.leave(stream)
+
+    def _note(self, address: Address, outcome: ReadOutcome) -> None:
         # Without the chunk: a note must not hold memory that no tier accounts for.
         note = replace(outcome, chunk=None)
         with self._lock:
@@ -145,7 +173,13 @@ class Loader:
         return replace(outcome, tier=tier, seconds=seconds, problems=problems)
 
     def _run(self, work: Callable[[], T]) -> Future[T]:
-        assert self._pool is not None, "start the loader first"
-        future = self._pool.submit(work)
+        return self._on(self._pool, work)
+
+    def _look(self, work: Callable[[], T]) -> Future[T]:
+        return self._on(self._lookups, work)
+
+    def _on(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> Future[T]:
+        assert pool is not None, "start the loader first"
+        future = pool.submit(work)
         future.add_done_callback(lambda _: self._on_ready())
         return future

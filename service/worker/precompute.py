@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from service.worker.addressing import Address
 from service.worker.chunk_prefill import ComputedChunk, compute_chunk
 from service.worker.loader import Loader
 from service.worker.request import PrecomputedEvent
+from service.worker.steps import Steps
 
 # Chunks computed but not yet written: bounds the memory a slow disk can pile up.
 MAX_UNWRITTEN = 4
@@ -36,7 +36,7 @@ class Task:
 
 
 class PrecomputeLane:
-    """A queue of chunks; `advance` runs one layer of one of them."""
+    """A queue of chunks; `advance` runs one step of one of them."""
 
     def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:
         self._adapter = adapter
@@ -45,7 +45,7 @@ class PrecomputeLane:
         self._queue: deque[Task] = deque()
         self._silent: set[str] = set()
         self._current: Task | None = None
-        self._steps: Generator[None, None, ComputedChunk] | None = None
+        self._steps: Steps[ComputedChunk] | None = None
         self._writing: list[Task] = []
         self.counts = {"stored": 0, "present": 0, "failed": 0}
 
@@ -78,7 +78,7 @@ class PrecomputeLane:
             self.finished()
 
     def advance(self) -> None:
-        """One layer of the current chunk, or the start of the next."""
+        """One step (at most a layer) of the current chunk, or the start of the next."""
         if self._steps is None:
             self._start(self._queue.popleft())
             return

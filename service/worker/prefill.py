@@ -5,31 +5,36 @@ theirs over it, let the fusion method choose which rows go on, attend by index, 
 prefill, every fusion method and precompute are this loop with other hooks. A method that scouts has
 the question run over the stitched cache first (`service.worker.scout`).
 
-It is a generator that pauses after every layer, so that the engine can put decode steps of other
-sequences between layers and drop an aborted prompt at once. Knows no store, no socket, no request.
+It is a generator that pauses after every layer and, where a layer has many rows, between tiles of
+them, so that the engine can put decode steps of other sequences in between and drop an aborted
+prompt at once. Tiles are equally large whatever else runs: an answer never depends on company.
+Stored KV may still be on its way: `arrival` waits for it before a layer looks at it. Knows no
+store, no socket, no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
-from service.worker.attention import attend_rows
 from service.worker.eviction.base import EvictionMethod
 from service.worker.flops import FlopCount, causal_pairs
 from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout, union
-from service.worker.place import PromptKV, place, write_rows
+from service.worker.place import PromptKV, place
+from service.worker.prefill_tiles import attend_and_finish, project
 from service.worker.scout import scout
 from service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]
+Arrival = Callable[[int], Steps[None]]
+"""Returns once every cached segment has this layer; yields what it waits for."""
 
 
 @dataclass
@@ -54,6 +59,19 @@ class PrefillResult:
     coverage: float = 1.0
 
 
+@dataclass
+class Progress:
+    """How far a prefill came with every row computed: there it can be taken up again, should a
+    segment that was taken for cached turn out not to be. All rows are exact up to `layer`, so
+    nothing in there depends on what was cached. flops: all work done, taken up or not."""
+
+    layer: int = 0
+    x: Tensor | None = None
+    observed: list[Tensor] = field(default_factory=list)
+    rows_per_layer: list[int] = field(default_factory=list)
+    flops: FlopCount | None = None
+
+
 def prefill(
     adapter: DecoderAdapter,
     layout: PromptLayout,
@@ -63,34 +81,44 @@ def prefill(
     *,
     eviction: EvictionMethod | None = None,
     capture: Capture | None = None,
-) -> Generator[None, None, PrefillResult]:
+    arrival: Arrival | None = None,
+    progress: Progress | None = None,
+) -> Steps[PrefillResult]:
     """Run the prompt of `layout`; `cached[i]` is the stored KV of segment i, None if cold.
 
     `capture` sees every layer: precompute stores what was computed there. `eviction` observes
-    queries, and may start over with some of the rows.
+    queries, and may start over with some of the rows. `progress`: of an earlier run of this prompt
+    with other segments cold, and of this one.
     """
     n = layout.tokens
-    flops = FlopCount(adapter)
+    progress = progress or Progress()
+    flops = progress.flops = progress.flops or FlopCount(adapter)
     forced = layout.forced_rows
     scouted = method.scouts and bool(len(layout.cached_document_rows))
     if scouted:
-        evidence = yield from scout(adapter, layout, cached, method, kv, flops)
+        evidence = yield from scout(adapter, layout, cached, method, kv, flops, arrival)
         rows = union(method.scouted_rows(layout, evidence), forced)
     else:
         rows = union(method.start_rows(layout), forced)
     key_positions = method.key_positions(layout)
-    x = adapter.embed(layout.ids[rows])
+    first, x = 0, adapter.embed(layout.ids[rows])
     observed: list[Tensor] = []
     rows_per_layer: list[int] = []
+    if len(rows) == n and progress.x is not None:
+        first, x = progress.layer, progress.x
+        observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
     last_layer = adapter.layers - 1
-    for layer in range(adapter.layers):
+    for layer in range(first, adapter.layers):
+        if len(rows) == n:
+            progress.layer, progress.x = layer, x
+            progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
         k_all, v_all = kv.prompt_layer(layer, n)
+        if arrival is not None and layer >= method.unread_layers and not scouted:
+            yield from arrival(layer)
         if len(rows) < n and not scouted:
             place(adapter, layout, cached, layer, key_positions, k_all, v_all)
-        fresh_q, k, v = adapter.qkv(layer, x)
+        q, fresh_q, k, v = yield from project(adapter, layer, x, rows, k_all, v_all)
         flops.project(len(rows))
-        q = adapter.rope.rotate(fresh_q, rows)
-        write_rows(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
         view = LayerView(
             layer, layout, rows, q, k_all, v_all, fresh_q, k, v, cached, adapter.scale, flops
         )
@@ -112,8 +140,8 @@ def prefill(
         rows_per_layer.append(len(rows))
         flops.attend(causal_pairs(rows))
         flops.finish(len(rows))
-        x = adapter.finish(layer, x, attend_rows(q, k_all, v_all, rows, adapter.scale))
-        yield
+        x = yield from attend_and_finish(adapter, layer, x, q, rows, k_all, v_all)
+        yield None
     flops.unembed(1)
     logits = adapter.logits(x)[0]
     return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
@@ -123,7 +151,9 @@ def run(steps: Steps[PrefillResult]) -> PrefillResult:
     """Drive a prefill to its end, for those who have nothing to do between layers."""
     while True:
         try:
-            next(steps)
+            awaited = next(steps)
+            if awaited is not None:
+                awaited.result()
         except StopIteration as end:
             result: PrefillResult = end.value
             return result
@@ -136,7 +166,7 @@ def _start_over(
     kv: PromptKV,
     eviction: EvictionMethod,
     flops: FlopCount,
-) -> Generator[None, None, PrefillResult]:
+) -> Steps[PrefillResult]:
     """Full prefill of the rows `kept` `[b]` as a prompt of their own, at positions 0..b-1."""
     shorter = layout.only(kept)
     result = yield from prefill(adapter, shorter, [None] * len(shorter.segments), Vanilla(), kv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from service.errors import KvstitchError, WorkerFault
 from service.records import Chunk, Method, Report, Sampling
 
 
@@ -42,6 +43,14 @@ class FailedEvent:
     code: str
     message: str
     field: str | None = None
+
+    @classmethod
+    def of(cls, id: str, error: Exception) -> FailedEvent:
+        """An error that was not foreseen is the engine's fault."""
+        if not isinstance(error, KvstitchError):
+            kind = type(error).__name__
+            error = WorkerFault(f"the engine failed on this request: {kind}: {error}")
+        return cls(id, error.code, error.message, error.field)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ can follow a cache that arrives layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.layer_view import CachedSegment
 from service.worker.layout import PromptLayout
 from service.worker.place import PromptKV, place, write_rows
+from service.worker.steps import Steps
 
 # Question rows scored at once: bounds the [heads, rows, n] weights in fp32.
 TILE = 64
@@ -33,8 +34,10 @@ def scout(
     method: FusionMethod,
     kv: PromptKV,
     flops: FlopCount,
-) -> Generator[None, None, Tensor]:
-    """Evidence `[n]` fp32, summed over layers; zero at tokens of cold segments."""
+    arrival: Callable[[int], Steps[None]] | None = None,
+) -> Steps[Tensor]:
+    """Evidence `[n]` fp32, summed over layers; zero at tokens of cold segments. `arrival` waits
+    until the cache has a layer."""
     n, rows = layout.tokens, layout.question_rows
     key_positions = method.key_positions(layout)
     seen = layout.warm_rows
@@ -44,6 +47,8 @@ def scout(
     pairs = float(len(rows)) * len(seen)
     last_layer = adapter.layers - 1
     for layer in range(adapter.layers):
+        if arrival is not None:
+            yield from arrival(layer)
         k_all, v_all = kv.prompt_layer(layer, n)
         place(adapter, layout, cached, layer, key_positions, k_all, v_all)
         q, k, v = adapter.qkv(layer, x)
@@ -67,5 +72,5 @@ def scout(
             x = adapter.finish(layer, x, torch.cat(attended))
             flops.score(pairs)  # weighting values costs what scoring does
             flops.finish(len(rows))
-        yield
+        yield None
     return evidence

@@ -20,16 +20,20 @@ from service.worker.fusion.samkv import Method as SamKV
 from service.worker.kv_pool import SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.loader import EndsOutcome
-from service.worker.prefill import PrefillResult
+from service.worker.prefill import PrefillResult, Progress
 from service.worker.request import Request
 from service.worker.sampler import Sampler
 from service.worker.sparse.request import SegmentRead, SparseRequest
 from service.worker.steps import Steps
+from service.worker.streaming_segment import SegmentLoad
 
 
 @dataclass
 class Sequence:
-    """Addresses and loads are per segment: S first, then the documents; None for an empty one."""
+    """Addresses and loads are per segment: S first, then the documents; None for an empty one.
+
+    Whole chunks are `segments`, known from when `found` is done and read while the prompt runs;
+    `loads` are what a sparse method reads before it starts."""
 
     request: Request
     fusion: FusionMethod
@@ -39,7 +43,11 @@ class Sequence:
     max_tokens: int
     sampler: Sampler
     warnings: list[str] = field(default_factory=list)
+    auto_ratio: bool = False
 
+    segments: list[SegmentLoad | None] = field(default_factory=list)
+    found: Future[None] | None = None
+    ended: bool = False  # nothing is read for it any more
     abort_reason: str | None = None
     layout: PromptLayout | None = None
     kv: SequenceKV | None = None
@@ -59,6 +67,9 @@ class Sequence:
     submitted_at: float = field(default_factory=time.monotonic)
     stages: dict[str, float] = field(default_factory=dict)
     stage_started_at: float = field(default_factory=time.monotonic)
+    progress: Progress | None = None
+    computed_s: float = 0.0
+    blocked_since: float | None = None
 
     @property
     def id(self) -> str:
@@ -90,7 +101,11 @@ class Sequence:
 
     @property
     def loaded(self) -> bool:
-        return all(load is None or load.done() for load in self.loads)
+        """It can start: what it reads first is there, and of the rest it is known that it comes."""
+        if self.found is not None and not self.found.done():
+            return False
+        known = all(segment is None or segment.known for segment in self.segments)
+        return known and all(load is None or load.done() for load in self.loads)
 
     @property
     def blocked(self) -> bool:
@@ -117,6 +132,20 @@ class Sequence:
         # A method that started over left a shorter prompt.
         self.layout = result.layout
 
+    def wait(self, awaited: Future[Any] | None) -> None:
+        """The prefill yielded what it waits for next, None for nothing."""
+        self.waits_for = awaited
+        if self.blocked:
+            self.blocked_since = time.monotonic()
+
+    def waited(self) -> None:
+        """The prefill goes on: what it stood still is the time loading was not hidden."""
+        if self.blocked_since is not None:
+            gone = time.monotonic() - self.blocked_since
+            self.stages["load"] = self.stages.get("load", 0.0) + gone
+            self.stage_started_at += gone
+            self.blocked_since = None
+
     def close_stage(self, name: str) -> None:
         """The time since the last close belongs to stage `name`."""
         now = time.monotonic()
@@ -128,12 +157,15 @@ class Sequence:
         return load.result() if load is not None and load.done() else None
 
     def chunk(self, segment: int) -> EncodedChunk | None:
-        """The whole chunk, where that is what was read."""
+        """The whole chunk, where that was read before the start."""
         outcome = self.outcome(segment)
         return outcome.chunk if isinstance(outcome, ReadOutcome) else None
 
     def missed(self, segment: int) -> bool:
         """Whether the segment was looked for and not found whole and sound."""
+        load = self.segments[segment] if self.segments else None
+        if load is not None:
+            return load.known and load.missed
         outcome = self.outcome(segment)
         if isinstance(outcome, EndsOutcome):
             return not outcome.usable
@@ -163,6 +195,8 @@ class Sequence:
             decode_steps=self.decode_steps,
             seed=self.sampler.seed if self.request.sampling.temperature > 0 else None,
             warnings=self.warnings,
+            ratio=getattr(self.fusion, "ratio", None),
+            hidden_load_s=max(0.0, sum(s.load_s for s in segments) - self.stages.get("load", 0.0)),
         )
 
     def _kept_ratio(self) -> float:
@@ -178,6 +212,7 @@ class Sequence:
     def _segment_report(self, segment: int) -> SegmentReport:
         ids = self.request.system if segment == 0 else self.request.documents[segment - 1].ids
         read = self._read_of(segment)
+        load = self.segments[segment] if self.segments else None
         return SegmentReport(
             chunk_id=-1 if segment == 0 else self.request.documents[segment - 1].chunk_id,
             tokens=len(ids),
@@ -187,6 +222,8 @@ class Sequence:
             load_s=read.seconds,
             rows_recomputed=self.rows_by_segment[segment] if self.rows_by_segment else 0,
             problems=[f"{tier}: {kind}" for tier, kind in read.problems],
+            plan=load.plan if load is not None else "",
+            why=load.why if load is not None else "",
         )
 
     def _read_of(self, segment: int) -> SegmentRead:
@@ -196,6 +233,8 @@ class Sequence:
             for document in self.sparse.documents:
                 if document.segment == segment:
                     return document
+        if self.segments and (load := self.segments[segment]) is not None:
+            return load.so_far()
         if outcome is None or address is None:
             return SegmentRead()
         hit = isinstance(outcome, ReadOutcome) and outcome.chunk is not None

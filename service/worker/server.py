@@ -189,7 +189,7 @@ class Server:
             values = store_values(self._store.stats()) + engine_values(self._engine)
             stats = m.Stats(
                 values=values,
-                running=len(scheduler.running) + int(scheduler.prefilling is not None),
+                running=len(scheduler.running) + len(scheduler.opened),
                 waiting=len(scheduler.waiting),
                 pool_free=self._engine.pool.free_share,
             )

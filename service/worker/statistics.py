@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.stats import StoreStats
 from service.worker.engine import Engine
+from service.worker.planner import Planner
 
 Value = tuple[str, dict[str, str], float]
 
@@ -41,7 +42,7 @@ def engine_values(engine: Engine) -> list[Value]:
     scheduler = engine.scheduler
     states = {
         "waiting": len(scheduler.waiting),
-        "prefilling": int(scheduler.prefilling is not None),
+        "prefilling": len(scheduler.opened),
         "running": len(scheduler.running),
     }
     values: list[Value] = [
@@ -53,4 +54,18 @@ def engine_values(engine: Engine) -> list[Value]:
         ("kvstitch_precomputed_chunks_total", {"status": status}, count)
         for status, count in engine.lane.counts.items()
     )
+    values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
+    return values + (_planner_values(engine.planner) if engine.planner is not None else [])
+
+
+def _planner_values(planner: Planner) -> list[Value]:
+    values: list[Value] = [
+        ("kvstitch_planner_segments_total", {"decision": decision}, count)
+        for decision, count in planner.counts.items()
+    ]
+    for tier, (latency, bandwidth) in planner.tiers.known().items():
+        values.append(("kvstitch_tier_estimated_latency_seconds", {"tier": tier}, latency))
+        values.append(("kvstitch_tier_estimated_bytes_per_second", {"tier": tier}, bandwidth))
+    rate = 1 / planner.compute.flop_s
+    values.append(("kvstitch_prefill_estimated_flops_per_second", {}, rate))
     return values

@@ -94,10 +94,13 @@ def rig(
     pool_tokens: int = 400,
     max_running: int = 8,
     max_waiting: int = 32,
+    planner: bool = False,
+    threads: int = 2,
 ) -> Iterator[Rig]:
+    """planner: off, or what a busy machine takes for a tiny file would decide what is loaded."""
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
     with TieredStore(chosen) as store:
-        loader = Loader(store, threads=2)
+        loader = Loader(store, threads=threads)
         loader.start()
         engine = Engine(
             model.adapter,
@@ -107,6 +110,7 @@ def rig(
             pool_tokens=pool_tokens,
             max_running=max_running,
             max_waiting=max_waiting,
+            planner=planner,
         )
         try:
             yield Rig(engine, store)

@@ -38,6 +38,14 @@ class Method(FusionMethod):
         1, "layer at which tokens are ranked (paper: 1)", ge=1, layer=True
     )
 
+    @property
+    def unread_layers(self) -> int:
+        return self.selection_layer + 1
+
+    @property
+    def whole_layers(self) -> int:
+        return self.selection_layer
+
     def check(self, model: ModelFacts) -> None:
         self.check_layer_exists("selection_layer", self.selection_layer, model)
 

@@ -30,6 +30,17 @@ class FusionMethod:
     # A sparse method holds only some of the documents' tokens; see `service.worker.sparse`.
     sparse: ClassVar[bool] = False
 
+    @property
+    def unread_layers(self) -> int:
+        """First layers at which no stored KV is looked at: they run before it is there."""
+        return 0
+
+    @property
+    def whole_layers(self) -> int:
+        """First layers that every row goes through: what runs there is not lost if a stored
+        segment is computed after all."""
+        return 0
+
     def check(self, model: ModelFacts) -> None:
         """Raise InvalidRequest if the parameters do not fit this model."""
 

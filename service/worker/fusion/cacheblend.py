@@ -50,6 +50,14 @@ class Method(FusionMethod):
                 field="fusion.schedule",
             )
 
+    @property
+    def unread_layers(self) -> int:
+        return self.check_layer
+
+    @property
+    def whole_layers(self) -> int:
+        return self.check_layer
+
     def check(self, model: ModelFacts) -> None:
         self.check_layer_exists("check_layer", self.check_layer, model)
 

@@ -1,0 +1,155 @@
+"""What the first token of one prompt is expected to take, given which segments are computed.
+
+    cold segments, the question, the chosen share   rows at every layer after the whole ones
+    loads                                           of one tier after one another, of different
+                                                    tiers side by side; layers arrive in parts
+    a layer                                         begins when its part is there and the layer
+                                                    before it is done
+
+Plain numbers; knows no tensors, no store and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.worker.flops import FlopCount, Shape
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """A stored segment, or one of which part has been read.
+
+    left_s: seconds that its tier needs for what is left; parts: pieces in which it arrives.
+    """
+
+    tokens: int
+    tier: str
+    left_s: float
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """What of a fusion method decides its cost: `whole` first layers compute every row, `unread`
+    ones look at nothing stored, `ratio` of the rows are computed at the others; `scouts`: the
+    question runs over the whole cache first."""
+
+    whole: int = 0
+    unread: int = 0
+    ratio: float = 0.0
+    scouts: bool = False
+
+
+@dataclass(frozen=True)
+class PromptModel:
+    """One prompt. loads: segments that may be loaded or computed; cold_tokens: of segments that
+    must be computed; waiting_s: by tier what others are still reading; begun: the whole layers are
+    behind us; overhead_s and flop_s: seconds of a prompt and of an operation."""
+
+    shape: Shape
+    tokens: int
+    question: int
+    loads: Sequence[Loadable]
+    method: MethodCost
+    overhead_s: float
+    flop_s: float
+    cold_tokens: int = 0
+    waiting_s: Mapping[str, float] = field(default_factory=dict)
+    begun: bool = False
+
+    def seconds(self, cold: Collection[int] = (), ratio: float | None = None) -> float:
+        """With the loads of these numbers computed instead."""
+        loaded = [load for i, load in enumerate(self.loads) if i not in cold]
+        ratio = self.method.ratio if ratio is None else ratio
+        rows = self.question + self.cold_tokens
+        rows += sum(self.loads[i].tokens for i in cold)
+        rows = min(self.tokens, rows + int(ratio * self.tokens))
+        layers, method = self.shape.layers, self.method
+        load_s, parts = self._loading(loaded), min((x.parts for x in loaded), default=1)
+        each = self._layer_s(rows, rows)
+        now = self.overhead_s
+        if method.scouts and rows < self.tokens:
+            asked = self._layer_s(self.question, self.question)
+            for layer in range(layers):
+                now = max(now, _arrival(layer, layers, parts, load_s)) + asked
+            return now + layers * each
+        for layer in range(layers):
+            if layer >= method.unread and loaded:
+                now = max(now, _arrival(layer, layers, parts, load_s))
+            if layer < method.whole:
+                now += 0.0 if self.begun else self._layer_s(self.tokens, self.tokens)
+            elif layer == method.whole > 0:
+                now += self._layer_s(self.tokens, rows)
+            else:
+                now += each
+        return now
+
+    def _loading(self, loaded: Sequence[Loadable]) -> float:
+        by_tier: dict[str, float] = {}
+        for load in loaded:
+            if load.left_s > 0:
+                before = by_tier.get(load.tier, self.waiting_s.get(load.tier, 0.0))
+                by_tier[load.tier] = before + load.left_s
+        return max(by_tier.values(), default=0.0)
+
+    def _layer_s(self, projected: int, rows: int) -> float:
+        """A row of the question sees all keys, the others half of them on average."""
+        count = FlopCount(self.shape)
+        count.project(projected)
+        question = min(self.question, rows)
+        count.attend(question * self.tokens + (rows - question) * self.tokens / 2)
+        count.finish(rows)
+        return count.total * self.flop_s
+
+
+def _arrival(layer: int, layers: int, parts: int, load_s: float) -> float:
+    return load_s * (layer * parts // layers + 1) / parts
+
+
+# Up to so many documents every choice is tried.
+EXHAUSTIVE = 6
+
+
+def cheapest(model: PromptModel) -> frozenset[int]:
+    """Which loads to compute instead, for the least expected time; as few as possible on ties.
+
+    Beyond `EXHAUSTIVE` documents: the slowest j per token for every j, then single changes of mind
+    while they help.
+    """
+    count = len(model.loads)
+    order = sorted(
+        range(count), key=lambda i: model.loads[i].left_s / max(1, model.loads[i].tokens)
+    )[::-1]
+    candidates = [frozenset(order[:j]) for j in range(count + 1)]
+    if count <= EXHAUSTIVE:
+        every = range(2**count)
+        candidates = [frozenset(i for i in range(count) if code >> i & 1) for code in every]
+        candidates.sort(key=len)
+    best = min(candidates, key=model.seconds)
+    while count > EXHAUSTIVE:
+        changed = min((best ^ {i} for i in range(count)), key=model.seconds)
+        if model.seconds(changed) >= model.seconds(best):
+            break
+        best = changed
+    return best
+
+
+# Of the time to the first token, what a larger ratio may add.
+UNHIDDEN = 0.02
+
+
+def hidden_ratio(model: PromptModel, most: float, steps: int = 20) -> float:
+    """The largest ratio from the method's own to `most` that loading hides: the first token is
+    expected at most `UNHIDDEN` later than with the method's own (what is computed after the last
+    part came cannot be hidden at all). The method's own if there is nothing to hide behind."""
+    least = model.method.ratio
+    if not any(load.left_s > 0 for load in model.loads):
+        return least
+    allowed = model.seconds() * (1 + UNHIDDEN)
+    for step in range(steps, 0, -1):
+        ratio = least + (most - least) * step / steps
+        if model.seconds(ratio=ratio) <= allowed:
+            return ratio
+    return least
