@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from service.worker.kernels import wide
+
 # Rows per tile. A tile reads keys only up to its last row, so half of a causal triangle is never
 # computed; smaller tiles skip more, larger ones amortise the call.
 ROW_TILE = 64
+# Keys that a whole tile sees are worth a call of their own, without a mask, from this many on.
+MIN_OPEN_KEYS = 256
 
 
 def attend_rows(
@@ -33,30 +37,63 @@ def attend_rows(
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
+    if m == 1:
+        seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
+        return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
+    dtype = q.dtype
+    if wide.pays(q):
+        q, k, v = q.float(), k.float(), v.float()
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
     # Expanded, not repeated: all query heads of a group read the same keys.
     k4 = k.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
     v4 = v.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
-    if m == 1:
-        seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
-        return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
     if m == n and key_rows is None:
         out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
-        return out.permute(2, 0, 1, 3).reshape(m, heads * d)
-    out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=q.dtype, device=q.device)
+        return out.permute(2, 0, 1, 3).reshape(m, heads * d).to(dtype)
+    out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
-    # Keys that each tile's last row sees; one transfer for all tiles.
-    last_rows = torch.cat([rows[ROW_TILE - 1 :: ROW_TILE], rows[-1:]])
-    for tile, seen in enumerate(torch.searchsorted(index, last_rows, right=True).tolist()):
-        a, b = tile * ROW_TILE, min((tile + 1) * ROW_TILE, m)
-        if a >= b:
-            break
-        mask = index[:seen] <= rows[a:b, None]
-        part = F.scaled_dot_product_attention(
-            grouped[:, :, a:b], k4[:, :, :seen], v4[:, :, :seen], attn_mask=mask, scale=scale
+    for a, b, open_to, seen in _tiles(rows, index):
+        part = _attend_tile(
+            grouped[:, :, a:b],
+            k4[:, :, :seen],
+            v4[:, :, :seen],
+            index[open_to:seen] <= rows[a:b, None],
+            scale,
         )
         out[a:b] = part.permute(2, 0, 1, 3)
     return out.reshape(m, heads * d)
+
+
+def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
+    """Tiles of rows `[a, b)` with the keys: every row sees `[:open_to]`, none sees `[seen:]`."""
+    m = len(rows)
+    starts = range(0, m, ROW_TILE)
+    ends = [min(a + ROW_TILE, m) for a in starts]
+    edges = rows[torch.tensor([*starts, *(b - 1 for b in ends)], device=rows.device)]
+    # One transfer for all tiles.
+    seen = torch.searchsorted(index, edges, right=True).tolist()
+    return list(zip(starts, ends, seen[: len(ends)], seen[len(ends) :], strict=True))
+
+
+def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """q `[kv_heads, group, rows, d]`, k, v `[kv_heads, group, keys, d]`; `mask` `[rows, masked]`
+    hides some of the last keys, all the keys before them are seen."""
+    keys, masked = k.shape[2], mask.shape[1]
+    first = keys - masked
+    if first < MIN_OPEN_KEYS or not masked or q.device.type != "cpu":
+        whole = F.pad(mask, (first, 0), value=True)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale)
+    # The kernel behind sdpa on a CPU; only it tells the log of each softmax's sum, with which two
+    # softmaxes over parts of the keys are one over all.
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, weight = attend(q, k[:, :, :first], v[:, :, :first], scale=scale)
+    bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+    tail, tail_weight = attend(q, k[:, :, first:], v[:, :, first:], attn_mask=bias, scale=scale)
+    # A row that sees none of the tail has no sum there; the kernel gives 0 instead of -inf.
+    tail_weight = tail_weight.masked_fill(~mask.any(1), float("-inf"))
+    share = torch.sigmoid(weight - tail_weight).unsqueeze(-1)
+    both: Tensor = torch.lerp(tail.float(), out.float(), share).to(q.dtype)
+    return both
 
 
 def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

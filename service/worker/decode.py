@@ -1,6 +1,7 @@
 """One decode step for all running sequences, whatever their lengths per layer and head.
 
-Projections and MLP run once over the batch; attention runs per sequence over its own extents.
+Projections and MLP run once over the batch; attention reads every sequence's own extents where they
+lie, so nothing is padded or copied and a sequence's result does not depend on its neighbours.
 Knows no scheduler and no sampler.
 """
 
@@ -34,28 +35,23 @@ def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
     """Feeds every sequence its last token: logits `[sequences, vocabulary]` fp32."""
     ids = torch.tensor([s.tokens[-1] for s in sequences], device=adapter.device)
     positions = torch.tensor([s.position for s in sequences], device=adapter.device)
+    turn = adapter.rope.turn(positions)
     x = adapter.embed(ids)
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x)
-        q = adapter.rope.rotate(q, positions)
-        k = adapter.rope.rotate(k, positions)
-        attended = [
-            _attend(adapter, sequence, layer, q[i], k[i], v[i])
-            for i, sequence in enumerate(sequences)
-        ]
-        x = adapter.finish(layer, x, torch.stack(attended))
+        q, k = turn(q), turn(k)
+        attended = torch.empty_like(q)
+        for i, sequence in enumerate(sequences):
+            assert sequence.kv is not None
+            sequence.kv.append(layer, k[i], v[i])
+            _attend(adapter, sequence.kv, layer, q[i], attended[i])
+        x = adapter.finish(layer, x, attended.flatten(1))
     return adapter.logits(x)
 
 
-def _attend(
-    adapter: DecoderAdapter, sequence: Decodable, layer: int, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """Append k, v `[kv_heads, d]` and attend q `[heads, d]` over what the sequence kept."""
-    assert sequence.kv is not None
-    sequence.kv.append(layer, k, v)
-    grouped = q.view(adapter.kv_heads, -1, adapter.head_dim)
-    parts = [
-        attend_last(grouped[heads].reshape(-1, adapter.head_dim), keys, values, adapter.scale)
-        for heads, keys, values in sequence.kv.heads(layer)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _attend(adapter: DecoderAdapter, kv: SequenceKV, layer: int, q: Tensor, out: Tensor) -> None:
+    """q `[heads, d]` over what the sequence kept, into out `[heads, d]`."""
+    group = adapter.heads // adapter.kv_heads
+    for heads, keys, values in kv.heads(layer):
+        mine = slice(heads.start * group, heads.stop * group)
+        out[mine] = attend_last(q[mine], keys, values, adapter.scale).view(-1, adapter.head_dim)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from service.worker.extents import ExtentAllocator
+from service.worker.kernels import memory
 
 
 @dataclass
@@ -55,8 +56,8 @@ class KVPool:
         self.kv_heads = kv_heads
         self.tokens = tokens
         shape = (kv_heads * tokens, head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.k = [memory.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.v = [memory.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._allocators = [ExtentAllocator(shape[0]) for _ in range(layers)]
 
     @property
@@ -117,19 +118,16 @@ class SequenceKV:
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """One more token: k, v `[kv_heads, head_dim]`."""
         extents = self.layers[layer]
-        heads = len(extents.start)
         assert all(n < c for n, c in zip(extents.length, extents.capacity, strict=True)), "full"
+        pk, pv = self._pool.k[layer], self._pool.v[layer]
+        at = [s + n for s, n in zip(extents.start, extents.length, strict=True)]
         if extents.uniform:
-            pk, pv = self.prompt_layer(layer, extents.capacity[0])
-            at = extents.length[0]
-            pk[:, at] = k
-            pv[:, at] = v
+            rows = slice(at[0], at[-1] + 1, extents.capacity[0])
+            pk[rows], pv[rows] = k, v
         else:
-            at_rows = [s + n for s, n in zip(extents.start, extents.length, strict=True)]
-            rows = torch.tensor(at_rows, device=k.device)
-            self._pool.k[layer][rows] = k
-            self._pool.v[layer][rows] = v
-        extents.length = [extents.length[h] + 1 for h in range(heads)]
+            index = torch.tensor(at, device=k.device)
+            pk[index], pv[index] = k, v
+        extents.length = [n + 1 for n in extents.length]
 
     def heads(self, layer: int) -> list[tuple[slice, Tensor, Tensor]]:
         """Filled K, V as `(kv heads, [heads, length, d], same)`: one entry if uniform, else one

@@ -7,6 +7,7 @@ rounded them. Knows no cache and no layer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,13 +47,26 @@ class RotaryTable:
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """x `[rows, heads, head_dim]` turned to `positions` `[rows]`; x's dtype, or into `out`."""
+        return self.turn(positions)(x, out)
+
+    def turn(self, positions: Tensor) -> Turn:
+        """The rotation to `positions` `[rows]`, for more than one use."""
+        return Turn(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A rotation of rows to positions of their own: cos and sin `[rows, 1, head_dim / 2]` fp32."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x `[rows, heads, head_dim]` turned; in x's dtype, or into `out`."""
         half = x.shape[-1] // 2
-        cos = self.cos[positions].unsqueeze(1)
-        sin = self.sin[positions].unsqueeze(1)
-        wide = x.float()
-        left, right = wide[..., :half], wide[..., half:]
+        left, right = x[..., :half].float(), x[..., half:].float()
         if out is None:
-            out = torch.empty_like(x)
-        out[..., :half] = left * cos - right * sin
-        out[..., half:] = right * cos + left * sin
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        out[..., :half] = (left * self.cos).sub_(right * self.sin)
+        out[..., half:] = right.mul(self.cos).add_(left * self.sin)
         return out

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from service.worker.attention import (
+    MIN_OPEN_KEYS,
     ROW_TILE,
     attend_last,
     attend_rows,
@@ -92,6 +93,38 @@ def test_many_random_row_sets() -> None:
         expected, _ = naive(q, k, v, rows.tolist(), 0.3)
         ours = attend_rows(q, k[:, :n], v[:, :n], rows, 0.3)
         assert_close("attend_rows is naive", ours, expected, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_with_many_keys_before_them(dtype: torch.dtype) -> None:
+    """Where the keys that all rows of a tile see are attended apart: the tile's first row sees
+    nothing of the rest, and neither side may change what the other found. Large values, so that
+    the two parts weigh very differently."""
+    n = 2 * MIN_OPEN_KEYS + 150
+    sets = {
+        "scattered": list(range(3, n, 4)),
+        "contiguous tail": list(range(n - 70, n)),
+        "around the border": list(range(MIN_OPEN_KEYS - 30, MIN_OPEN_KEYS + 60)),
+        "far apart": [5, MIN_OPEN_KEYS, n - 2, n - 1],
+    }
+    for seed, rows in enumerate(sets.values()):
+        q, k, v = (t.to(dtype) for t in tensors(n, len(rows), 2, 3, 16, seed))
+        q[:, :, 0] *= 4
+        k[:, : n // 2, 0] += 2
+        expected, _ = naive(q, k, v, rows, 0.5)
+        ours = attend_rows(q, k, v, torch.tensor(rows), 0.5)
+        assert ours.dtype == dtype
+        claim, bound = "attend_rows in two parts", 2e-5 if dtype == torch.float32 else 3e-2
+        assert_close(f"{claim}, {dtype}", ours.float(), expected, bound)
+        index = torch.arange(n)[torch.arange(n) % 3 != 1]
+        seen = [t for t in rows if t % 3 != 1]
+        at = torch.tensor([rows.index(t) for t in seen])
+        held = attend_rows(q[at], k[:, index], v[:, index], torch.tensor(seen), 0.5, key_rows=index)
+        assert held.shape == (len(seen), 6 * 16)
+        for i in (0, len(seen) // 2, len(seen) - 1):
+            visible = index[index <= seen[i]]
+            part, _ = naive(q[at][i : i + 1], k[:, visible], v[:, visible], [len(visible) - 1], 0.5)
+            assert_close(f"{claim}, some keys, {dtype}", held[i].float(), part[0], bound)
 
 
 def test_unseen_keys_are_not_read() -> None:

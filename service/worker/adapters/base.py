@@ -1,8 +1,10 @@
 """What the layer loop needs of a decoder: embed, qkv before RoPE, finish a layer, logits.
 
-The stock transformers modules do the arithmetic (norms, projections, MLP, head); an adapter only
-takes them apart, so that QKV of all rows and attention of some rows can be separated and keys are
-seen before RoPE. Knows no cache, no method, no request.
+The stock transformers modules hold the weights and do the norms; an adapter takes them apart, so
+that QKV of all rows and attention of some rows can be separated and keys are seen before RoPE.
+Projections that read the same rows are one product (`service.worker.adapters.joined`), in the
+arithmetic fastest for their number (`service.worker.kernels.wide`). Knows no cache, no method, no
+request.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.errors import ModelRefused
+from service.worker.adapters.joined import Joined, join
+from service.worker.kernels import wide
 from service.worker.rope import RotaryTable
 
 
@@ -37,6 +41,16 @@ class DecoderAdapter:
         weight = model.get_input_embeddings().weight
         self.dtype: torch.dtype = weight.dtype
         self.device: torch.device = weight.device
+        self.blocks = list(model.model.layers)
+        self._qkv: list[Joined] = []
+        self._gate_up: list[Joined] = []
+        for block in self.blocks:
+            at, mlp = block.self_attn, block.mlp
+            self._qkv.append(join(at.q_proj, at.k_proj, at.v_proj))
+            self._gate_up.append(join(mlp.gate_proj, mlp.up_proj))
+            for alone in (at.o_proj, mlp.down_proj):
+                join(alone)
+        join(model.lm_head)
         self.max_context = self._max_context()
         self.rope = RotaryTable.of(config, model.model.rotary_emb, self.max_context, self.device)
 
@@ -59,14 +73,14 @@ class DecoderAdapter:
 
     def qkv(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q `[m, heads, d]`, k and v `[m, kv_heads, d]`, all before RoPE, after any q/k norm."""
-        block = self.model.model.layers[layer]
-        attention = block.self_attn
-        normed = block.input_layernorm(x)
-        m = x.shape[0]
-        q = attention.q_proj(normed).view(m, self.heads, self.head_dim)
-        k = attention.k_proj(normed).view(m, self.kv_heads, self.head_dim)
-        v = attention.v_proj(normed).view(m, self.kv_heads, self.head_dim)
-        return (*self.normalise(attention, q, k), v)
+        block, joined = self.blocks[layer], self._qkv[layer]
+        out = wide.linear(block.input_layernorm(x), joined.weight, joined.bias)
+        heads = out.view(len(x), -1, self.head_dim)
+        first_v = self.heads + self.kv_heads
+        q, k = self.normalise(
+            block.self_attn, heads[:, : self.heads], heads[:, self.heads : first_v]
+        )
+        return q, k, heads[:, first_v:]
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Hook for families with a norm on queries and keys."""
@@ -74,10 +88,19 @@ class DecoderAdapter:
 
     def finish(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads · d]`."""
-        block = self.model.model.layers[layer]
-        x = x + block.self_attn.o_proj(attended)
-        out: Tensor = x + block.mlp(block.post_attention_layernorm(x))
-        return out
+        block = self.blocks[layer]
+        o_proj = block.self_attn.o_proj
+        x = x + wide.linear(attended, o_proj.weight, o_proj.bias)
+        return x + self._mlp(layer, block.post_attention_layernorm(x))
+
+    def _mlp(self, layer: int, x: Tensor) -> Tensor:
+        mlp, joined = self.blocks[layer].mlp, self._gate_up[layer]
+        down = mlp.down_proj
+        if wide.pays(x) and joined.bias is None and down.bias is None:
+            gate, up = joined.weight.chunk(2)
+            return wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn)
+        gate, up = wide.linear(x, joined.weight, joined.bias).chunk(2, dim=-1)
+        return wide.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """Next-token logits in fp32 of the last layer's rows: `[m, vocabulary]`."""
