@@ -14,6 +14,13 @@ def qwen2_5_0_5b(
     *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
 ) -> DecoderAdapter:
     """Qwen2.5-0.5B's shape: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151936."""
+    return adapter_for(stock_qwen2_5_0_5b(dtype=dtype, seed=seed, layers=layers))
+
+
+def stock_qwen2_5_0_5b(
+    *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
+) -> Any:
+    """The same as transformers makes it, nothing of ours: what to hold a figure against."""
     config = Qwen2Config(
         hidden_size=896,
         num_hidden_layers=layers,
@@ -26,8 +33,9 @@ def qwen2_5_0_5b(
         tie_word_embeddings=True,
         eos_token_id=None,
         bos_token_id=None,
+        attn_implementation="sdpa",
     )
-    return adapter_for(_random_model(Qwen2ForCausalLM, config, dtype, seed))
+    return _random_model(Qwen2ForCausalLM, config, dtype, seed)
 
 
 def _random_model(cls: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
