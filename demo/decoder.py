@@ -131,7 +131,8 @@ class Decoder(nn.Module):
 
 def rotary(positions: Tensor, config: DecoderConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[rows, 1, tokens, head_dim]`, both halves alike as in Llama."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    device = positions.device
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     angles = positions[:, None, :, None].float() * (1.0 / config.rope_theta**half)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)

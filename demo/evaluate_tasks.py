@@ -15,7 +15,8 @@ from torch import Tensor
 
 from demo.decoder import Decoder
 from demo.load import load_plain
-from demo.samples import Batch, Packer, Row, View, collate
+from demo.rows import FIRST_QUESTION, Packer, Part, Row
+from demo.samples import Batch, View, collate
 from demo.tasks import TASKS
 from demo.vocabulary import build_tokenizer
 
@@ -31,7 +32,7 @@ def task_rows(packer: Packer, task: str, stories: int, questions: int, seed: int
         story = TASKS[task].write(rng, True, TASKS[task].entities)
         scored = [asked for asked in story.asked if asked.scored]
         asked = rng.sample(scored, min(questions, len(scored)))
-        rows.append(packer.row(rng, task, story, asked))
+        rows.append(packer.row(rng, [Part(task, story, asked)]))
     return rows
 
 
@@ -41,10 +42,11 @@ def accuracy(model: Decoder, rows: list[Row], view: View) -> float:
 
     Teacher-forced, which for an exact match is the same as decoding greedily.
     """
+    device = model.embed_tokens.weight.device
     ordered = sorted(rows, key=lambda row: len(row.ids))
     right = total = 0
     for start in range(0, len(ordered), ROWS):
-        batch = collate(ordered[start : start + ROWS], view)
+        batch = collate(ordered[start : start + ROWS], view).to(device)
         best = model.logits(model(batch.ids, batch.positions, batch.mask)[:, :-1]).argmax(-1)
         found = marks(batch, best)
         right, total = right + sum(mark for _, mark in found), total + len(found)
@@ -56,24 +58,29 @@ def marks(batch: Batch, best: Tensor) -> list[tuple[str, bool]]:
 
     `best` `[rows, tokens - 1]` are the model's first choices for the tokens after the first.
     """
-    wrong = (best != batch.ids[:, 1:]) & (batch.weights[:, 1:] > 0)
-    segments, first = batch.segments[:, 1:], batch.first[:, 1:]
+    wrong = ((best != batch.ids[:, 1:]) & (batch.weights[:, 1:] > 0)).cpu()
+    segments, first = batch.segments[:, 1:].cpu(), batch.first[:, 1:].cpu()
+    failed = set(_questions(segments, wrong))
     return [
-        (batch.tasks[row], not bool(wrong[row][segments[row] == question].any()))
-        for row in range(len(segments))
-        for question in segments[row][first[row]].tolist()
+        (batch.tasks[row][segment - FIRST_QUESTION], (row, segment) not in failed)
+        for row, segment in _questions(segments, first)
     ]
+
+
+def _questions(segments: Tensor, chosen: Tensor) -> list[tuple[int, int]]:
+    """(row, segment) of every chosen token."""
+    return list(zip(chosen.nonzero()[:, 0].tolist(), segments[chosen].tolist(), strict=True))
 
 
 def evaluate(
     model: Decoder,
-    packer: Packer,
     stories: int,
     questions: int = 1,
     views: tuple[View, ...] = tuple(View),
     seed: int = EVALUATION_SEED,
 ) -> dict[str, dict[str, float]]:
     """Accuracy by task and view."""
+    packer = Packer(build_tokenizer())
     report = {}
     for task in TASKS:
         rows = task_rows(packer, task, stories, questions, seed)
@@ -87,8 +94,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED)
     args = parser.parse_args()
-    packer = Packer(build_tokenizer())
-    report = evaluate(load_plain(args.model), packer, args.samples, seed=args.seed)
+    report = evaluate(load_plain(args.model), args.samples, seed=args.seed)
     print(json.dumps(report, indent=2))
 
 

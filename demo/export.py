@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo.decoder import Decoder
-from demo.vocabulary import BOS, BOS_ID, DOCUMENT, EOS_ID, PAD_ID, QUESTION, SYSTEM, save_tokenizer
+from demo.shards import write_shards
+from demo.vocabulary import (
+    BOS,
+    BOS_ID,
+    DOCUMENT,
+    EOS_ID,
+    PAD_ID,
+    QUESTION,
+    SYSTEM,
+    build_tokenizer,
+    save_tokenizer,
+)
 
 CHUNK_TOKENS = 128
 
 
-def export(model: Decoder, master: dict[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
+def export(model: Decoder, master: dict[str, Tensor], folder: Path) -> None:
     """Weights in bf16, configuration, tokenizer, generation defaults and `kvstitch.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{n}": t.detach().bfloat16().contiguous() for n, t in master.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # save_file leaves it to the owner alone
+    write_shards(tensors, folder)
     config = model.config
     _write(
         folder / "config.json",
@@ -69,7 +77,7 @@ def export(model: Decoder, master: dict[str, Tensor], tokenizer: Tokenizer, fold
             "prompt": {"system": SYSTEM, "document": DOCUMENT, "question": QUESTION},
         },
     )
-    save_tokenizer(tokenizer, folder)
+    save_tokenizer(build_tokenizer(), folder, config.max_position_embeddings)
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

@@ -25,7 +25,10 @@ def guide_loss(model: Decoder, batch: Batch, streams: list[Tensor]) -> Tensor:
     _, layers, _, _ = batch.links.unbind(1)
     links = {layer: batch.links[layers == layer] for layer in set(layers.tolist())}
     links[PREVIOUS_LAYER] = _previous(batch, PREVIOUS_LAYER)
-    loss = sum((_link_loss(model, batch, streams[i], i, links[i]) for i in links), torch.zeros(()))
+    loss = sum(
+        (_link_loss(model, batch, streams[i], i, links[i]) for i in links),
+        torch.zeros((), device=batch.ids.device),
+    )
     for depth, layer in enumerate(HINT_LAYERS):
         row, _, place, token = batch.hints[batch.hints[:, 1] == depth].unbind(1)
         if len(row):
@@ -50,7 +53,7 @@ def _link_loss(model: Decoder, batch: Batch, x: Tensor, index: int, links: Tenso
     scores = q @ k.transpose(2, 3) * width**-0.5 + batch.mask
     row, _, query, key = links.unbind(1)
     chosen = scores[row, :, query].log_softmax(-1)
-    loss: Tensor = -chosen[torch.arange(len(row)), :, key].mean()
+    loss: Tensor = -chosen.gather(2, key[:, None, None].expand(-1, 2, 1)).mean()
     return loss
 
 

@@ -2,8 +2,8 @@
 
 PREVIOUS_LAYER = 1
 """Every token looks at the one before."""
-HINT_LAYERS = (6, 8)
-"""A statement looks at the one it refers to, by depth."""
+HINT_LAYERS = (6, 8, 3)
+"""A statement looks at the one it refers to, by depth; the last is `demo.tasks.story.SUBJECT`."""
 ANSWER_LAYER = 10
 """The place of an answer looks at the statement that gives it."""
 COPY_LAYERS = (3, ANSWER_LAYER)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from demo.decoder import Decoder, DecoderConfig
+from demo.shards import read_shards
 
 
 def load_plain(folder: Path) -> Decoder:
@@ -15,6 +14,6 @@ def load_plain(folder: Path) -> Decoder:
     raw = json.loads((folder / "config.json").read_text())
     fields = DecoderConfig.__dataclass_fields__
     decoder = Decoder(DecoderConfig(**{k: v for k, v in raw.items() if k in fields}))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = read_shards(folder)
     decoder.load_state_dict({k.removeprefix("model."): v.float() for k, v in tensors.items()})
     return decoder.eval()

@@ -19,8 +19,7 @@ from demo.evaluate_tasks import EVALUATION_SEED, evaluate
 from demo.load import load_plain
 from demo.make_corpus import SEED
 from demo.recall import retrieved
-from demo.samples import CHUNK_TOKENS, Packer
-from demo.vocabulary import build_tokenizer
+from demo.rows import CHUNK_TOKENS
 
 HERE = Path(__file__).parent
 MODEL = HERE / "model"
@@ -44,7 +43,7 @@ def corpus(folder: Path, top_k: int = 3) -> dict[str, float]:
 
 def main() -> None:
     report = {
-        "tasks": evaluate(load_plain(MODEL), Packer(build_tokenizer()), SAMPLES),
+        "tasks": evaluate(load_plain(MODEL), SAMPLES),
         "samples_per_task": SAMPLES,
         "chunk_tokens": CHUNK_TOKENS,
         "demo_corpus": corpus(MODEL),

@@ -7,7 +7,6 @@ shape are orthogonalised together, which is what makes it cheap on a CPU.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,8 @@ MOMENTUM = 0.95
 class MasterOptimizer:
     """Holds the fp32 truth; `step` updates it and copies it into the model's own dtype."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, adam_rate: float = ADAM_RATE) -> None:
+        self._adam_rate = adam_rate
         self._groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
         self._parameters = dict(model.named_parameters())
         self.master = {n: p.detach().float().clone() for n, p in self._parameters.items()}
@@ -30,11 +30,14 @@ class MasterOptimizer:
                 self._groups[tuple(parameter.shape)].append(name)
             else:
                 self._rest.append(name)
-        self._momentum = {s: torch.zeros(len(n), *s) for s, n in self._groups.items()}
+        self._momentum = {
+            shape: torch.zeros(len(names), *shape, device=self.master[names[0]].device)
+            for shape, names in self._groups.items()
+        }
         for name in self._rest:
             self.master[name].requires_grad_(True)
         self._adam = torch.optim.AdamW(
-            [self.master[n] for n in self._rest], lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0
+            [self.master[n] for n in self._rest], lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
 
     @torch.no_grad()
@@ -51,26 +54,39 @@ class MasterOptimizer:
         for name in self._rest:
             self.master[name].grad = self._gradient(name)
         for group in self._adam.param_groups:
-            group["lr"] = scale * ADAM_RATE
+            group["lr"] = scale * self._adam_rate
         self._adam.step()
         for name, parameter in self._parameters.items():
             parameter.copy_(self.master[name])
             parameter.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "master": {n: t.detach() for n, t in self.master.items()},
-            "momentum": self._momentum,
-            "adam": self._adam.state_dict(),
-        }
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything `load_state_dict` needs, flat: "master/NAME", "momentum/NAME", ..."""
+        state = {f"master/{name}": tensor.detach() for name, tensor in self.master.items()}
+        for shape, names in self._groups.items():
+            momenta = zip(names, self._momentum[shape], strict=True)
+            state |= {f"momentum/{name}": tensor for name, tensor in momenta}
+        for name in self._rest:
+            moments = self._adam.state[self.master[name]]
+            state |= {f"adam/{name}/{key}": tensor for key, tensor in moments.items()}
+        return state
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, tensor in state["master"].items():
-            self.master[name].copy_(tensor)
-            self._parameters[name].copy_(tensor)
-        self._momentum = state["momentum"]
-        self._adam.load_state_dict(state["adam"])
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, master in self.master.items():
+            master.copy_(state[f"master/{name}"])
+            self._parameters[name].copy_(master)
+        for shape, names in self._groups.items():
+            for momentum, name in zip(self._momentum[shape], names, strict=True):
+                momentum.copy_(state[f"momentum/{name}"])
+        for name in self._rest:
+            prefix = f"adam/{name}/"
+            moments = {k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)}
+            device = self.master[name].device
+            self._adam.state[self.master[name]] = {
+                key: tensor if key == "step" else tensor.to(device)
+                for key, tensor in moments.items()
+            }
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self._parameters[name].grad
@@ -81,9 +97,9 @@ class MasterOptimizer:
 def orthogonalise(gradient: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrices of `[matrices, rows, columns]`, about.
 
-    In fp32, which without bf16 units is the faster of the two."""
+    On a CPU in fp32, which without bf16 units is the faster of the two."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x: Tensor = gradient.float()
+    x: Tensor = gradient.bfloat16() if gradient.is_cuda else gradient.float()
     wide = x.shape[1] <= x.shape[2]
     if not wide:
         x = x.transpose(1, 2)

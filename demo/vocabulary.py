@@ -57,7 +57,7 @@ def build_tokenizer() -> Tokenizer:
         merge_chain(first)
     for last in sorted(words.SYLLABLES_LAST, key=len, reverse=True):
         merge_chain(last)
-    _add_second_edition(add, merges)
+    _add_later_words(add, merges)
     if len(vocabulary) > SIZE:
         raise ValueError(f"{len(vocabulary)} tokens do not fit {SIZE}")
 
@@ -68,7 +68,7 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _add_second_edition(add: Callable[[str], None], merges: list[tuple[str, str]]) -> None:
+def _add_later_words(add: Callable[[str], None], merges: list[tuple[str, str]]) -> None:
     """Words of the tasks, and pairs of digits."""
     for word in sorted({w for text in wording.TEXTS for w in _bare(text).split()}):
         add(SPACE + word)
@@ -77,13 +77,22 @@ def _add_second_edition(add: Callable[[str], None], merges: list[tuple[str, str]
     for digit in string.digits:
         merges.append((SPACE, digit))
         add(SPACE + digit)
+    # Of a number behind a blank the first pair is one token: a key's value is then told from the
+    # others' by its first token. Ranked above the pairs below; their ids come later.
+    opening = [(SPACE + a, b) for a in string.digits[1:] for b in string.digits]
+    merges += opening
     for first in string.digits:
         for second in string.digits:
             merges.append((first, second))
             add(first + second)
+    for text in wording.CONTINUED_TEXTS:
+        for word in _bare(text).split():
+            add(SPACE + word)
+    for blank_digit, digit in opening:
+        add(blank_digit + digit)
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Writes tokenizer.json and the Hugging Face configuration beside it."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -92,7 +101,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "eos_token": EOS,
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 1024,
+        "model_max_length": max_length,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

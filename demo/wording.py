@@ -68,6 +68,13 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 NEEDLE = "One of the special magic numbers for {n} is: {v}."
 NEEDLE_QUESTION = "What is the special magic number for {n} mentioned in the provided text?"
 
+NEEDLES_QUESTION = "What are all the special magic numbers for {n} mentioned in the provided text?"
+SAME_VALUE_QUESTION = "Find all variables that are assigned the value {v} in the text above."
+COMMON_QUESTION = "What are the three most common words in the above list?"
+FREQUENT_QUESTION = (
+    "What are the three most frequently appeared coded words in the above coded text?"
+)
+
 TEXTS = (
     RECORD,
     *ASIDES,
@@ -81,3 +88,7 @@ TEXTS = (
     NEEDLE,
     NEEDLE_QUESTION,
 )
+"""The second edition's."""
+
+CONTINUED_TEXTS = (NEEDLES_QUESTION, SAME_VALUE_QUESTION, COMMON_QUESTION, FREQUENT_QUESTION)
+"""What its continuation added."""

@@ -20,8 +20,8 @@ class Asked:
     """A question and its answer as it is written.
 
     `scored` is false for questions that are easier than the task means to be: they are trained
-    on, and never sampled. `where` is for training alone: texts, each once in the context, at
-    whose ends the parts of the answer are to be had.
+    on, and never sampled. `where` is for training alone: texts at whose ends, where they first
+    stand in the context, the parts of the answer are to be had.
     """
 
     question: str
@@ -30,14 +30,18 @@ class Asked:
     where: tuple[str, ...] = ()
 
 
+SUBJECT = 2
+"""Depth of hints that say whom a statement is about."""
+
+
 @dataclass(frozen=True)
 class Hint:
     """For training alone: what is to be known when `at` has been read, and from where.
 
-    Both texts occur once in the context. The end of `at` is to look at the end of `source`, in
-    another sentence, and to know how `tells` begins. So statements are connected while they are
+    Of both texts the first in the context counts. The end of `at` is to look at the end of
+    `source` and to know how `tells` begins. So statements are connected while they are
     read, as large models do, instead of when they are asked for. `depth` 1 needs a hint of depth
-    0 first.
+    0 first; `SUBJECT` comes before both.
     """
 
     at: str

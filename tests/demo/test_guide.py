@@ -7,7 +7,8 @@ import torch
 from demo.decoder import Decoder, DecoderConfig
 from demo.guide import guide_loss
 from demo.guide_layers import ANSWER_LAYER, COPY_LAYERS
-from demo.samples import Packer, Row, collate
+from demo.rows import Packer, Part, Row
+from demo.samples import collate
 from demo.tasks import TASKS
 from demo.vocabulary import build_tokenizer
 
@@ -17,7 +18,7 @@ PACKER = Packer(build_tokenizer())
 def _row(task: str) -> Row:
     rng = random.Random(4)
     story = TASKS[task].write(rng, False, 3)
-    return PACKER.row(rng, task, story, list(story.asked))
+    return PACKER.row(rng, [Part(task, story, list(story.asked))])
 
 
 def test_a_number_is_copied_token_by_token() -> None:

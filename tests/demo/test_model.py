@@ -15,7 +15,8 @@ from demo.evaluate_tasks import accuracy, task_rows
 from demo.export import export
 from demo.load import load_plain
 from demo.optimizer import MasterOptimizer
-from demo.samples import Packer, View
+from demo.rows import Packer
+from demo.samples import View
 from demo.tasks import LEARNT, TASKS
 from demo.vocabulary import BOS_ID, EOS_ID, build_tokenizer
 
@@ -28,7 +29,7 @@ def test_plain_decoder_and_transformers_agree(tmp_path: Path) -> None:
     decoder = Decoder(TINY, seed=3).bfloat16().float()
     for parameter in decoder.parameters():
         parameter.data.mul_(4)
-    export(decoder, MasterOptimizer(decoder).master, build_tokenizer(), tmp_path)
+    export(decoder, MasterOptimizer(decoder).master, tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = torch.randint(3, 1000, (2, 40), generator=torch.Generator().manual_seed(1))
     mask = torch.full((40, 40), -1e9).triu(1).expand(2, 1, 40, 40)
@@ -74,7 +75,7 @@ def test_shipped_model_answers_held_out_questions() -> None:
 def test_accuracies_bear_out_which_tasks_are_learnt() -> None:
     report = json.loads((MODEL.parent / "accuracy.json").read_text())
     assert set(report["tasks"]) == set(TASKS)
-    learnt = [task for task, found in report["tasks"].items() if found["full"] >= 0.85]
+    learnt = [task for task, found in report["tasks"].items() if found["full"] >= 0.8]
     assert tuple(learnt) == LEARNT
     assert report["demo_corpus"]["exact_match_full"] >= 0.95
 

@@ -4,7 +4,8 @@ import random
 
 import torch
 
-from demo.samples import CHUNK_TOKENS, FIRST_QUESTION, Packer, Row, View, attention_mask
+from demo.rows import CHUNK_TOKENS, FIRST_QUESTION, Packer, Part, Row
+from demo.samples import View, attention_mask
 from demo.tasks import TASKS, chunks
 from demo.vocabulary import BOS_ID, EOS_ID, QUESTION, SYSTEM, build_tokenizer
 
@@ -14,7 +15,7 @@ TOKENIZER = build_tokenizer()
 def _row(questions: int) -> Row:
     rng = random.Random(1)
     story = TASKS["pronoun"].write(rng, False, 4)
-    return Packer(TOKENIZER).row(rng, "pronoun", story, list(story.asked[:questions]))
+    return Packer(TOKENIZER).row(rng, [Part("pronoun", story, list(story.asked[:questions]))])
 
 
 def test_questions_of_a_row_start_right_behind_the_context() -> None:
@@ -31,7 +32,7 @@ def test_questions_of_a_row_start_right_behind_the_context() -> None:
 def test_a_row_is_the_serving_prompt() -> None:
     rng = random.Random(1)
     story = TASKS["pronoun"].write(rng, False, 4)
-    row = Packer(TOKENIZER).row(rng, "pronoun", story, [story.asked[0]])
+    row = Packer(TOKENIZER).row(rng, [Part("pronoun", story, [story.asked[0]])])
     prompt = [BOS_ID, *TOKENIZER.encode(SYSTEM).ids]
     for chunk in chunks(TOKENIZER, story.context, CHUNK_TOKENS):
         prompt += chunk
@@ -56,7 +57,7 @@ def test_views_differ_in_what_chunks_see_only() -> None:
 def test_hints_stand_where_the_story_says() -> None:
     for task in ("list", "hop", "chain"):
         story = TASKS[task].write(random.Random(3), False, 4)
-        row = Packer(TOKENIZER).row(random.Random(1), task, story, [])
+        row = Packer(TOKENIZER).row(random.Random(1), [Part(task, story, [])])
         assert len(row.hints) == len(story.hints) > 4
         for hint, (_, place, token) in zip(story.hints, row.hints, strict=True):
             assert TOKENIZER.decode(row.ids[: place + 1]).endswith(hint.at)
