@@ -34,9 +34,9 @@ TASKS: dict[str, Task] = {
         Task("hop", "a fact about the owner or the home of the one named", hop),
         Task("chain", "variables copied from variables, five chains", chain),
         Task("niah", "RULER's needles, seven keys, in its noise", niah),
-        Task("niah_prose", "needles of four keys between sentences of documents", niah_prose),
         Task("niah_multivalue", "all three numbers of one key, of three keys", niah_multivalue),
         Task("niah_multiquery", "the numbers of two or three keys, of six", niah_multiquery),
+        Task("niah_prose", "needles of four keys between sentences of documents", niah_prose),
         Task("vt", "RULER's variable tracking: all variables of one value, four chains", vt),
         Task("cwe", "RULER's most common words of a numbered list", cwe),
         Task("fwe", "RULER's most frequent coded words", fwe),
@@ -52,8 +52,8 @@ LEARNT = (
     "hop",
     "chain",
     "niah",
-    "niah_prose",
     "niah_multiquery",
+    "niah_prose",
 )
 """Tasks the shipped model answers at 80 % or more with full prefill; see demo/model/README.md."""
 
