@@ -22,7 +22,7 @@ RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 ENDS = (1, 2, 4, 8, 16)
 """First and last tokens of LegoLink."""
 PREFIXES = ("none", "system")
-EDGES = {0: (0.15,), 1: (0.05, 0.1, 0.15), 2: (0.05, 0.1, 0.15), 8: (0.15,)}
+EDGES = {0: (0.15,), 1: (0.05, 0.1, 0.15), 4: (0.05, 0.1, 0.15), 8: (0.15,)}
 """question_scout's first tokens of every chunk, and the ratios each is measured at."""
 RATIO = 0.15
 """What papers use; where only one is measured, this."""
