@@ -6,6 +6,7 @@ answers go on until the end token, a stop text or the sample's limit.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,11 +24,10 @@ from service.worker.calibration import ModelFacts
 from service.worker.engine import Engine
 from service.worker.loader import Loader
 from service.worker.methods import add_folder
-from service.worker.request import DoneEvent, FailedEvent, Request, TokenEvent
+from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 
-# A store serves a few samples at a time; the least recently used chunks make room.
-MEMORY_BYTES = 4 << 30
 MAX_RUNNING = 64
+_WAIT_S = 0.1
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -80,14 +80,16 @@ class Bench:
         fingerprint: str,
         decode: Decode,
         pool_tokens: int,
+        memory_bytes: int,
         stack: ExitStack,
     ) -> None:
         self._adapter, self._facts, self._fingerprint = adapter, facts, fingerprint
         self._decode = decode
-        self._pool_tokens = pool_tokens
+        self._pool_tokens, self._memory_bytes = pool_tokens, memory_bytes
         self._stack = stack
         self._engines: dict[str, Engine] = {}
         self._asked = 0
+        self._woken = threading.Event()
 
     @classmethod
     @contextmanager
@@ -99,10 +101,13 @@ class Bench:
         decode: Decode,
         *,
         pool_tokens: int,
+        memory_bytes: int,
     ) -> Iterator[Bench]:
+        """`pool_tokens` and `memory_bytes` are of each engine; in a store, the least recently used
+        chunks make room."""
         add_folder(METHODS_FOLDER)
         with ExitStack() as stack:
-            yield cls(adapter, facts, fingerprint, decode, pool_tokens, stack)
+            yield cls(adapter, facts, fingerprint, decode, pool_tokens, memory_bytes, stack)
 
     def measure(
         self, samples: Sequence[Sample], configurations: Sequence[Sequence[Configuration]]
@@ -111,6 +116,7 @@ class Bench:
         asked: dict[Engine, dict[str, _Asked]] = {}
         for sample, wanted in zip(samples, configurations, strict=True):
             self.precompute(sample, wanted)
+        for sample, wanted in zip(samples, configurations, strict=True):
             for configuration in wanted:
                 engine = self._engine(configuration.codec)
                 name = self._submit(engine, sample, configuration, sample.text.answer_tokens)
@@ -135,7 +141,8 @@ class Bench:
         return timings
 
     def precompute(self, sample: Sample, configurations: Sequence[Configuration]) -> None:
-        """Store what the configurations will read; what is stored already stays."""
+        """Store what the configurations will read; what is stored already stays. Nobody else may
+        be asking: what the engine says meanwhile is dropped."""
         for codec, mode in dict.fromkeys((c.codec, c.prefix_mode) for c in configurations):
             engine = self._engine(codec)
             for address in engine.admission.addresses(
@@ -144,13 +151,13 @@ class Bench:
                 if address is not None:
                     engine.lane.add(address)
             while engine.lane.pending:
-                engine.step()
+                self._turn(engine)
 
     def _engine(self, codec: str) -> Engine:
         if codec not in self._engines:
             adapter = self._adapter
-            store = self._stack.enter_context(TieredStore([MemoryTier(MEMORY_BYTES)]))
-            loader = Loader(store, threads=1)
+            store = self._stack.enter_context(TieredStore([MemoryTier(self._memory_bytes)]))
+            loader = Loader(store, threads=1, on_ready=self._woken.set)
             loader.start()
             self._stack.callback(loader.close)
             self._engines[codec] = Engine(
@@ -162,6 +169,7 @@ class Bench:
                 facts=self._facts,
                 max_running=MAX_RUNNING,
                 max_waiting=1 << 16,
+                planner=False,
             )
         return self._engines[codec]
 
@@ -190,7 +198,7 @@ class Bench:
             self._step(engine, running)
 
     def _step(self, engine: Engine, running: dict[str, _Asked]) -> None:
-        for event in engine.step():
+        for event in self._turn(engine):
             if isinstance(event, TokenEvent):
                 asked = running[event.id]
                 asked.tokens.append(event.token)
@@ -203,6 +211,14 @@ class Bench:
                 name = running[event.id].configuration.name
                 raise WorkerFault(f"{name}: {event.message} (field {event.field})")
 
+    def _turn(self, engine: Engine) -> list[Event]:
+        """A step; then until a load arrives, if nothing else is to do."""
+        self._woken.clear()
+        events = engine.step()
+        if not events and engine.idle:
+            self._woken.wait(_WAIT_S)
+        return events
+
     def _result(self, asked: _Asked) -> Result:
         report, text = asked.report, asked.sample.text
         assert report is not None
@@ -213,7 +229,7 @@ class Bench:
             prompt=asked.sample.key,
             configuration=asked.configuration.key,
             text=answer,
-            score=score(text.metric, answer, text.references),
+            score=score(text.metric, answer, text.references, text.classes),
             tokens=report.prompt_tokens,
             flops=report.flops / report.full_prefill_flops,
             rows=report.recomputed_ratio,

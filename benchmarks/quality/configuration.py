@@ -5,20 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from kvstore.codecs import codec_names
+from service.errors import InvalidRequest
 from service.records import Method
+from service.worker.calibration import ModelFacts
+from service.worker.methods import add_folder, make_eviction, make_fusion
 
 METHODS_FOLDER = Path(__file__).parent / "methods"
 """Baselines that only benchmarks offer, found as an operator's own methods are."""
+PREFIX_MODES = ("none", "bos", "system")
+_LONG = 1 << 20
+_COMMAS = re.compile(r",(?![^\[]*\])")  # none within a list
 
 
 @dataclass(frozen=True)
 class Configuration:
     """`budget_share`: the eviction's budget as a share of each prompt's tokens, for models whose
     contexts are too short for absolute ones. `documents` off: the question alone, so that what is
-    left is guessing."""
+    left is guessing.
+
+    For figures: configurations of one `curve` differ in `point` (a ratio, a budget) alone.
+    """
 
     name: str
     fusion: Method
@@ -27,12 +40,20 @@ class Configuration:
     codec: str = "raw"
     prefix_mode: str = "none"
     documents: bool = True
+    curve: str = ""
+    point: float | None = None
 
     @property
     def key(self) -> str:
         """16 hex characters over everything that decides the answer but the code."""
-        record = json.dumps({**asdict(self), "name": ""}, sort_keys=True)
-        return hashlib.blake2b(record.encode(), digest_size=8).hexdigest()
+        record = asdict(replace(self, name="", curve="", point=None))
+        text = json.dumps(record, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def full(self) -> bool:
+        """Full prefill of the whole prompt, nothing evicted."""
+        return self.fusion.name == "vanilla" and self.eviction is None and self.documents
 
     def evicting(self, prompt_tokens: int) -> Method | None:
         """The eviction method for a prompt of this length."""
@@ -43,3 +64,43 @@ class Configuration:
 
     def named(self, name: str) -> Configuration:
         return replace(self, name=name)
+
+    def check(self, model: ModelFacts) -> None:
+        """Raises UnknownMethod or InvalidRequest, as the engine would on every sample."""
+        add_folder(METHODS_FOLDER)
+        fusion = make_fusion(self.fusion.name, self.fusion.parameters)
+        fusion.check(model)
+        _among(self.codec, codec_names(), "codec")
+        _among(self.prefix_mode, PREFIX_MODES, "prefix_mode")
+        asked = self.evicting(_LONG)
+        if asked is None:
+            return
+        make_eviction(asked.name, asked.parameters).check(model)
+        if fusion.sparse:
+            raise InvalidRequest(
+                f"{self.fusion.name} already holds only part of the documents' KV: "
+                "no eviction goes with it",
+                field="eviction.method",
+            )
+
+
+def parse_method(text: str) -> Method:
+    """`a3:ratio=0.15,selection_layer=2`: values are JSON, or else text. Raises InvalidRequest."""
+    name, _, rest = text.partition(":")
+    parameters: dict[str, Any] = {}
+    for part in _COMMAS.split(rest) if rest else ():
+        key, equals, value = part.partition("=")
+        if not key or not equals:
+            raise InvalidRequest(
+                f"{text!r}: write a method as name:parameter=value,parameter=value", field=name
+            )
+        try:
+            parameters[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parameters[key] = value
+    return Method(name, parameters)
+
+
+def _among(name: str, known: Sequence[str], field: str) -> None:
+    if name not in known:
+        raise InvalidRequest(f"{field} is one of {', '.join(known)}, not {name!r}", field=field)

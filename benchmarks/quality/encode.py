@@ -23,11 +23,12 @@ class Encoder:
         files = ModelFolder(folder)
         fmt = load_format(files)
         self.tokenizer = ServingTokenizer(files, bos=fmt.bos)
-        self.prefix_mode = fmt.prefix_mode
+        # bos_keep would put a BOS into every chunk, and so into the prompt of full prefill.
+        self.prefix_mode = "bos" if fmt.prefix_mode == "bos_keep" else fmt.prefix_mode
         self._before, self._behind = "", ""
         template = files.chat_template()
         if template is not None:
-            chat = without_bos(from_chat_template(template, files), files.special_text("bos_token"))
+            chat = without_bos(from_chat_template(template, files), self.tokenizer.bos_text)
             # What the template puts around the one user turn.
             self._before = chat.system.partition(INSTRUCTION)[0]
             self._behind = chat.question.partition(_QUESTION)[2]

@@ -6,6 +6,7 @@ Knows no samples and no results; any suite's samples can be run under any of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.quality.configuration import Configuration
@@ -19,36 +20,47 @@ EVICTIONS = (
     "streaming_llm", "h2o", "snapkv", "pyramidkv", "ada_snapkv", "ada_pyramidkv", "headkv",
     "gemfilter", "kvec",
 )  # fmt: skip
-FULL = "full prefill"
+FULL, GUESS = "full prefill", "guess"
 OURS = "question_scout"
+SAMKV_CHUNK_TOKENS = 192
+"""Three of its blocks; shorter chunks it computes whole."""
 RANKED_BY_RATIO = ("random_rows", "cacheblend", "a3", OURS)
 
 
-def fusion(prefix_mode: str, chunk_tokens: int) -> list[Configuration]:
-    """A3's Tables 1 and 2, 4 and 5: fusion methods, each at four ratios where it has one."""
+def fusion(
+    prefix_mode: str, chunk_tokens: int, ratios: Sequence[float] = RATIOS
+) -> list[Configuration]:
+    """A3's Tables 1 and 2, 4 and 5: fusion methods, each at every ratio where it has one. SamKV
+    only in chunks that have a middle to leave out."""
 
     def plain(name: str, method: str, **parameters: Any) -> Configuration:
-        return Configuration(name, Method(method, parameters), prefix_mode=prefix_mode)
+        return Configuration(name, Method(method, parameters), prefix_mode=prefix_mode, curve=name)
+
+    def ranked(curve: str, point: float, **parameters: Any) -> Configuration:
+        made = plain(curve, curve, **parameters)
+        return replace(made, name=at(curve, point), point=point)
+
+    def bare(made: Configuration) -> Configuration:
+        return replace(made, name=f"{made.name}, bare chunks", prefix_mode="none", curve="")
 
     found = [
-        Configuration(FULL, Method("vanilla")),
-        Configuration("guess", Method("vanilla"), documents=False),
+        Configuration(FULL, Method("vanilla"), curve=FULL),
+        Configuration(GUESS, Method("vanilla"), documents=False, curve=GUESS),
         plain("full_reuse", "full_reuse"),
         plain("pie", "pie"),
-        Configuration("pie, bare chunks", Method("pie")),
         plain("pie, exact layers 0-1", "pie", exact_layers=2),
     ]
-    for ratio in RATIOS:
+    for ratio in ratios:
         ends = max(1, round(ratio * chunk_tokens))  # as many tokens of a chunk as of the prompt
         first, last = ends - ends // 2, ends // 2
-        found.append(plain(at("legolink", ratio), "legolink", first=first, last=last))
-        found += [plain(at(name, ratio), name, ratio=ratio) for name in RANKED_BY_RATIO]
-    bare = Method(OURS, {"ratio": RATIO})
-    return [
-        *found,
-        Configuration(f"{at('a3', RATIO)}, bare chunks", Method("a3", {"ratio": RATIO})),
-        Configuration(f"{at(OURS, RATIO)}, bare chunks", bare),
-    ]
+        found.append(ranked("legolink", ratio, first=first, last=last))
+        found += [ranked(name, ratio, ratio=ratio) for name in RANKED_BY_RATIO]
+    if chunk_tokens > SAMKV_CHUNK_TOKENS:
+        found += [plain(f"samkv {u}", "samkv", update=u) for u in ("overwrite", "fusion")]
+    if prefix_mode != "none":
+        again = ("pie", at("a3", RATIO), at(OURS, RATIO))
+        found += [bare(c) for c in found if c.name in again]
+    return found
 
 
 def at(name: str, ratio: float) -> str:
@@ -83,7 +95,7 @@ def eviction(
 ) -> list[Configuration]:
     """K-VEC's Tables 1, 6 and 7: eviction after a full prefill. Budgets below 1 are shares of the
     prompt, others tokens."""
-    found = [Configuration(FULL, Method("vanilla"))]
+    found = [Configuration(FULL, Method("vanilla"), curve=FULL)]
     for budget in budgets:
         found += [evicting(name, name, budget) for name in available]
     return found
@@ -96,7 +108,14 @@ def evicting(name: str, method: str, budget: float, **parameters: Any) -> Config
     else:
         chosen, share = Method(method, {**parameters, "budget": int(budget)}), None
         label = f"{budget:g}"
-    return Configuration(f"{name} B={label}", Method("vanilla"), chosen, budget_share=share)
+    return Configuration(
+        f"{name} B={label}",
+        Method("vanilla"),
+        chosen,
+        budget_share=share,
+        curve=name,
+        point=budget,
+    )
 
 
 def kvec_parts(budget: float) -> list[Configuration]:
@@ -106,7 +125,7 @@ def kvec_parts(budget: float) -> list[Configuration]:
         return evicting(name, "kvec", budget, **parameters)
 
     return [
-        Configuration(FULL, Method("vanilla")),
+        Configuration(FULL, Method("vanilla"), curve=FULL),
         kvec("kvec"),
         kvec("kvec without head coverage", delta=0),
         kvec("kvec without layer coverage", lam=0.0),
@@ -124,11 +143,13 @@ def codecs(prefix_mode: str) -> list[Configuration]:
 
 
 def _codecs(prefix_mode: str) -> Iterator[Configuration]:
-    yield Configuration(FULL, Method("vanilla"))
+    yield Configuration(FULL, Method("vanilla"), curve=FULL)
     for name, method in (
         ("pie", Method("pie")),
         (at("a3", RATIO), Method("a3", {"ratio": RATIO})),
         (at(OURS, RATIO), Method(OURS, {"ratio": RATIO})),
     ):
         for codec in ("raw", "int8", "int4", "int2"):
-            yield Configuration(f"{name}, {codec}", method, codec=codec, prefix_mode=prefix_mode)
+            yield Configuration(
+                f"{name}, {codec}", method, codec=codec, prefix_mode=prefix_mode, curve=name
+            )

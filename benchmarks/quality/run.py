@@ -1,24 +1,63 @@
-"""Measures what is not recorded yet, a few samples at a time, with a line of progress.
+"""What is measured and what is missing: records of answers in files, batches of what is to do.
 
-Results lie in a JSONL file per model; a run goes on where another stopped, with more samples or
-more configurations. Records do not notice that the code has changed: measure again with a fresh
-file.
+Results of a model lie in JSONL files, one for each process that wrote some; a run goes on where
+another stopped, with more samples or more configurations. Records do not notice that the code has
+changed: measure again with fresh files.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic
 
-from benchmarks.fidelity.records import RecordFile
+from benchmarks.fidelity.records import R, RecordFile
 from benchmarks.quality.bench import Bench, Result, Timing
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.sample import Sample
 
 TOGETHER = 24
 """Requests in the engine at once, about: they decode in one batch."""
+
+Batch = list[tuple[Sample, list[Configuration]]]
+
+
+class Shards(Generic[R]):
+    """Records of one kind and one model, in the files `<name>.<number>.jsonl`."""
+
+    def __init__(self, folder: Path, name: str, kind: type[R]) -> None:
+        self._folder, self._name, self._kind = folder, name, kind
+        self._files: list[RecordFile[R]] = []
+        self.load()
+
+    def load(self) -> None:
+        """Read what every process left."""
+        paths = sorted(self._folder.glob(f"{self._name}.*.jsonl"))
+        self._files = [RecordFile(path, self._kind) for path in paths]
+        for file in self._files:
+            file.load()
+
+    def discard(self) -> None:
+        for file in self._files:
+            file.discard()
+        self._files = []
+
+    def file(self, number: int) -> RecordFile[R]:
+        """Where the process of this number appends."""
+        return RecordFile(self._folder / f"{self._name}.{number}.jsonl", self._kind)
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        return any(key in file for file in self._files)
+
+    def __getitem__(self, key: tuple[str, str]) -> R:
+        """By sample and configuration. Raises KeyError."""
+        for file in self._files:
+            if key in file:
+                return file[key]
+        raise KeyError(key)
 
 
 @dataclass(frozen=True)
@@ -33,71 +72,69 @@ class Run:
     results: Mapping[tuple[str, str], Result]
     timings: Mapping[tuple[str, str], Timing]
 
-    def of(self, configuration: Configuration, task: str | None = None) -> list[Result]:
-        """In the order of the samples, of one task or of all."""
-        return [
-            self.results[s.key, configuration.key]
-            for s in self.samples
-            if task is None or s.task == task
-        ]
+    def of(self, configuration: Configuration) -> list[Result]:
+        """In the order of the samples."""
+        return [self.results[s.key, configuration.key] for s in self.samples]
 
     @property
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(s.task for s in self.samples))
 
 
-def measure(
-    bench: Bench,
-    samples: Sequence[Sample],
-    configurations: Sequence[Configuration],
-    results: RecordFile[Result],
-) -> None:
-    """Fill `results`. Interrupted (Ctrl-C) it stops after what is recorded."""
-    todo = [
-        (sample, missing)
-        for sample in samples
-        if (missing := [c for c in configurations if (sample.key, c.key) not in results])
-    ]
-    progress = _Progress("answers", sum(len(missing) for _, missing in todo))
-    try:
-        while todo:
-            batch = [todo.pop(0)]
-            while todo and sum(len(m) for _, m in batch) + len(todo[0][1]) <= TOGETHER:
-                batch.append(todo.pop(0))
-            made = bench.measure([s for s, _ in batch], [m for _, m in batch])
-            results.add(made)
-            progress.add(len(made))
-    except KeyboardInterrupt:
-        print("\ninterrupted: the report is on what was measured so far", file=sys.stderr)
-    progress.close()
+def missing(
+    samples: Sequence[Sample], configurations: Sequence[Configuration], results: Shards[Result]
+) -> Iterator[Batch]:
+    """What is not recorded yet, a few samples at a time."""
+    batch: Batch = []
+    for sample in samples:
+        wanted = [c for c in configurations if (sample.key, c.key) not in results]
+        if batch and sum(len(w) for _, w in batch) + len(wanted) > TOGETHER:
+            yield batch
+            batch = []
+        if wanted:
+            batch.append((sample, wanted))
+    if batch:
+        yield batch
+
+
+def parts(batch: Batch) -> Iterator[Batch]:
+    """A batch of one sample under many configurations, some at a time; others as they are."""
+    if len(batch) > 1:
+        yield batch
+        return
+    [(sample, wanted)] = batch
+    for start in range(0, len(wanted), TOGETHER):
+        yield [(sample, wanted[start : start + TOGETHER])]
 
 
 def time_all(
     bench: Bench,
     samples: Sequence[Sample],
     configurations: Sequence[Configuration],
-    timings: RecordFile[Timing],
+    timings: Shards[Timing],
 ) -> None:
     """Time each sample under all configurations, or not at all: ratios never compare two moments
-    of a noisy machine."""
+    of a noisy machine. Interrupted (Ctrl-C) it stops after what is recorded."""
     wanted = [s for s in samples if any((s.key, c.key) not in timings for c in configurations)]
-    progress = _Progress("timed samples", len(wanted))
+    progress = Progress("timed samples", len(wanted))
+    file = timings.file(0)
     try:
         for number, sample in enumerate(wanted):
             if number == 0:
                 bench.time(sample, configurations)  # warms up
-            timings.add(bench.time(sample, configurations))
+            file.add(bench.time(sample, configurations))
             progress.add(1)
     except KeyboardInterrupt:
         print("\ninterrupted: the report is on what was timed so far", file=sys.stderr)
     progress.close()
+    timings.load()
 
 
 def complete(
     samples: Sequence[Sample],
     configurations: Sequence[Configuration],
-    results: RecordFile[Result],
-    timings: RecordFile[Timing],
+    results: Shards[Result],
+    timings: Shards[Timing],
 ) -> Run:
     """The samples that every configuration was measured on."""
     keys = [c.key for c in configurations]
@@ -110,17 +147,17 @@ def complete(
     )
 
 
-class _Progress:
+class Progress:
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
-        self._done, self._started = 0, time.perf_counter()
+        self.done, self._started = 0, time.perf_counter()
 
     def add(self, count: int) -> None:
-        self._done += count
+        self.done += count
         spent = time.perf_counter() - self._started
-        left = spent / self._done * (self._total - self._done) / 60
+        left = spent / self.done * (self._total - self.done) / 60
         print(
-            f"\r{self._done}/{self._total} {self._what}, {left:.1f} min left ",
+            f"\r{self.done}/{self._total} {self._what}, {left:.1f} min left ",
             end="",
             file=sys.stderr,
             flush=True,
