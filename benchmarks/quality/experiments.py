@@ -24,7 +24,8 @@ FULL, GUESS = "full prefill", "guess"
 OURS = "question_scout"
 SAMKV_CHUNK_TOKENS = 192
 """Three of its blocks; shorter chunks it computes whole."""
-RANKED_BY_RATIO = ("random_rows", "cacheblend", "a3", OURS)
+RANKED_BY_RATIO = ("cacheblend", "a3", OURS)
+RANDOM = "random_rows"
 
 
 def fusion(
@@ -36,31 +37,44 @@ def fusion(
     def plain(name: str, method: str, **parameters: Any) -> Configuration:
         return Configuration(name, Method(method, parameters), prefix_mode=prefix_mode, curve=name)
 
-    def ranked(curve: str, point: float, **parameters: Any) -> Configuration:
-        made = plain(curve, curve, **parameters)
-        return replace(made, name=at(curve, point), point=point)
-
-    def bare(made: Configuration) -> Configuration:
-        return replace(made, name=f"{made.name}, bare chunks", prefix_mode="none", curve="")
-
     found = [
         Configuration(FULL, Method("vanilla"), curve=FULL),
         Configuration(GUESS, Method("vanilla"), documents=False, curve=GUESS),
         plain("full_reuse", "full_reuse"),
         plain("pie", "pie"),
-        plain("pie, exact layers 0-1", "pie", exact_layers=2),
+        _ranked(RANDOM, RATIO, prefix_mode, ratio=RATIO),
     ]
     for ratio in ratios:
         ends = max(1, round(ratio * chunk_tokens))  # as many tokens of a chunk as of the prompt
         first, last = ends - ends // 2, ends // 2
-        found.append(ranked("legolink", ratio, first=first, last=last))
-        found += [ranked(name, ratio, ratio=ratio) for name in RANKED_BY_RATIO]
+        found.append(_ranked("legolink", ratio, prefix_mode, first=first, last=last))
+        found += [_ranked(name, ratio, prefix_mode, ratio=ratio) for name in RANKED_BY_RATIO]
     if chunk_tokens > SAMKV_CHUNK_TOKENS:
         found += [plain(f"samkv {u}", "samkv", update=u) for u in ("overwrite", "fusion")]
-    if prefix_mode != "none":
-        again = ("pie", at("a3", RATIO), at(OURS, RATIO))
-        found += [bare(c) for c in found if c.name in again]
     return found
+
+
+def variants(prefix_mode: str) -> list[Configuration]:
+    """What random rows and exact first layers are worth, and chunks precomputed bare."""
+    full = Configuration(FULL, Method("vanilla"), curve=FULL)
+    exact = Method("pie", {"exact_layers": 2})
+    pie = Configuration("pie", Method("pie"), prefix_mode=prefix_mode, curve="pie")
+    ours = [_ranked(name, RATIO, prefix_mode, ratio=RATIO) for name in ("a3", OURS)]
+    found = [full, pie, *ours]
+    found.append(Configuration("pie, exact layers 0-1", exact, prefix_mode=prefix_mode))
+    found += [_ranked(RANDOM, ratio, prefix_mode, ratio=ratio) for ratio in RATIOS]
+    if prefix_mode != "none":
+        bare = [replace(c, prefix_mode="none", curve="") for c in (pie, *ours)]
+        found += [replace(c, name=f"{c.name}, bare chunks") for c in bare]
+    return found
+
+
+def _ranked(curve: str, point: float, prefix_mode: str, **parameters: Any) -> Configuration:
+    """A point of a method's curve over the ratio."""
+    method = Method(curve, parameters)
+    return Configuration(
+        at(curve, point), method, prefix_mode=prefix_mode, curve=curve, point=point
+    )
 
 
 def at(name: str, ratio: float) -> str:

@@ -118,7 +118,7 @@ def _smoke(setting: Setting) -> list[Configuration]:
     return [c for c in _quick(setting) if c.name in SMOKE]
 
 
-def _quick_sections(scores: Scores) -> list[str]:
+def _gain_sections(scores: Scores) -> list[str]:
     return [about(scores), fusion.gain_table(scores), "## By task\n", score_table(scores)]
 
 
@@ -130,6 +130,12 @@ EXPERIMENTS = {
         fusion.rivals,
         _fusion_figures,
         timed=True,
+    ),
+    "variants": Experiment(
+        "Baselines and bare chunks",
+        lambda s: experiments.variants(s.prefix_mode),
+        _gain_sections,
+        fusion.rivals,
     ),
     "extension": Experiment(
         "Fusion followed by eviction",
@@ -161,5 +167,5 @@ EXPERIMENTS = {
         "Needle maps", _needle, needle.sections, figures=needle.figures, needle=True
     ),
 }
-QUICK = Experiment("Quick table", _quick, _quick_sections, fusion.rivals)
-SMOKED = Experiment("Smoke test", _smoke, _quick_sections, fusion.rivals)
+QUICK = Experiment("Quick table", _quick, _gain_sections, fusion.rivals)
+SMOKED = Experiment("Smoke test", _smoke, _gain_sections, fusion.rivals)
