@@ -27,7 +27,7 @@ from service.worker.methods import add_folder
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 
 MAX_RUNNING = 64
-# Short: a load wakes the engine just before it counts as done.
+# Short: there may be nothing left to wait for.
 _WAIT_S = 0.002
 
 Decode = Callable[[Sequence[int]], str]
