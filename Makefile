@@ -22,6 +22,7 @@ serve: setup
 
 test: setup
 	scripts/install-redis.sh
+	scripts/install-ops-tools.sh
 	$(VENV)/python -m pytest
 
 check: setup

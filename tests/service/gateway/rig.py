@@ -124,7 +124,7 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
             yield event, json.loads(line[6:])
 
 
-def until(condition: Callable[[], T | None], what: str, timeout_s: float = 15.0) -> T:
+def until(condition: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:
     """The first true value of `condition`."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
