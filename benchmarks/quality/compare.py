@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +68,7 @@ def macro(tasks: Sequence[str], values: Sequence[float], *, seed: int = 0) -> Es
         return Estimate(math.nan, math.nan, math.nan)
     groups = _by_task(tasks, values)
     means = np.mean(
-        [
-            _Stratum(len(own), seed=_seed(seed, place)).means(own)
-            for place, own in enumerate(groups)
-        ],
+        [_stratum(len(own), _seed(seed, place)).means(own) for place, own in enumerate(groups)],
         axis=0,
     )
     low, high = np.percentile(means, (2.5, 97.5))
@@ -127,6 +125,12 @@ class _Stratum(Bootstrap):
 
     def means(self, values: Floats) -> Floats:
         return self._weights @ values / len(values)
+
+
+@lru_cache(maxsize=64)
+def _stratum(count: int, seed: int) -> _Stratum:
+    """Kept: drawing 2,000 resamples of some hundred samples takes longer than using them."""
+    return _Stratum(count, seed=seed)
 
 
 def _by_task(tasks: Sequence[str], values: Sequence[float]) -> list[Floats]:
