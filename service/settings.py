@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     max_waiting_tokens: int = Field(
         1_048_576, ge=1, description="prompt tokens that may be before their first answer token"
     )
+    planner: bool = Field(
+        False, description="compute documents that would take longer to load than to compute"
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0: torch's choice")
     methods_dir: Path | None = Field(
         None, description="folder with fusion/*.py and eviction/*.py of your own; none: built in"
@@ -126,6 +129,7 @@ class Settings(BaseSettings):
             pool_tokens=self.pool_tokens,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
+            planner=self.planner,
             threads=self.threads,
             methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
             tenant_secret=self.tenant_secret,

@@ -27,6 +27,7 @@ class WorkerSettings:
     pool_tokens: int = 0  # 0: derived from the model's context and free memory
     max_running: int = 32
     max_waiting: int = 256
+    planner: bool = False  # whether to compute what would take longer to load
     threads: int = 0  # 0: torch's default
     loader_threads: int = 4
     methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none

@@ -95,6 +95,7 @@ def serve(settings: WorkerSettings) -> int:
             pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
+            planner=settings.planner,
         )
         ready = m.Ready(
             model=m.ModelInfo(

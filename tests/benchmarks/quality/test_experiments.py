@@ -12,9 +12,11 @@ from benchmarks.quality.report.plan import EXPERIMENTS, QUICK, SMOKED, Setting, 
 from service.errors import InvalidRequest, UnknownMethod
 from service.records import Method
 from service.worker.calibration import ModelFacts
+from tests.benchmarks.quality.methods import folders_restored
 
 FACTS = ModelFacts(12, 4, 2)
-EVICTIONS, NOTES = usable(FACTS)
+with folders_restored():
+    EVICTIONS, NOTES = usable(FACTS)
 SETTING = Setting("system", 48, (0.15, 0.25, 0.4, 0.6), EVICTIONS)
 ALL = {**EXPERIMENTS, "quick": QUICK, "smoke": SMOKED}
 

@@ -21,7 +21,7 @@ class Method(FusionMethod):
     exact_layers: int = parameter(
         0, "layers computed for every token first, as A3 and CacheBlend do", ge=0
     )
-    seed: int = parameter(0, "of the draw", ge=0)
+    seed: int = parameter(0, "of the draw", ge=0, le=2**31 - 1)
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         return layout.all_rows if self.exact_layers else self._drawn(layout)
