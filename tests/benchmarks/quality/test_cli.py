@@ -104,7 +104,8 @@ def test_several_processes_answer_as_one(tmp_path: Path) -> None:
     one = run(tmp_path / "one", *options)
     two = run(tmp_path / "two", *options, "--processes", "2")
     assert answers(tmp_path / "one") == answers(tmp_path / "two")
-    assert len(list((tmp_path / "two").glob("answers-*.jsonl"))) == 2
+    # Of two batches a quick process may take both.
+    assert 1 <= len(list((tmp_path / "two").glob("answers-*.jsonl"))) <= 2
     assert one == two
 
 
