@@ -1,8 +1,9 @@
 """Memory for tensors that are streamed through again and again: weights and KV.
 
 On a CPU it is asked for in huge pages, where the system grants them on request: the hardware's
-prefetch stops at a page's end, and reading weights row by row gains about a fifth (measured).
-Elsewhere it is torch's own.
+prefetch stops at a page's end, so reading weights row by row should gain (torch's own switch for
+huge pages gave about a fifth, one run each; this way to them has not been measured). Elsewhere it
+is torch's own.
 """
 
 from __future__ import annotations
