@@ -1,18 +1,15 @@
-"""What clients send and get, as pydantic models. Knows no use case.
+"""What clients of /v1/rag/generate send and get, as pydantic models. Knows no use case.
 
 Requests are strict: an unknown field or a number as a string is an error that names it.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 
-STRICT = ConfigDict(extra="forbid", strict=True)
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
+from service.gateway.schemas.fields import STRICT, Stops, Unicode
 
 
 class MethodChoice(BaseModel):
@@ -29,30 +26,6 @@ class MethodChoice(BaseModel):
 
 def _default_fusion() -> MethodChoice:
     return MethodChoice.model_validate({"method": "a3", "ratio": 0.15})
-
-
-def _encodable(value: Any) -> Any:
-    """JSON can spell half a surrogate pair (a lone \\ud800), which is no text."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds half of a surrogate pair: send valid Unicode") from None
-    return value
-
-
-def _as_list(value: Any) -> Any:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
-
-
-Unicode = Annotated[str, AfterValidator(_encodable)]
-StopString = Annotated[
-    str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(_encodable)
-]
-DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_encodable)]
-Title = Annotated[str, Field(max_length=2048), AfterValidator(_encodable)]
-Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
 
 
 class GenerateRequest(BaseModel):
@@ -72,27 +45,6 @@ class GenerateRequest(BaseModel):
     stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
     include_text: bool = Field(False, description="citations hold the passage's text")
-
-
-class DocumentIn(BaseModel):
-    """A document to ingest; the same doc_id again is a new revision."""
-
-    model_config = STRICT
-
-    doc_id: DocId
-    text: Unicode
-    title: Title = ""
-    metadata: Annotated[dict[str, JsonValue], AfterValidator(_encodable)] = Field(
-        default_factory=dict
-    )
-
-
-class PrecomputeRequest(BaseModel):
-    """POST /admin/precompute."""
-
-    model_config = STRICT
-
-    documents: list[DocumentIn] = Field(min_length=1)
 
 
 class Citation(BaseModel):
@@ -172,53 +124,3 @@ class GenerateResponse(BaseModel):
     eviction: dict[str, Any] | None
     seed: int | None
     warnings: list[str]
-
-
-class JobProgress(BaseModel):
-    """`done` documents are stored with their KV, `failed` ones are not."""
-
-    done: int
-    failed: int
-    total: int
-
-
-class JobErrorOut(BaseModel):
-    doc_id: str
-    message: str
-
-
-class JobOut(BaseModel):
-    job_id: str
-    state: str
-    progress: JobProgress
-    chunks: int
-    changes: dict[str, int]
-    errors: list[JobErrorOut]
-    created: float
-    updated: float
-
-
-class DocumentOut(BaseModel):
-    doc_id: str
-    title: str
-    metadata: dict[str, Any]
-    revision: str
-    created: float
-    updated: float
-    num_chars: int
-    num_chunks: int
-    num_tokens: int
-    text: str | None = None
-
-
-class DocumentList(BaseModel):
-    documents: list[DocumentOut]
-    next_cursor: str | None
-
-
-class DeletedOut(BaseModel):
-    """`kv` counts deleted copies per tier; None: the worker is away and will delete them."""
-
-    doc_id: str
-    chunks: int
-    kv: dict[str, int] | None

@@ -1,0 +1,36 @@
+"""Kinds of fields that requests share. Knows no route."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+
+
+def encodable(value: Any) -> Any:
+    """JSON can spell half a surrogate pair (a lone \\ud800), which is no text."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair: send valid Unicode") from None
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+Unicode = Annotated[str, AfterValidator(encodable)]
+StopString = Annotated[
+    str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(encodable)
+]
+DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(encodable)]
+Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
+Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
