@@ -18,6 +18,7 @@ from retriever.embedders import Embedder, HashingEmbedder, LocalEmbedder
 from retriever.index import VectorIndex
 from retriever.ingest import IngestResult
 from retriever.retriever import Retriever, StartReport
+from retriever.scope import Scope
 from retriever.tokens import TokenCounter, TokenizerCounter, WordCounter
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "LocalEmbedder",
     "Passage",
     "Retriever",
+    "Scope",
     "Span",
     "StartReport",
     "StoredDocument",

@@ -7,6 +7,7 @@ Usable from any number of threads; reads go on while a write is under way (see d
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -27,7 +28,10 @@ from retriever.documents import (
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.filters import conditions
-from retriever.rows import CatalogState
+from retriever.rows import CatalogState, Kept
+from retriever.scope import DEFAULT, Scope
+
+DOCUMENT_NUMBERS = "SELECT document, doc_id FROM documents WHERE scope_id = ? AND doc_id"
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Catalog:
         spans: Sequence[Span],
         vectors: Vectors,
         space: EmbeddingSpace,
+        *,
+        scope: Scope = DEFAULT,
     ) -> Upsert:
         """Store a document with its chunks and their vectors [len(spans), space.dim].
 
@@ -77,95 +83,132 @@ class Catalog:
         if vectors.shape != (len(spans), space.dim):
             raise ValueError(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
         with self._database.write() as write:
+            scope_id = rows.make_scope(write, scope)
             old = write.execute(
-                "SELECT revision, created FROM documents WHERE doc_id = ?", (document.doc_id,)
+                "SELECT document, revision, created, pinned FROM documents "
+                "WHERE scope_id = ? AND doc_id = ?",
+                (scope_id, document.doc_id),
             ).fetchone()
             if old is not None and old["revision"] == revision:
-                chunks = rows.chunks_of(write, document.doc_id)
+                chunks = rows.chunks_of(write, scope_id, document.doc_id)
                 return Upsert("unchanged", chunks, [], rows.state(write))
-            removed = rows.remove(write, [document.doc_id])
-            created = time.time() if old is None else old["created"]
+            removed = [] if old is None else rows.remove(write, [old["document"]])
+            kept = Kept(time.time()) if old is None else Kept(old["created"], bool(old["pinned"]))
             space_id = rows.space_id(write, space)
-            rows.insert(write, document, revision, created, spans, vectors, space_id)
+            rows.insert(write, scope_id, document, revision, kept, spans, vectors, space_id)
             return Upsert(
                 "created" if old is None else "updated",
-                rows.chunks_of(write, document.doc_id),
+                rows.chunks_of(write, scope_id, document.doc_id),
                 removed,
                 rows.advance(write),
             )
 
-    def delete(self, doc_ids: Collection[str]) -> tuple[list[int], CatalogState]:
+    def delete(
+        self, doc_ids: Collection[str], *, scope: Scope = DEFAULT
+    ) -> tuple[list[int], CatalogState]:
         """Remove documents as one step; unknown ids are ignored. Returns the removed chunk ids."""
         with self._database.write() as write:
-            known = rows.json_in(write, "SELECT doc_id FROM documents WHERE doc_id", doc_ids)
-            if not known:
+            scope_id = rows.find_scope(write, scope)
+            known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
+            if scope_id is None or not known:
                 return [], rows.state(write)
-            return rows.remove(write, [row["doc_id"] for row in known]), rows.advance(write)
+            removed = rows.remove(write, [row["document"] for row in known])
+            rows.drop_if_empty(write, scope_id)
+            return removed, rows.advance(write)
 
-    def get(self, doc_id: str) -> StoredDocument | None:
+    def set_pinned(
+        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT
+    ) -> list[str]:
+        """Mark documents; unknown ids are ignored. Returns the ids of those that are there."""
+        with self._database.write() as write:
+            scope_id = rows.find_scope(write, scope)
+            known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
+            numbers = [row["document"] for row in known]
+            rows.json_in(write, "UPDATE documents SET pinned = ? WHERE document", numbers, pinned)
+            return sorted(row["doc_id"] for row in known)
+
+    def get(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
         with self._database.read() as read:
-            row = read.execute(rows.INFO + "WHERE doc_id = ?", (doc_id,)).fetchone()
-            if row is None:
+            key = (rows.find_scope(read, scope), doc_id)
+            found = read.execute(rows.INFO + "WHERE scope_id = ? AND doc_id = ?", key).fetchone()
+            if found is None:
                 return None
-            text = read.execute("SELECT text FROM documents WHERE doc_id = ?", (doc_id,))
-            info = rows.info(row)
-            document = Document(doc_id, text.fetchone()["text"], info.title, info.metadata)
-            return StoredDocument(document, info)
+            query = "SELECT text FROM documents WHERE scope_id = ? AND doc_id = ?"
+            text = read.execute(query, key).fetchone()["text"]
+            info = rows.info(found)
+            return StoredDocument(Document(doc_id, text, info.title, info.metadata), info)
 
     def page(
-        self, limit: int = 100, cursor: str | None = None, doc_filter: DocFilter | None = None
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        doc_filter: DocFilter | None = None,
+        *,
+        scope: Scope = DEFAULT,
     ) -> DocumentPage:
         """Documents by doc_id after `cursor`. Raises InvalidQuery for an unusable filter."""
         where, values = conditions(doc_filter)
-        query = f"{rows.INFO} WHERE doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
+        query = f"{rows.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
         with self._database.read() as read:
-            found = read.execute(query, (cursor or "", *values, limit + 1)).fetchall()
+            key = (rows.find_scope(read, scope), cursor or "")
+            found = read.execute(query, (*key, *values, limit + 1)).fetchall()
         infos = [rows.info(row) for row in found[:limit]]
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
 
-    def revision(self, doc_id: str) -> str | None:
+    def revision(self, doc_id: str, *, scope: Scope = DEFAULT) -> str | None:
         """The stored revision of a document, None if there is none."""
+        query = "SELECT revision FROM documents WHERE scope_id = ? AND doc_id = ?"
         with self._database.read() as read:
-            row = read.execute("SELECT revision FROM documents WHERE doc_id = ?", (doc_id,))
-            found = row.fetchone()
+            found = read.execute(query, (rows.find_scope(read, scope), doc_id)).fetchone()
         return None if found is None else str(found["revision"])
 
     def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
-        """The chunks in the order asked for; ids that are gone are left out."""
+        """The chunks in the order asked for, of any scope; ids that are gone are left out."""
         with self._database.read() as read:
             selected = rows.json_in(read, rows.CHUNK + "WHERE chunk_id", chunk_ids)
         found = {row["chunk_id"]: Chunk(**row) for row in selected}
         return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
 
-    def chunks_of(self, doc_id: str) -> list[Chunk]:
+    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
         """All chunks of a document in reading order."""
         with self._database.read() as read:
-            return rows.chunks_of(read, doc_id)
+            return rows.chunks_of(read, rows.find_scope(read, scope), doc_id)
 
-    def chunk_ids(self, doc_filter: DocFilter) -> list[int]:
+    def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT) -> list[int]:
         """Ids of all chunks of the documents that match. Raises InvalidQuery."""
         where, values = conditions(doc_filter)
         query = (
-            "SELECT chunk_id FROM chunks WHERE doc_id IN "
-            f"(SELECT doc_id FROM documents WHERE {where})"
+            "SELECT chunk_id FROM chunks WHERE document IN "
+            f"(SELECT document FROM documents WHERE scope_id = ? AND {where})"
         )
         with self._database.read() as read:
-            return [row["chunk_id"] for row in read.execute(query, values)]
+            found = read.execute(query, (rows.find_scope(read, scope), *values))
+            return [row["chunk_id"] for row in found]
 
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096
-    ) -> Iterator[tuple[npt.NDArray[np.int64], Vectors]]:
-        """All vectors of a space as (ids [n], vectors [n, dim]), of one snapshot, by id."""
+    ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
+        """All vectors of a space as (scope, ids [n], vectors [n, dim]), of one snapshot.
+
+        A scope may come several times, each time with later ids.
+        """
         query = (
-            "SELECT chunk_id, vector FROM vectors JOIN spaces USING (space_id) "
-            "WHERE name = ? AND revision = ? AND dim = ? ORDER BY chunk_id"
+            "SELECT tenant, collection, chunk_id, vector "
+            "FROM vectors JOIN spaces USING (space_id) JOIN chunks USING (chunk_id) "
+            "JOIN documents USING (document) JOIN scopes USING (scope_id) "
+            "WHERE name = ? AND spaces.revision = ? AND dim = ? ORDER BY chunk_id"
         )
         with self._database.read() as read:
             stored = read.execute(query, astuple(space))
             while found := stored.fetchmany(batch):
-                ids = np.array([row["chunk_id"] for row in found], dtype=np.int64)
-                blob = b"".join(row["vector"] for row in found)
-                yield ids, np.frombuffer(blob, dtype="<f4").reshape(len(found), space.dim)
+                by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
+                for tenant, collection, chunk_id, vector in found:
+                    by_scope[tenant, collection].append((chunk_id, vector))
+                for names, pairs in by_scope.items():
+                    ids = np.array([chunk_id for chunk_id, _ in pairs], dtype=np.int64)
+                    blob = b"".join(vector for _, vector in pairs)
+                    vectors = np.frombuffer(blob, dtype="<f4").reshape(len(pairs), space.dim)
+                    yield Scope(*names), ids, vectors
 
     def spaces(self) -> list[EmbeddingSpace]:
         """The spaces in which documents were embedded; one in normal operation."""
@@ -181,9 +224,21 @@ class Catalog:
             return rows.state(read)
 
     def counts(self) -> Counts:
+        """Of all tenants together."""
         query = (
             "SELECT (SELECT count(*) FROM documents), count(*), coalesce(sum(tokens), 0) "
             "FROM chunks"
         )
         with self._database.read() as read:
             return Counts(*read.execute(query).fetchone())
+
+    def collections(self, tenant: str) -> list[tuple[str, Counts]]:
+        """A tenant's collections that have documents, by name."""
+        query = (
+            "SELECT collection, count(DISTINCT document), count(chunk_id), "
+            "coalesce(sum(tokens), 0) FROM scopes JOIN documents USING (scope_id) "
+            "LEFT JOIN chunks USING (document) WHERE tenant = ? "
+            "GROUP BY collection ORDER BY collection"
+        )
+        with self._database.read() as read:
+            return [(name, Counts(*counts)) for name, *counts in read.execute(query, (tenant,))]

@@ -1,4 +1,4 @@
-"""SQLite connections, transactions and the schema. Knows no documents or vectors as objects.
+"""SQLite connections and transactions. Knows no tables (see schema.py).
 
 WAL mode: readers see a snapshot and never wait for the writer. Thread-safe: one connection
 writes, behind a lock; readers borrow from a pool that grows to the number of concurrent reads.
@@ -12,50 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from retriever.errors import CatalogError, CatalogNotStarted, CatalogUnsupported
-
-SCHEMA_VERSION = 1
-
-# `state` has one row: the generation rises by one with each change, and the token is new with each
-# change, so that a restored backup that reaches the same generation is not taken for the same.
-_SCHEMA = """
-CREATE TABLE state (generation INTEGER NOT NULL, token TEXT NOT NULL);
-INSERT INTO state VALUES (0, 'empty');
-CREATE TABLE spaces (
-    space_id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL,
-    revision TEXT NOT NULL,
-    dim INTEGER NOT NULL,
-    UNIQUE (name, revision, dim)
-);
-CREATE TABLE documents (
-    doc_id TEXT PRIMARY KEY,
-    revision TEXT NOT NULL,
-    space_id INTEGER NOT NULL REFERENCES spaces,
-    created REAL NOT NULL,
-    updated REAL NOT NULL,
-    num_chars INTEGER NOT NULL,
-    title TEXT NOT NULL,
-    metadata TEXT NOT NULL,
-    text TEXT NOT NULL
-);
-CREATE INDEX documents_by_space ON documents (space_id);
-CREATE TABLE chunks (
-    chunk_id INTEGER PRIMARY KEY AUTOINCREMENT,
-    doc_id TEXT NOT NULL REFERENCES documents ON DELETE CASCADE,
-    ordinal INTEGER NOT NULL,
-    char_start INTEGER NOT NULL,
-    char_end INTEGER NOT NULL,
-    tokens INTEGER NOT NULL,
-    text TEXT NOT NULL,
-    UNIQUE (doc_id, ordinal)
-);
-CREATE TABLE vectors (
-    chunk_id INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
-    space_id INTEGER NOT NULL REFERENCES spaces,
-    vector BLOB NOT NULL
-);
-"""
+from retriever.errors import CatalogError, CatalogNotStarted
+from retriever.schema import prepare
 
 
 class Database:
@@ -70,7 +28,7 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
 
     def start(self) -> None:
-        """Open, creating the schema in a new file. Raises CatalogError, CatalogUnsupported."""
+        """Open, creating or updating the schema. Raises CatalogError, CatalogUnsupported."""
         with self._writing:
             if self._writer is not None:
                 return
@@ -78,7 +36,8 @@ class Database:
             with _translated():
                 connection = self._connect()
                 try:
-                    _prepare(connection, self._path)
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    prepare(connection, self._path)
                 except BaseException:
                     connection.close()
                     raise
@@ -142,21 +101,6 @@ class Database:
         # An acknowledged document survives a power cut; embedding costs far more than this fsync.
         connection.execute("PRAGMA synchronous = FULL")
         return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0:
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    elif version != SCHEMA_VERSION:
-        raise CatalogUnsupported(
-            f"{path} has schema version {version}, this release reads {SCHEMA_VERSION}"
-        )
-    connection.execute("COMMIT")
 
 
 @contextmanager

@@ -15,7 +15,8 @@ MAX_ID_CHARS = 512
 
 @dataclass(frozen=True)
 class Document:
-    """What a user hands in. `doc_id` is theirs and names the document over all its revisions."""
+    """What a user hands in. `doc_id` is theirs and names the document over all its revisions,
+    within a tenant's collection (see scope.py)."""
 
     doc_id: str
     text: str
@@ -55,7 +56,10 @@ class Passage:
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """A stored document without its text. Times are Unix seconds."""
+    """A stored document without its text. Times are Unix seconds.
+
+    `pinned`: the user wants its KV kept near; it stays over revisions.
+    """
 
     doc_id: str
     title: str
@@ -66,6 +70,7 @@ class DocumentInfo:
     num_chars: int
     num_chunks: int
     num_tokens: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from retriever.chunker import ChunkSettings, Span
 from retriever.documents import Chunk, Document, check, revision_of
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import EmbedderError, InvalidDocument, RetrieverError
+from retriever.scope import Scope
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def ingest(
     embedder: Embedder,
     catalog: Catalog,
     store: Store,
+    scope: Scope,
 ) -> list[IngestResult]:
     """One result per document, in their order; a document's failure is its own."""
     fingerprint = chunking.fingerprint
@@ -73,7 +75,7 @@ def ingest(
         # What is stored says nothing about a document that came earlier in the same call.
         known = None if document.doc_id in seen else catalog
         seen.add(document.doc_id)
-        item = _prepare(document, chunking, fingerprint, known)
+        item = _prepare(document, chunking, fingerprint, known, scope)
         items.append(item)
         if item.result is None:
             pending.append(item)
@@ -85,15 +87,20 @@ def ingest(
 
 
 def _prepare(
-    document: Document, chunking: ChunkSettings, fingerprint: str, catalog: Catalog | None
+    document: Document,
+    chunking: ChunkSettings,
+    fingerprint: str,
+    catalog: Catalog | None,
+    scope: Scope,
 ) -> _Item:
     """Checked and cut, or with its result if it is unchanged or invalid."""
     item = _Item(document)
     try:
         check(document)
         item.revision = revision_of(document, fingerprint)
-        if catalog is not None and catalog.revision(document.doc_id) == item.revision:
-            chunks = catalog.chunks_of(document.doc_id)
+        known = None if catalog is None else catalog.revision(document.doc_id, scope=scope)
+        if catalog is not None and known == item.revision:
+            chunks = catalog.chunks_of(document.doc_id, scope=scope)
             item.result = IngestResult(document.doc_id, "unchanged", chunks)
         else:
             item.spans = chunking.split(document.text, document.title)

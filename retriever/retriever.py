@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from retriever.catalog import Catalog, Counts, Upsert
@@ -25,6 +26,7 @@ from retriever.index import VectorIndex
 from retriever.ingest import IngestResult, ingest
 from retriever.locks import ReadWriteLock
 from retriever.rows import CatalogState
+from retriever.scope import DEFAULT, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +92,22 @@ class Retriever:
         self._catalog.close()
         self._embedder.close()
 
-    def ingest(self, documents: Iterable[Document]) -> list[IngestResult]:
+    def ingest(
+        self, documents: Iterable[Document], *, scope: Scope = DEFAULT
+    ) -> list[IngestResult]:
         """Store documents, one result each, in their order. A failed one fails alone."""
-        return ingest(documents, self._chunking, self._embedder, self._catalog, self._store)
+        store = partial(self._store, scope)
+        return ingest(documents, self._chunking, self._embedder, self._catalog, store, scope)
 
-    def search(self, query: str, top_k: int, doc_filter: DocFilter | None = None) -> list[Passage]:
-        """The best `top_k` passages, or all there are; best first, ties by chunk_id.
+    def search(
+        self,
+        query: str,
+        top_k: int,
+        doc_filter: DocFilter | None = None,
+        *,
+        scope: Scope = DEFAULT,
+    ) -> list[Passage]:
+        """The best `top_k` passages of a scope, or all there are; best first, ties by chunk_id.
 
         Raises InvalidQuery, EmbedderError, CatalogError.
         """
@@ -105,20 +117,28 @@ class Retriever:
             raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
         vector = self._embedder.embed([query])[0]
         with self._swap.read():
-            allowed = None if doc_filter is None else self._catalog.chunk_ids(doc_filter)
-            hits = dict(self._index.search(vector, top_k, allowed))
+            allowed = None
+            if doc_filter is not None:
+                allowed = self._catalog.chunk_ids(doc_filter, scope=scope)
+            hits = dict(self._index.search(vector, top_k, allowed, scope=scope))
             chunks = self._catalog.chunks(list(hits))
         # Rounding can put the cosine of equal vectors just above 1.
         return [Passage(chunk, max(-1.0, min(1.0, hits[chunk.chunk_id]))) for chunk in chunks]
 
-    def delete(self, doc_ids: Collection[str]) -> list[int]:
+    def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT) -> list[int]:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
         with self._swap.write():
-            removed, state = self._catalog.delete(doc_ids)
+            removed, state = self._catalog.delete(doc_ids, scope=scope)
             if removed:
-                self._index.remove(removed)
+                self._index.remove(removed, scope=scope)
             self._follow(state)
         return removed
+
+    def set_pinned(
+        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT
+    ) -> list[str]:
+        """Pin or unpin documents; unknown ids are ignored. Returns the ids that are there."""
+        return self._catalog.set_pinned(doc_ids, pinned, scope=scope)
 
     def save(self) -> None:
         """Write the index, so that the next start need not rebuild it. Debounced by the caller."""
@@ -130,37 +150,51 @@ class Retriever:
                 state = self._indexed
                 self._index.save(self._index_dir, space, state.generation, state.token)
 
-    def get_document(self, doc_id: str) -> StoredDocument | None:
-        return self._catalog.get(doc_id)
+    def get_document(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
+        return self._catalog.get(doc_id, scope=scope)
 
     def list_documents(
-        self, limit: int = 100, cursor: str | None = None, doc_filter: DocFilter | None = None
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        doc_filter: DocFilter | None = None,
+        *,
+        scope: Scope = DEFAULT,
     ) -> DocumentPage:
         """A page of documents by doc_id, without texts; `cursor` is the last page's next_cursor."""
         if limit < 1:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
-        return self._catalog.page(limit, cursor, doc_filter)
+        return self._catalog.page(limit, cursor, doc_filter, scope=scope)
 
-    def chunks_of(self, doc_id: str) -> list[Chunk]:
+    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
         """All chunks of a document in reading order; none if it is unknown."""
-        return self._catalog.chunks_of(doc_id)
+        return self._catalog.chunks_of(doc_id, scope=scope)
 
     def get_chunks(self, chunk_ids: Collection[int]) -> list[Chunk]:
-        """The chunks in the order asked for; ids that are gone are left out."""
+        """The chunks in the order asked for; ids that are gone are left out.
+
+        Chunk ids are unique over all scopes, so that this takes none: it is for who keeps books of
+        chunks, not for answering a tenant.
+        """
         return self._catalog.chunks(list(chunk_ids))
 
     def counts(self) -> Counts:
+        """Of all tenants together."""
         return self._catalog.counts()
 
+    def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
+        """A tenant's collections that have documents, by name."""
+        return self._catalog.collections(tenant)
+
     def _store(
-        self, document: Document, revision: str, spans: list[Span], vectors: Vectors
+        self, scope: Scope, document: Document, revision: str, spans: list[Span], vectors: Vectors
     ) -> Upsert:
         with self._swap.write():
             space = space_of(self._embedder)
-            done = self._catalog.upsert(document, revision, spans, vectors, space)
+            done = self._catalog.upsert(document, revision, spans, vectors, space, scope=scope)
             if done.status != "unchanged":
                 ids = [chunk.chunk_id for chunk in done.chunks]
-                self._index.replace(done.removed_chunk_ids, ids, vectors)
+                self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
             self._follow(done.state)
         return done
 
@@ -191,7 +225,7 @@ class Retriever:
     def _rebuild(self, space: EmbeddingSpace) -> None:
         state = self._catalog.state()
         self._index.reset(space.dim)
-        for ids, vectors in self._catalog.vectors(space):
-            self._index.add(ids.tolist(), vectors)
+        for scope, ids, vectors in self._catalog.vectors(space):
+            self._index.add(ids.tolist(), vectors, scope=scope)
         self._indexed = state
         logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))

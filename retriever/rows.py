@@ -14,17 +14,19 @@ import numpy as np
 from retriever.chunker import Span
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.scope import Scope
 
 INFO = """
-    SELECT doc_id, revision, created, updated, num_chars, title, metadata,
-           (SELECT count(*) FROM chunks WHERE chunks.doc_id = documents.doc_id) AS num_chunks,
-           (SELECT total(tokens) FROM chunks WHERE chunks.doc_id = documents.doc_id) AS num_tokens
+    SELECT doc_id, revision, created, updated, num_chars, title, metadata, pinned,
+           (SELECT count(*) FROM chunks WHERE chunks.document = documents.document) AS num_chunks,
+           (SELECT total(tokens) FROM chunks WHERE chunks.document = documents.document)
+               AS num_tokens
     FROM documents
 """
 CHUNK = """
-    SELECT chunk_id, chunks.doc_id AS doc_id, ordinal, chunks.text AS text, title,
-           char_start, char_end, tokens, revision
-    FROM chunks JOIN documents ON documents.doc_id = chunks.doc_id
+    SELECT chunk_id, doc_id, ordinal, chunks.text AS text, title, char_start, char_end, tokens,
+           revision
+    FROM chunks JOIN documents USING (document)
 """
 
 
@@ -36,36 +38,48 @@ class CatalogState:
     token: str
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a document keeps over its revisions."""
+
+    created: float
+    pinned: bool = False
+
+
 def insert(
     write: sqlite3.Connection,
+    scope_id: int,
     document: Document,
     revision: str,
-    created: float,
+    kept: Kept,
     spans: Sequence[Span],
     vectors: Vectors,
     space_id: int,
 ) -> None:
-    metadata = canonical_metadata(document.metadata)
-    write.execute(
-        "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    inserted = write.execute(
+        "INSERT INTO documents (scope_id, doc_id, revision, space_id, created, updated, "
+        "num_chars, pinned, title, metadata, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
+            scope_id,
             document.doc_id,
             revision,
             space_id,
-            created,
+            kept.created,
             time.time(),
             len(document.text),
+            kept.pinned,
             document.title,
-            metadata,
+            canonical_metadata(document.metadata),
             document.text,
         ),
     )
+    number = inserted.lastrowid
     for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
         inserted = write.execute(
-            "INSERT INTO chunks (doc_id, ordinal, char_start, char_end, tokens, text) "
+            "INSERT INTO chunks (document, ordinal, char_start, char_end, tokens, text) "
             "VALUES (?, ?, ?, ?, ?, ?)",
             (
-                document.doc_id,
+                number,
                 ordinal,
                 span.start,
                 span.end,
@@ -77,23 +91,52 @@ def insert(
         write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (inserted.lastrowid, space_id, blob))
 
 
-def remove(write: sqlite3.Connection, doc_ids: Sequence[str]) -> list[int]:
-    rows = json_in(write, "SELECT chunk_id FROM chunks WHERE doc_id", doc_ids)
-    json_in(write, "DELETE FROM documents WHERE doc_id", doc_ids)
+def remove(write: sqlite3.Connection, documents: Sequence[int]) -> list[int]:
+    """Remove documents by their numbers, with all that is theirs; the ids of their chunks."""
+    rows = json_in(write, "SELECT chunk_id FROM chunks WHERE document", documents)
+    json_in(write, "DELETE FROM documents WHERE document", documents)
     return sorted(row["chunk_id"] for row in rows)
 
 
-def chunks_of(connection: sqlite3.Connection, doc_id: str) -> list[Chunk]:
-    query = CHUNK + "WHERE chunks.doc_id = ? ORDER BY ordinal"
-    return [Chunk(**row) for row in connection.execute(query, (doc_id,))]
+def find_scope(connection: sqlite3.Connection, scope: Scope) -> int | None:
+    """The number of a scope, None if it has no documents."""
+    query = "SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?"
+    row = connection.execute(query, (scope.tenant, scope.collection)).fetchone()
+    return None if row is None else int(row["scope_id"])
+
+
+def make_scope(write: sqlite3.Connection, scope: Scope) -> int:
+    """The number of a scope that is about to have documents."""
+    if (found := find_scope(write, scope)) is not None:
+        return found
+    values = (scope.tenant, scope.collection)
+    made = write.execute("INSERT INTO scopes (tenant, collection) VALUES (?, ?)", values)
+    return int(made.lastrowid or 0)
+
+
+def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
+    """Not even the name of a tenant stays behind its last document."""
+    write.execute(
+        "DELETE FROM scopes WHERE scope_id = ? "
+        "AND NOT EXISTS (SELECT 1 FROM documents WHERE documents.scope_id = scopes.scope_id)",
+        (scope_id,),
+    )
+
+
+def chunks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
+    query = CHUNK + "WHERE scope_id = ? AND doc_id = ? ORDER BY ordinal"
+    return [Chunk(**row) for row in connection.execute(query, (scope_id, doc_id))]
 
 
 def json_in(
-    connection: sqlite3.Connection, query: str, values: Collection[str] | Collection[int]
+    connection: sqlite3.Connection,
+    query: str,
+    values: Collection[str] | Collection[int],
+    *before: object,
 ) -> list[sqlite3.Row]:
-    """`query IN values` with one parameter, however many values there are."""
+    """`query IN values` with one parameter, however many values; `before` are the query's own."""
     found = connection.execute(
-        f"{query} IN (SELECT value FROM json_each(?))", (json.dumps(list(values)),)
+        f"{query} IN (SELECT value FROM json_each(?))", (*before, json.dumps(list(values)))
     )
     return found.fetchall()
 
@@ -118,5 +161,6 @@ def advance(write: sqlite3.Connection) -> CatalogState:
 def info(row: sqlite3.Row) -> DocumentInfo:
     fields = dict(row)
     fields["metadata"] = json.loads(fields["metadata"])
+    fields["pinned"] = bool(fields["pinned"])
     fields["num_tokens"] = int(fields["num_tokens"])
     return DocumentInfo(**fields)

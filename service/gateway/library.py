@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from retriever import (
@@ -27,6 +28,7 @@ from retriever import (
 )
 from retriever.embedders.base import Vectors
 from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
+from retriever.scope import DEFAULT, Scope
 from service.errors import InvalidRequest, KvstitchError, WorkerUnavailable
 
 T = TypeVar("T")
@@ -110,13 +112,15 @@ class Library:
         if not self.started:
             raise WorkerUnavailable("the document index is being loaded", retry_after_s=5.0)
 
-    async def search(self, query: str, top_k: int, doc_ids: Sequence[str] | None) -> Found:
-        """The best `top_k` passages, among the documents `doc_ids` if given."""
+    async def search(
+        self, query: str, top_k: int, doc_ids: Sequence[str] | None, *, scope: Scope = DEFAULT
+    ) -> Found:
+        """The best `top_k` passages of a scope, among the documents `doc_ids` if given."""
         where = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
 
         def run() -> Found:
             started = time.perf_counter()
-            passages = self._retriever.search(query, top_k, where)
+            passages = self._retriever.search(query, top_k, where, scope=scope)
             embed_s = self._embedder.last_s
             return Found(passages, embed_s, time.perf_counter() - started - embed_s)
 
@@ -126,40 +130,64 @@ class Library:
         """Short work that must not hold up the event loop."""
         return await self._in(self._searching, run)
 
-    async def unknown(self, doc_ids: Sequence[str]) -> list[str]:
+    async def unknown(self, doc_ids: Sequence[str], *, scope: Scope = DEFAULT) -> list[str]:
         """Those of `doc_ids` that are not stored."""
 
         def run() -> list[str]:
-            return [d for d in doc_ids if self._retriever.get_document(d) is None]
+            return [d for d in doc_ids if self._retriever.get_document(d, scope=scope) is None]
 
         return await self.in_search_thread(run)
 
-    async def ingest(self, documents: Sequence[Document]) -> list[IngestResult]:
-        return await self._in(self._changing, lambda: self._retriever.ingest(documents))
+    async def ingest(
+        self, documents: Sequence[Document], *, scope: Scope = DEFAULT
+    ) -> list[IngestResult]:
+        run = partial(self._retriever.ingest, documents, scope=scope)
+        return await self._in(self._changing, run)
 
-    async def delete(self, doc_id: str) -> list[int]:
+    async def delete(self, *doc_ids: str, scope: Scope = DEFAULT) -> list[int]:
         """The ids of the chunks that were removed."""
-        return await self._in(self._changing, lambda: self._retriever.delete([doc_id]))
+        return await self._in(self._changing, partial(self._retriever.delete, doc_ids, scope=scope))
+
+    async def set_pinned(
+        self, doc_ids: Sequence[str], pinned: bool, *, scope: Scope = DEFAULT
+    ) -> list[str]:
+        """The ids of the documents that were found, and are now pinned or not."""
+        run = partial(self._retriever.set_pinned, doc_ids, pinned, scope=scope)
+        return await self._in(self._changing, run)
 
     async def save(self) -> None:
         await self._in(self._changing, self._retriever.save)
 
-    async def get(self, doc_id: str) -> StoredDocument | None:
-        return await self.in_search_thread(lambda: self._retriever.get_document(doc_id))
+    async def get(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
+        run = partial(self._retriever.get_document, doc_id, scope=scope)
+        return await self.in_search_thread(run)
 
-    async def page(self, limit: int, cursor: str | None) -> DocumentPage:
-        return await self.in_search_thread(lambda: self._retriever.list_documents(limit, cursor))
+    async def page(
+        self,
+        limit: int,
+        cursor: str | None,
+        doc_filter: DocFilter | None = None,
+        *,
+        scope: Scope = DEFAULT,
+    ) -> DocumentPage:
+        run = partial(self._retriever.list_documents, limit, cursor, doc_filter, scope=scope)
+        return await self.in_search_thread(run)
 
-    async def chunks_of(self, doc_id: str) -> list[Chunk]:
-        return await self.in_search_thread(lambda: self._retriever.chunks_of(doc_id))
+    async def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
+        return await self.in_search_thread(partial(self._retriever.chunks_of, doc_id, scope=scope))
 
     async def alive(self, chunk_ids: Collection[int]) -> set[int]:
-        """Those of `chunk_ids` that are stored."""
+        """Those of `chunk_ids` that are stored, in any scope."""
         chunks = await self.in_search_thread(lambda: self._retriever.get_chunks(chunk_ids))
         return {chunk.chunk_id for chunk in chunks}
 
     async def counts(self) -> Counts:
+        """Of all tenants together."""
         return await self.in_search_thread(self._retriever.counts)
+
+    async def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
+        """A tenant's collections that have documents, by name."""
+        return await self.in_search_thread(partial(self._retriever.collections, tenant))
 
     async def _in(self, pool: ThreadPoolExecutor, run: Callable[[], T]) -> T:
         try:

@@ -36,7 +36,7 @@ def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> Upsert:
 def stored_vectors(catalog: Catalog) -> dict[int, list[float]]:
     return {
         int(i): vector.tolist()
-        for ids, vectors in catalog.vectors(SPACE, batch=3)
+        for _, ids, vectors in catalog.vectors(SPACE, batch=3)
         for i, vector in zip(ids, vectors, strict=True)
     }
 

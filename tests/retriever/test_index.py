@@ -10,6 +10,7 @@ import pytest
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing
 from retriever.index import VectorIndex
+from retriever.scope import Scope
 
 DIM = 16
 SPACE = EmbeddingSpace("fake", "1", DIM)
@@ -131,6 +132,26 @@ def test_nothing_saved(tmp_path: Path) -> None:
         VectorIndex().load(tmp_path, SPACE)
 
 
+def test_a_scope_is_searched_alone_and_saved_alone(index: VectorIndex, tmp_path: Path) -> None:
+    ours, theirs = Scope("ours"), Scope("theirs")
+    vectors = unit_vectors(20)
+    index.add(list(range(10)), vectors[:10], scope=ours)
+    index.add(list(range(10, 20)), vectors[10:], scope=theirs)
+    first = {saved.tenant: saved.file for saved in index.save(tmp_path, SPACE, 0, "t").scopes}
+    assert {hit[0] for hit in index.search(vectors[15], 99, scope=ours)} == set(range(10))
+    assert index.search(vectors[15], 99, [15], scope=ours) == []
+    assert index.search(vectors[15], 99) == []
+    assert index.remove([15], scope=ours) == 0
+
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("index-*")}
+    index.remove(list(range(10)), scope=ours)
+    [kept] = index.save(tmp_path, SPACE, 1, "t").scopes
+    assert kept.file == first["theirs"]
+    [left] = tmp_path.glob("index-*")
+    assert left.name == kept.file and left.stat().st_mtime_ns == written[left]
+    assert len(index) == 10
+
+
 def flip_a_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -140,7 +161,7 @@ def flip_a_byte(path: Path) -> None:
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
 def test_damaged_index_file_is_refused(index: VectorIndex, tmp_path: Path, damage: str) -> None:
     index.add(list(range(50)), unit_vectors(50))
-    path = tmp_path / index.save(tmp_path, SPACE, 0, "token").file
+    path = tmp_path / index.save(tmp_path, SPACE, 0, "token").scopes[0].file
     match damage:
         case "flip":
             flip_a_byte(path)
@@ -163,13 +184,20 @@ def test_damaged_manifest_is_refused(index: VectorIndex, tmp_path: Path, content
         index.load(tmp_path, SPACE)
 
 
-@pytest.mark.parametrize(("field", "value"), [("format", 2), ("file", "../index"), ("count", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("format", 1), ("file", "../index"), ("count", 3), ("collection", ""), ("scopes", None)],
+)
 def test_manifest_that_does_not_fit_is_refused(
     index: VectorIndex, tmp_path: Path, field: str, value: object
 ) -> None:
+    index.add([1, 2], unit_vectors(2))
     index.save(tmp_path, SPACE, 0, "token")
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    manifest = json.loads(path.read_text())
+    where = manifest if field in manifest else manifest["scopes"][0]
+    where[field] = value
+    path.write_text(json.dumps(manifest))
     with pytest.raises(IndexCorrupt):
         index.load(tmp_path, SPACE)
 

@@ -42,7 +42,7 @@ def assert_whole(folder: Path) -> str | None:
     assert set(retriever._index.ids) == ids
     assert report.vectors == len(ids) == retriever.counts().chunks
     assert sum(
-        len(i) for i, _ in retriever._catalog.vectors(retriever._catalog.spaces()[0])
+        len(i) for _, i, _ in retriever._catalog.vectors(retriever._catalog.spaces()[0])
     ) == len(ids)
     cursor = None
     while True:

@@ -1,0 +1,40 @@
+"""Whose documents, and which of them: the border no search crosses. Knows no documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retriever.errors import InvalidQuery
+
+MAX_NAME_CHARS = 128
+
+
+@dataclass(frozen=True, order=True)
+class Scope:
+    """One collection of one tenant. A document is named by (tenant, collection, doc_id).
+
+    The empty tenant is that of a service without tenants. Raises InvalidQuery for a name that is
+    too long or no valid Unicode, or an empty collection.
+    """
+
+    tenant: str = ""
+    collection: str = "default"
+
+    def __post_init__(self) -> None:
+        for field, name in (("tenant", self.tenant), ("collection", self.collection)):
+            if not isinstance(name, str):
+                raise InvalidQuery(f"{field} must be a string, not {type(name).__name__}")
+            if len(name) > MAX_NAME_CHARS:
+                raise InvalidQuery(f"{field} is longer than {MAX_NAME_CHARS} characters")
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidQuery(f"{field} holds a lone surrogate: {error}") from error
+        if not self.collection.strip():
+            raise InvalidQuery("collection must not be empty")
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.collection}" if self.tenant else self.collection
+
+
+DEFAULT = Scope()

@@ -1,0 +1,109 @@
+"""Tenants and collections: the same names and texts side by side, and none seen by another."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from retriever import DocFilter, Document, Scope
+from retriever.errors import InvalidQuery
+from tests.retriever.conftest import OpenRetriever
+
+SCOPES = [Scope(tenant, name) for tenant, name in product(("", "acme", "bolt"), ("default", "x"))]
+
+
+def document(scope: Scope) -> Document:
+    return Document("same", f"the fox of {scope}", metadata={"lang": "en"})
+
+
+def test_scopes_share_nothing(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    for scope in SCOPES:
+        [result] = retriever.ingest([document(scope)], scope=scope)
+        assert result.status == "created"
+    for scope in SCOPES:
+        for doc_filter in (None, DocFilter(("same",)), DocFilter(metadata={"lang": "en"})):
+            [hit] = retriever.search("the fox", 99, doc_filter, scope=scope)
+            assert hit.chunk.text == document(scope).text
+        stored = retriever.get_document("same", scope=scope)
+        assert stored is not None and stored.document == document(scope)
+        [info] = retriever.list_documents(scope=scope).documents
+        assert info == stored.info
+        [chunk] = retriever.chunks_of("same", scope=scope)
+        assert chunk.text == document(scope).text
+    assert retriever.counts().documents == len(SCOPES)
+    assert [(name, n.documents) for name, n in retriever.collections("acme")] == [
+        ("default", 1),
+        ("x", 1),
+    ]
+
+
+def test_changes_stay_in_their_scope(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    ours, theirs = Scope("acme"), Scope("bolt")
+    for scope in (ours, theirs):
+        retriever.ingest([document(scope)], scope=scope)
+    retriever.ingest([Document("same", "another text")], scope=ours)
+    assert retriever.set_pinned(["same", "unknown"], True, scope=ours) == ["same"]
+    assert retriever.search("fox", 9, scope=theirs)[0].chunk.text == document(theirs).text
+    assert [info.pinned for info in retriever.list_documents(scope=theirs).documents] == [False]
+    assert len(retriever.delete(["same"], scope=ours)) == 1
+    assert retriever.search("fox", 9, scope=ours) == []
+    assert retriever.delete(["same"], scope=ours) == []
+    assert len(retriever.search("fox", 9, scope=theirs)) == 1
+    assert retriever.collections("acme") == []
+
+
+def test_pin_stays_over_revisions_and_restarts(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    retriever.ingest([Document("a", "one"), Document("b", "two")])
+    retriever.set_pinned(["a"], True)
+    retriever.save()
+    retriever.ingest([Document("a", "another one")])
+    retriever.close()
+    retriever = open_retriever()
+
+    def pinned() -> list[str]:
+        return [info.doc_id for info in retriever.list_documents().documents if info.pinned]
+
+    assert pinned() == ["a"]
+    retriever.set_pinned(["a", "b"], False)
+    assert pinned() == []
+
+
+def test_restart_keeps_scopes_apart(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    for scope in SCOPES:
+        retriever.ingest([document(scope)], scope=scope)
+    for save in (True, False):  # the saved index, then one rebuilt from the catalog
+        if save:
+            retriever.save()
+        else:
+            retriever.ingest([Document("more", "one more")])
+        retriever.close()
+        retriever = open_retriever()
+        for scope in SCOPES[1:]:
+            [hit] = retriever.search("the fox", 99, scope=scope)
+            assert hit.chunk.text == document(scope).text
+
+
+def test_an_unknown_scope_is_empty(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    retriever.ingest([Document("a", "text")])
+    nowhere = Scope("nobody", "nothing")
+    assert retriever.search("text", 5, scope=nowhere) == []
+    assert retriever.get_document("a", scope=nowhere) is None
+    assert retriever.list_documents(scope=nowhere).documents == []
+    assert retriever.chunks_of("a", scope=nowhere) == []
+    assert retriever.delete(["a"], scope=nowhere) == []
+    assert retriever.set_pinned(["a"], True, scope=nowhere) == []
+    assert retriever.collections("nobody") == []
+
+
+@pytest.mark.parametrize(
+    ("tenant", "collection"), [("", ""), ("", " "), ("x" * 129, "a"), ("a", "\ud800"), ("a", 3)]
+)
+def test_names_that_cannot_be_stored_are_refused(tenant: str, collection: str) -> None:
+    with pytest.raises(InvalidQuery):
+        Scope(tenant, collection)
