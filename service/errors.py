@@ -4,8 +4,11 @@ KvstitchError
 ├── InvalidRequest          422  a field is wrong; `field` names it, the message says what to do
 │   ├── UnknownMethod       422  no fusion or eviction method of that name
 │   └── PromptTooLong       400  S + documents + question exceed the model's context
-├── NotFound                404  unknown document or job
+├── Unauthenticated         401  no API key, or not a valid one
+├── Forbidden               403  the API key lacks a scope; the message names it
+├── NotFound                404  unknown document, job, collection or receipt
 ├── Conflict                409  the thing is in a state that forbids this
+├── QuotaExceeded           429  a limit of the key or tenant; `field` names it
 ├── Overloaded              503  queue or KV pool full; come back after `retry_after_s`
 ├── WorkerUnavailable       503  the worker is starting, restarting or gone
 ├── WorkerFault             500  the engine failed on this request (logged with its traceback)
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 __all__ = [
     "Conflict",
+    "Forbidden",
     "InvalidRequest",
     "InvalidSetting",
     "KvstitchError",
@@ -26,6 +30,8 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PromptTooLong",
+    "QuotaExceeded",
+    "Unauthenticated",
     "UnknownMethod",
     "WorkerFault",
     "WorkerUnavailable",
@@ -60,6 +66,21 @@ class UnknownMethod(InvalidRequest):
 class PromptTooLong(InvalidRequest):
     code = "prompt_too_long"
     status = 400
+
+
+class Unauthenticated(KvstitchError):
+    code = "invalid_api_key"
+    status = 401
+
+
+class Forbidden(KvstitchError):
+    code = "missing_scope"
+    status = 403
+
+
+class QuotaExceeded(KvstitchError):
+    code = "quota_exceeded"
+    status = 429
 
 
 class NotFound(KvstitchError):

@@ -47,6 +47,10 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
 
+    allow_anonymous: bool = Field(
+        False, description="serve without API keys, also on addresses that others can reach"
+    )
+
     # The engine.
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
@@ -82,6 +86,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(64 * MIB, ge=1024)
     max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
     max_tokens_limit: int = Field(65_536, ge=1)
+
+    # Limits of a tenant (see also `kvstitch keys create`); None: no limit.
+    tenant_max_documents: int | None = Field(None, ge=0)
+    tenant_max_bytes: int | None = Field(None, ge=0, description="text stored, UTF-8")
+    tenant_requests_per_minute: int | None = Field(None, ge=1)
+    tenant_tokens_per_minute: int | None = Field(None, ge=1, description="of prompt and answer")
 
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")

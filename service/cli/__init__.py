@@ -1,6 +1,6 @@
-"""The command line: `kvstitch serve | ingest | ask | status`. Reads arguments, decides nothing.
+"""The command line: `kvstitch serve | ingest | ask | status | keys`. Reads arguments only.
 
-`serve` is the service; the others speak HTTP to one that runs.
+`serve` is the service, `keys` works on its data folder; the others speak HTTP to one that runs.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     _ingest(commands.add_parser("ingest", help="put documents into a running service"))
     _ask(commands.add_parser("ask", help="ask a running service"))
     _status(commands.add_parser("status", help="show how a running service is"))
+    _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
     return parser
 
 
@@ -99,6 +100,33 @@ def _status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
     _url(parser)
     parser.set_defaults(command=run)
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    from service.cli import keys
+    from service.gateway.key_text import SCOPES
+
+    parser.description = "Works on the data folder itself, also while a service runs from it."
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    create = commands.add_parser("create", help="make a key; it is shown once")
+    add = create.add_argument
+    add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
+    add("--name", default="", help="a word for people")
+    add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
+    add("--expires-days", type=float, help="default: never")
+    add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
+    add("--max-bytes", type=int, help="bytes of text, likewise")
+    add("--requests-per-minute", type=int)
+    add("--tokens-per-minute", type=int, help="of prompts and answers")
+    create.set_defaults(command=keys.create)
+    listing = commands.add_parser("list", help="show all keys, without their secrets")
+    listing.set_defaults(command=keys.show)
+    revoke = commands.add_parser("revoke", help="refuse a key from now on")
+    revoke.add_argument("key_id", metavar="KEY_ID")
+    revoke.set_defaults(command=keys.revoke)
+    for command in (create, listing, revoke):
+        command.add_argument("--data-dir", help="the service's data folder")
+        command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _url(parser: argparse.ArgumentParser) -> None:

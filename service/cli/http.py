@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +19,13 @@ class Refused(KvstitchError):
 
 @contextmanager
 def client(url: str) -> Iterator[httpx.Client]:
-    """A client for the service at `url`. Raises Refused with what to do."""
+    """A client for the service at `url`; KVSTITCH_API_KEY is its key. Raises Refused with what to
+    do."""
+    key = os.environ.get("KVSTITCH_API_KEY", "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(600.0, connect=5.0)
     try:
-        with httpx.Client(base_url=url, timeout=httpx.Timeout(600.0, connect=5.0)) as http:
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout) as http:
             yield http
     except httpx.ConnectError:
         raise Refused(

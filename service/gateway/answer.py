@@ -12,6 +12,7 @@ import time
 import uuid
 
 from service.errors import InvalidRequest, NotFound
+from service.gateway.access import Principal
 from service.gateway.admission import Admission, Ticket
 from service.gateway.library import Found, Library
 from service.gateway.methods import check_together, chosen
@@ -45,7 +46,7 @@ class Answerer:
         self._admission = admission
         self._settings = settings
 
-    async def open(self, request: GenerateRequest, arrived: float) -> Answer:
+    async def open(self, request: GenerateRequest, arrived: float, principal: Principal) -> Answer:
         """An answer ready to stream; `arrived` is the request's time by time.perf_counter.
 
         Raises InvalidRequest and its kinds, NotFound, Overloaded, WorkerUnavailable.
@@ -63,7 +64,7 @@ class Answerer:
                 eviction = chosen("eviction", request.eviction, ready.eviction)
             check_together(fusion, eviction, ready.fusion)
             ticket = self._admission.enter(self.prompts.estimate(request.question, top_k))
-            return await self._prepare(request, arrived, ticket, top_k, fusion, eviction)
+            return await self._prepare(request, arrived, principal, ticket, top_k, fusion, eviction)
         except BaseException as error:
             if ticket is not None:
                 ticket.close()
@@ -97,6 +98,7 @@ class Answerer:
         self,
         request: GenerateRequest,
         arrived: float,
+        principal: Principal,
         ticket: Ticket,
         top_k: int,
         fusion: Method,
@@ -119,7 +121,8 @@ class Answerer:
         if top_k:
             found = await self.library.search(request.question, top_k, request.documents)
         started = time.perf_counter()
-        plan = await self._plan(request.question, found, fusion)
+        plan = await self._plan(request.question, found, fusion, principal.tenant)
+        principal.spend_tokens(plan.tokens)
         max_tokens, warnings = self._room(request.max_tokens, plan)
         if top_k and not found.passages:
             warnings.append("there are no documents to answer from: the answer cites nothing")
@@ -132,6 +135,7 @@ class Answerer:
             eviction=eviction,
             sampling=Sampling(max_tokens, request.temperature, request.top_p, request.seed),
             prefix_mode=self.prompts.prefix_mode,
+            tenant=principal.tenant,
         )
         plan_s = time.perf_counter() - started
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": plan_s}
@@ -141,6 +145,7 @@ class Answerer:
             self.metrics,
             request,
             generate,
+            principal,
             ticket,
             found,
             stages,
@@ -148,7 +153,7 @@ class Answerer:
             warnings,
         )
 
-    async def _plan(self, question: str, found: Found, fusion: Method) -> PromptPlan:
+    async def _plan(self, question: str, found: Found, fusion: Method, tenant: str) -> PromptPlan:
         """Segments of ids; the worker hears about the documents before the rest is planned."""
         passages = [passage.chunk for passage in found.passages]
         in_thread = self.library.in_search_thread
@@ -156,7 +161,7 @@ class Answerer:
         if documents:
             chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
             self.worker.prefetch(
-                Prefetch(fusion.name, self.prompts.system, chunks, self.prompts.prefix_mode)
+                Prefetch(fusion.name, self.prompts.system, chunks, self.prompts.prefix_mode, tenant)
             )
         context = self.worker.require().model.max_context
         return await in_thread(lambda: self.prompts.plan(documents, question, max_context=context))

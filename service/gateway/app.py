@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from service import __version__
 from service.gateway import problems
 from service.gateway.gateway import Gateway
-from service.gateway.middleware import RequestContext
+from service.gateway.middleware import Authentication, RequestContext
 from service.gateway.routes import corpus, health, models, rag
 
 
@@ -27,6 +27,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     app = FastAPI(title="kvstitch", version=__version__, lifespan=lifespan)
     app.state.gateway = gateway
+    app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(RequestContext, max_body_bytes=gateway.settings.max_body_bytes)
     problems.install(app)
     for module in (rag, models, corpus, health):

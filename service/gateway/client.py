@@ -163,10 +163,10 @@ class WorkerClient:
             self._send(message)
 
     async def precompute(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str
+        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> AsyncGenerator[Precomputed, None]:
         """One Precomputed per chunk, as they come. Raises the error of a Failed."""
-        message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode)
+        message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
         with self._call(message.id, message) as queue:
             for _ in chunks:
                 reply = await queue.get()
@@ -176,10 +176,10 @@ class WorkerClient:
                     yield reply
 
     async def purge(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str
+        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> dict[str, int]:
         """Copies deleted per tier. Raises the error of a Failed."""
-        message = Purge(uuid.uuid4().hex, system, list(chunks), prefix_mode)
+        message = Purge(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
         with self._call(message.id, message) as queue:
             reply = await queue.get()
             if isinstance(reply, Purged):

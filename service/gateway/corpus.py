@@ -190,7 +190,7 @@ class Corpus:
             part = work[start : start + CALL_CHUNKS]
             numbers = {chunk.chunk_id: item.number for item, chunk in part}
             replies = self._worker.precompute(
-                self._prompts.system, [chunk for _, chunk in part], self._prompts.prefix_mode
+                self._prompts.system, [chunk for _, chunk in part], self._prompts.prefix_mode, ""
             )
             try:
                 async for reply in replies:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 
 from service.errors import InvalidRequest
+from service.gateway.access import Principal
 from service.gateway.answer import Answerer
 from service.gateway.corpus import Corpus
 from service.gateway.gateway import Gateway
@@ -45,6 +47,21 @@ async def _documents(request: Request) -> list[dict[str, Any]]:
     return documents
 
 
+def _having(scope: str) -> Callable[[Request], Awaitable[Principal]]:
+    """The sender, if it may do what `scope` stands for. Raises Forbidden, QuotaExceeded."""
+
+    async def admitted(request: Request) -> Principal:
+        principal: Principal = request.state.principal
+        _gateway(request).access.admit(principal, scope, counted=request.method == "POST")
+        return principal
+
+    return admitted
+
+
+Generating = Annotated[Principal, Depends(_having("generate"))]
+Ingesting = Annotated[Principal, Depends(_having("ingest"))]
+Administering = Annotated[Principal, Depends(_having("admin"))]
+ReadingMetrics = Annotated[Principal, Depends(_having("metrics"))]
 GatewayDep = Annotated[Gateway, Depends(_gateway)]
 AnswererDep = Annotated[Answerer, Depends(_answerer)]
 CorpusDep = Annotated[Corpus, Depends(_corpus)]

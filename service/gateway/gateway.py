@@ -17,13 +17,16 @@ from typing import IO
 
 from retriever import Embedder, LocalEmbedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
+from service.gateway.access import Access
 from service.gateway.admission import Admission
 from service.gateway.answer import Answerer
 from service.gateway.client import WorkerClient
 from service.gateway.corpus import Corpus
 from service.gateway.jobs import JobStore
+from service.gateway.keys import KeyStore
 from service.gateway.library import Library, TimedEmbedder
 from service.gateway.prompts import Prompts
+from service.gateway.quotas import Limits, Quotas
 from service.gateway.supervisor import COMMAND, Supervisor
 from service.messages import Stats
 from service.metrics import Metrics
@@ -76,6 +79,16 @@ class Gateway:
             max_waiting_tokens=settings.max_waiting_tokens,
             metrics=self.metrics,
         )
+        self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
+        self.quotas = Quotas(
+            Limits(
+                settings.tenant_max_documents,
+                settings.tenant_max_bytes,
+                settings.tenant_requests_per_minute,
+                settings.tenant_tokens_per_minute,
+            )
+        )
+        self.access = Access(self._keys, self.quotas, allow_anonymous=settings.allow_anonymous)
         self._jobs = JobStore(settings.data_dir / "jobs.sqlite3")
         self.corpus = Corpus(self._jobs, self.library, self.worker, self.prompts, self.metrics)
         self.answerer = Answerer(
@@ -96,8 +109,13 @@ class Gateway:
         return self._supervisor.pid
 
     def claim(self) -> None:
-        """Take the data folder, for as long as this gateway is open. Raises InvalidSetting."""
+        """Take the data folder, for as long as this gateway is open.
+
+        Raises InvalidSetting, also if it would be open to strangers.
+        """
         self._lock = self._lock or _lock(self.settings.data_dir)
+        self._keys.start()
+        self.access.check_exposure(self.settings.host)
 
     async def start(self) -> None:
         """Begin loading; `not_ready` tells when it is over. Raises InvalidSetting."""
@@ -118,6 +136,7 @@ class Gateway:
         await self.worker.close()
         await self.library.close()
         self._jobs.close()
+        self._keys.close()
         if self._lock is not None:
             self._lock.close()
 

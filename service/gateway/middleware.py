@@ -1,4 +1,4 @@
-"""What happens to every request before routing: id, clock, size limit. Plain ASGI, no use case."""
+"""What happens to every request before routing: id, clock, size limit, whose it is. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.errors import KvstitchError
+from service.gateway.access import Access
 from service.gateway.problems import BodyTooLarge, respond
 
 _ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 HEADER = "X-Request-Id"
+# What tells nothing about anybody's documents: probes, the API's description, the console's files.
+PUBLIC = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
 
 
 class RequestContext:
@@ -68,3 +72,21 @@ class RequestContext:
         return BodyTooLarge(
             f"the body is larger than {self._max} bytes: send it in several calls", field="body"
         )
+
+
+class Authentication:
+    """Puts the `principal` into the request's state, or answers 401 before the body is read."""
+
+    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(PUBLIC):
+            try:
+                principal = self._access.authenticate(Headers(scope=scope))
+            except KvstitchError as error:
+                await respond(Request(scope), error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["principal"] = principal
+        await self._app(scope, receive, send)

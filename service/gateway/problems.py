@@ -23,6 +23,12 @@ from service.gateway.schemas import DocumentIn, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 RETRY_AFTER_S = 5.0  # where the error does not know better
 NOT_UTF8 = "is not valid UTF-8: save or send the text encoded as UTF-8"
 
@@ -78,7 +84,9 @@ def install(app: FastAPI) -> None:
 
 def respond(request: Request, error: KvstitchError) -> JSONResponse:
     headers = {}
-    if error.status == 503:
+    if error.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="kvstitch"'
+    if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
     if request.url.path.startswith("/v1/"):
         return JSONResponse({"error": error_object(error)}, error.status, headers)
@@ -101,7 +109,7 @@ def error_object(error: KvstitchError) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {
         "message": error.message,
-        "type": "overloaded_error" if error.status == 503 else kind,
+        "type": _TYPES.get(error.status, kind),
         "code": error.code,
         "param": error.field,
     }

@@ -60,7 +60,7 @@ class Purges:
         while due := await self._due(doc_id):
             chunks = [Chunk(note.chunk_id, note.ids) for note in due]
             mode = self._prompts.prefix_mode
-            copies.update(await self._worker.purge(self._prompts.system, chunks, mode))
+            copies.update(await self._worker.purge(self._prompts.system, chunks, mode, ""))
             numbers = [note.number for note in due]
             await asyncio.to_thread(self._jobs.settle_purges, numbers)
         return dict(copies)

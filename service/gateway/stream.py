@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, from_code
 from service.gateway import results
+from service.gateway.access import Principal
 from service.gateway.admission import Ticket
 from service.gateway.library import Found
 from service.gateway.prompts import Prompts
@@ -50,6 +51,7 @@ class Answer:
     metrics: Metrics
     request: GenerateRequest
     generate: Generate
+    principal: Principal
     ticket: Ticket
     found: Found
     stages: dict[str, float]
@@ -117,6 +119,7 @@ class Answer:
         else:
             self.metrics.inter_token.observe(now - self._last)
         self._last = now
+        self.principal.spend_tokens(1)
         stopped_before = self._text.stopped
         text = self._text.push(token)
         if self._text.stopped and not stopped_before:

@@ -36,11 +36,11 @@ class Worker(Protocol):
     def prefetch(self, message: Prefetch) -> None: ...
 
     def precompute(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str
+        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> AsyncGenerator[Precomputed, None]: ...
 
     async def purge(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str
+        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> dict[str, int]: ...
 
     async def wait_ready(self) -> Ready: ...

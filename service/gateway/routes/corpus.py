@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Response
 
 from retriever import DocumentInfo
-from service.gateway.dependencies import CorpusDep, Limit, Upload
+from service.gateway.dependencies import Administering, CorpusDep, Ingesting, Limit, Upload
 from service.gateway.job_records import Job
 from service.gateway.schemas import DeletedOut, DocumentList, DocumentOut, JobOut, JobProgress
 from service.gateway.uploads import BODY
@@ -16,7 +16,9 @@ router = APIRouter(prefix="/admin", tags=["corpus"])
 
 
 @router.post("/precompute", status_code=202, openapi_extra=BODY)
-async def precompute(documents: Upload, corpus: CorpusDep, response: Response) -> JobOut:
+async def precompute(
+    principal: Ingesting, documents: Upload, corpus: CorpusDep, response: Response
+) -> JobOut:
     """Ingest documents: chunk, embed, index, and store their KV. Accepted means on disk."""
     job = await corpus.submit(documents)
     response.headers["Location"] = f"/admin/jobs/{job.job_id}"
@@ -24,13 +26,13 @@ async def precompute(documents: Upload, corpus: CorpusDep, response: Response) -
 
 
 @router.get("/jobs/{job_id}")
-async def job(job_id: str, corpus: CorpusDep) -> JobOut:
+async def job(job_id: str, corpus: CorpusDep, principal: Ingesting) -> JobOut:
     return _job(await corpus.job(job_id))
 
 
 @router.get("/documents")
 async def documents(
-    corpus: CorpusDep, limit: Limit = 100, cursor: str | None = None
+    corpus: CorpusDep, principal: Administering, limit: Limit = 100, cursor: str | None = None
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
     page = await corpus.documents(limit, cursor)
@@ -38,13 +40,13 @@ async def documents(
 
 
 @router.get("/documents/{doc_id:path}")
-async def document(doc_id: str, corpus: CorpusDep) -> DocumentOut:
+async def document(doc_id: str, corpus: CorpusDep, principal: Administering) -> DocumentOut:
     stored = await corpus.document(doc_id)
     return _info(stored.info, stored.document.text)
 
 
 @router.delete("/documents/{doc_id:path}")
-async def delete(doc_id: str, corpus: CorpusDep) -> DeletedOut:
+async def delete(doc_id: str, corpus: CorpusDep, principal: Administering) -> DeletedOut:
     """Remove a document: text, vectors, and KV in every tier."""
     return DeletedOut(**asdict(await corpus.delete(doc_id)))
 

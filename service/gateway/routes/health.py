@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from service import __version__
 from service.gateway.client import RETRY_AFTER_S
-from service.gateway.dependencies import GatewayDep
+from service.gateway.dependencies import GatewayDep, ReadingMetrics
 from service.gateway.status import status as status_of
 
 router = APIRouter(tags=["operations"])
@@ -32,11 +32,11 @@ async def ready(gateway: GatewayDep) -> JSONResponse:
 
 
 @router.get("/status")
-async def status(gateway: GatewayDep) -> dict[str, Any]:
+async def status(gateway: GatewayDep, principal: ReadingMetrics) -> dict[str, Any]:
     """What a person wants to know at a glance."""
     return {"version": __version__, **await status_of(gateway)}
 
 
 @router.get("/metrics")
-async def metrics(gateway: GatewayDep) -> Response:
+async def metrics(gateway: GatewayDep, principal: ReadingMetrics) -> Response:
     return Response(gateway.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -7,13 +7,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from service.gateway.dependencies import GatewayDep
+from service.gateway.dependencies import GatewayDep, Generating
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
 @router.get("/models")
-async def models(gateway: GatewayDep) -> dict[str, Any]:
+async def models(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
     """OpenAI's list of models: the one that is served."""
     facts = asdict(gateway.worker.require().model)
     model = {"id": gateway.prompts.model, "object": "model", "created": 0, "owned_by": "kvstitch"}
@@ -21,7 +21,7 @@ async def models(gateway: GatewayDep) -> dict[str, Any]:
 
 
 @router.get("/methods")
-async def methods(gateway: GatewayDep) -> dict[str, Any]:
+async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
     """Fusion and eviction methods with the schemas of their parameters."""
     ready = gateway.worker.require()
     return {

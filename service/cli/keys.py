@@ -1,0 +1,108 @@
+"""`kvstitch keys`: API keys, straight from the data folder's key store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from service.gateway.key_text import SCOPES
+from service.gateway.keys import KeyStore, StoredKey
+from service.gateway.quotas import Limits
+from service.settings import load
+
+DAY_S = 86_400
+
+
+def create(given: argparse.Namespace) -> int:
+    """Print a new key on stdout, and what it may do on stderr."""
+    limits = Limits(
+        given.max_documents, given.max_bytes, given.requests_per_minute, given.tokens_per_minute
+    )
+    days = given.expires_days
+    with _store(given) as store:
+        text, key = store.create(
+            tenant=given.tenant,
+            name=given.name,
+            scopes=frozenset(given.scope or SCOPES),
+            limits=limits,
+            expires=None if days is None else time.time() + days * DAY_S,
+        )
+    if given.json:
+        print(json.dumps({"key": text, **_fields(key)}))
+        return 0
+    print(text)
+    print(
+        f"key {key.key_id} of {_tenant(key)}: {', '.join(sorted(key.scopes))}; it is not shown "
+        "again. Clients of the command line read it from KVSTITCH_API_KEY.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def show(given: argparse.Namespace) -> int:
+    """All keys as a table or as JSON."""
+    with _store(given) as store:
+        keys = store.all()
+    if given.json:
+        print(json.dumps([_fields(key) for key in keys]))
+        return 0
+    table = Table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
+    for key in keys:
+        limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
+        table.add_row(
+            key.key_id,
+            key.name,
+            _tenant(key),
+            ", ".join(sorted(key.scopes)),
+            _state(key),
+            _day(key.created),
+            "never" if key.expires is None else _day(key.expires),
+            "\n".join(limits) or "none",
+        )
+    Console(soft_wrap=True).print(table)
+    return 0
+
+
+def revoke(given: argparse.Namespace) -> int:
+    with _store(given) as store:
+        key = store.revoke(given.key_id)
+    print(json.dumps(_fields(key)) if given.json else f"key {key.key_id} is refused from now on")
+    return 0
+
+
+@contextmanager
+def _store(given: argparse.Namespace) -> Iterator[KeyStore]:
+    store = KeyStore(load(data_dir=given.data_dir).data_dir / "keys.sqlite3")
+    store.start()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _fields(key: StoredKey) -> dict[str, Any]:
+    return {**asdict(key), "scopes": sorted(key.scopes), "state": _state(key)}
+
+
+def _state(key: StoredKey) -> str:
+    if key.revoked is not None:
+        return "revoked"
+    return "valid" if key.valid(time.time()) else "expired"
+
+
+def _tenant(key: StoredKey) -> str:
+    return key.tenant or "the unnamed tenant"
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
