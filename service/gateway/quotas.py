@@ -62,8 +62,8 @@ class Quotas:
         name, bucket, owner = max(rates, key=lambda rate: rate[1].wait_s, default=(None,) * 3)
         if bucket is not None and bucket.wait_s:
             raise QuotaExceeded(
-                f"the quota {name} of this {owner} is {bucket.per_minute} and is used up: try again "
-                "later",
+                f"the quota {name} of this {owner} is {bucket.per_minute} and is used up: wait for "
+                "Retry-After",
                 field=name,
                 retry_after_s=bucket.wait_s,
             )
