@@ -15,6 +15,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders import Embedder, HashingEmbedder, LocalEmbedder
+from retriever.filters import Filter, parse_filter
 from retriever.index import VectorIndex
 from retriever.ingest import IngestResult
 from retriever.retriever import Retriever, StartReport
@@ -31,6 +32,7 @@ __all__ = [
     "DocumentInfo",
     "DocumentPage",
     "Embedder",
+    "Filter",
     "HashingEmbedder",
     "IngestResult",
     "LocalEmbedder",
@@ -44,5 +46,6 @@ __all__ = [
     "TokenizerCounter",
     "VectorIndex",
     "WordCounter",
+    "parse_filter",
     "split",
 ]

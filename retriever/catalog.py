@@ -27,7 +27,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.filters import conditions
+from retriever.filter_sql import conditions
 from retriever.rows import CatalogState, Kept
 from retriever.scope import DEFAULT, Scope
 
@@ -146,7 +146,7 @@ class Catalog:
         *,
         scope: Scope = DEFAULT,
     ) -> DocumentPage:
-        """Documents by doc_id after `cursor`. Raises InvalidQuery for an unusable filter."""
+        """Documents by doc_id after `cursor`."""
         where, values = conditions(doc_filter)
         query = f"{rows.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
         with self._database.read() as read:
@@ -175,7 +175,7 @@ class Catalog:
             return rows.chunks_of(read, rows.find_scope(read, scope), doc_id)
 
     def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT) -> list[int]:
-        """Ids of all chunks of the documents that match. Raises InvalidQuery."""
+        """Ids of all chunks of the documents that match."""
         where, values = conditions(doc_filter)
         query = (
             "SELECT chunk_id FROM chunks WHERE document IN "

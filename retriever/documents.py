@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from retriever.errors import InvalidDocument
+from retriever.filters import EVERYTHING, Filter
 
 MAX_ID_CHARS = 512
+MAX_METADATA_DEPTH = 32
+
+_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,10 @@ class DocumentPage:
 
 @dataclass(frozen=True)
 class DocFilter:
-    """Which documents count: those among `doc_ids` (None: all) whose metadata has every pair.
-
-    A pair matches by JSON equality of type and value; values are str, int, float, bool or None.
-    """
+    """Which documents count: those among `doc_ids` (None: all) whose metadata passes `where`."""
 
     doc_ids: tuple[str, ...] | None = None
-    metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    where: Filter = EVERYTHING
 
 
 def canonical_metadata(metadata: Mapping[str, Any]) -> str:
@@ -122,12 +124,28 @@ def check(document: Document) -> None:
                 f"{name} holds a lone surrogate at character {error.start}; send valid Unicode"
             ) from error
     try:
-        canonical_metadata(document.metadata).encode()
-    except (TypeError, ValueError) as error:
+        metadata = canonical_metadata(document.metadata)
+        metadata.encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidDocument(f"metadata is not JSON: {error}") from error
+    # What follows would make filters wrong or fail: SQLite ends a JSON string at a NUL, and refuses
+    # JSON that is too deep, for all documents at once.
+    if _ESCAPED_NUL.search(metadata):
+        raise InvalidDocument("metadata holds a NUL character; leave it out")
+    if _depth(document.metadata) > MAX_METADATA_DEPTH:
+        raise InvalidDocument(f"metadata is nested deeper than {MAX_METADATA_DEPTH}")
 
 
 def revision_of(document: Document, chunking: str) -> str:
     """sha256 over content, title, metadata and the fingerprint of the chunking parameters."""
     parts = [document.text, document.title, canonical_metadata(document.metadata), chunking]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _depth(value: object) -> int:
+    match value:
+        case Mapping():
+            return 1 + max(map(_depth, value.values()), default=0)
+        case list() | tuple():
+            return 1 + max(map(_depth, value), default=0)
+    return 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,13 @@ from retriever.documents import Document, check, revision_of
 from retriever.errors import InvalidDocument
 
 DOCUMENT = Document("a", "text", "title", {"x": 1, "y": [None, "é"]})
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth - 1):
+        inner = [inner]
+    return inner
 
 
 def test_revision_follows_all_but_the_id() -> None:
@@ -39,8 +47,16 @@ def test_order_of_metadata_does_not_matter() -> None:
         Document("a", "text", metadata={"x": float("nan")}),
         Document("a", "text", metadata={"x": object()}),
         Document("a", "text", metadata={"x": "\ud83d"}),
+        Document("a", "text", metadata={"x": ["\\\0"]}),
+        Document("a", "text", metadata={"\0": 1}),
+        Document("a", "text", metadata={"x": nested(32)}),
+        Document("a", "text", metadata={"x": nested(100_000)}),
     ],
 )
 def test_what_cannot_be_stored_as_it_is_is_refused(document: Document) -> None:
     with pytest.raises(InvalidDocument):
         check(document)
+
+
+def test_metadata_that_only_looks_odd_is_fine() -> None:
+    check(Document("a", "text", metadata={"x": "\\u0000", "y": nested(31), "é\x01": "\n"}))

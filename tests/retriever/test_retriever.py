@@ -7,6 +7,7 @@ import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, HashingEmbedder, LocalEmbedder, Retriever
 from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
+from retriever.filters import parse_filter
 from retriever.tokens import TokenCounter
 from tests.retriever.conftest import OpenRetriever, Question
 
@@ -93,9 +94,9 @@ def test_filter_by_metadata_and_document(open_retriever: OpenRetriever) -> None:
     def found(doc_filter: DocFilter) -> list[str]:
         return [hit.chunk.doc_id for hit in retriever.search("red fox", 9, doc_filter)]
 
-    assert found(DocFilter(metadata={"legs": 2})) == ["owl"]
+    assert found(DocFilter(where=parse_filter({"legs": 2}))) == ["owl"]
     assert set(found(DocFilter(doc_ids=("whale", "owl")))) == {"whale", "owl"}
-    assert found(DocFilter(metadata={"legs": 9})) == []
+    assert found(DocFilter(where=parse_filter({"legs": 9}))) == []
 
 
 @pytest.mark.parametrize(("query", "top_k"), [("", 5), (" \n", 5), ("fox", 0), ("fox", -1)])

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from retriever import DocFilter, Document, Scope
+from retriever import DocFilter, Document, Scope, parse_filter
 from retriever.errors import InvalidQuery
 from tests.retriever.conftest import OpenRetriever
 
@@ -22,8 +22,9 @@ def test_scopes_share_nothing(open_retriever: OpenRetriever) -> None:
     for scope in SCOPES:
         [result] = retriever.ingest([document(scope)], scope=scope)
         assert result.status == "created"
+    english = DocFilter(where=parse_filter({"lang": "en"}))
     for scope in SCOPES:
-        for doc_filter in (None, DocFilter(("same",)), DocFilter(metadata={"lang": "en"})):
+        for doc_filter in (None, DocFilter(("same",)), english):
             [hit] = retriever.search("the fox", 99, doc_filter, scope=scope)
             assert hit.chunk.text == document(scope).text
         stored = retriever.get_document("same", scope=scope)

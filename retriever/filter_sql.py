@@ -1,0 +1,105 @@
+"""Filters to SQL over the documents table. Knows no connection and no JSON syntax of filters.
+
+A field is looked up name by name with json_each: a JSON path could not quote every name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from retriever.documents import DocFilter
+from retriever.filters import And, Filter, Not, Or, Scalar, Test
+
+_COMPARISON = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+_OPPOSITE = {"ne": "eq", "nin": "in"}
+
+
+def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
+    """A WHERE condition and its values; true for None."""
+    if doc_filter is None:
+        return "1", []
+    if doc_filter.doc_ids is None:
+        return _sql(doc_filter.where)
+    condition, values = _sql(doc_filter.where)
+    named = "doc_id IN (SELECT value FROM json_each(?))"
+    return f"{named} AND {condition}", [json.dumps(list(doc_filter.doc_ids)), *values]
+
+
+def _sql(part: Filter) -> tuple[str, list[Any]]:
+    match part:
+        case Test():
+            return _test(part)
+        case Not():
+            condition, values = _sql(part.part)
+            return f"NOT {condition}", values
+        case And() | Or():
+            pieces = [_sql(inner) for inner in part.parts]
+            word, empty = (" AND ", "1") if isinstance(part, And) else (" OR ", "0")
+            condition = word.join(condition for condition, _ in pieces) or empty
+            return f"({condition})", [value for _, values in pieces for value in values]
+
+
+def _test(test: Test) -> tuple[str, list[Any]]:
+    if (opposite := _OPPOSITE.get(test.operator)) is not None:
+        condition, values = _found(test, opposite)
+        return f"NOT {condition}", values
+    if test.operator == "exists":
+        condition, values = _found(test, "exists")
+        return condition if test.operand else f"NOT {condition}", values
+    return _found(test, test.operator)
+
+
+def _found(test: Test, operator: str) -> tuple[str, list[Any]]:
+    """Whether the field is there and its value passes."""
+    tables, where, values = [], [], []
+    inside = "metadata"
+    for step, name in enumerate(test.path):
+        tables.append(f"json_each({inside}) AS f{step}")
+        where.append(f"f{step}.key = ?")
+        values.append(name)
+        inside = f"CASE f{step}.type WHEN 'object' THEN f{step}.value ELSE '{{}}' END"
+    last = f"f{len(test.path) - 1}"
+    if operator == "contains":
+        array = f"CASE {last}.type WHEN 'array' THEN {last}.value ELSE '[]' END"
+        tables.append(f"json_each({array}) AS element")
+        last = "element"
+    condition, more = _passes(last, operator, test.operand)
+    sources = " JOIN ".join(tables)
+    condition = " AND ".join([*where, condition])
+    return f"EXISTS (SELECT 1 FROM {sources} WHERE {condition})", [*values, *more]
+
+
+def _passes(field: str, operator: str, operand: Any) -> tuple[str, list[Any]]:
+    match operator:
+        case "exists":
+            return "1", []
+        case "eq" | "contains":
+            return _among(field, (operand,))
+        case "in":
+            return _among(field, operand)
+        case "prefix":
+            return f"({field}.type = 'text' AND substr({field}.value, 1, ?) = ?)", [
+                len(operand),
+                operand,
+            ]
+    types = "'text'" if isinstance(operand, str) else "'integer', 'real'"
+    return f"({field}.type IN ({types}) AND {field}.value {_COMPARISON[operator]} ?)", [operand]
+
+
+def _among(field: str, operands: tuple[Scalar, ...]) -> tuple[str, list[Any]]:
+    """Equality of type and value with one of `operands`. JSON true and 1 are both 1 in SQL."""
+    words = {None: "null", True: "true", False: "false"}
+    types = {words[value] for value in operands if value is None or isinstance(value, bool)}
+    texts = [value for value in operands if isinstance(value, str)]
+    numbers = [
+        value
+        for value in operands
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    either = [f"{field}.type = '{name}'" for name in sorted(types)]
+    for names, values in (("'text'", texts), ("'integer', 'real'", numbers)):
+        if values:
+            places = ", ".join("?" * len(values))
+            either.append(f"({field}.type IN ({names}) AND {field}.value IN ({places}))")
+    return f"({' OR '.join(either) or '0'})", [*texts, *numbers]
