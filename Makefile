@@ -32,7 +32,7 @@ check: setup
 	$(VENV)/lint-imports
 
 bench: setup
-	$(VENV)/python -m benchmarks.ttft_shape --out benchmarks/results/ttft_shape.json
+	$(VENV)/python -m benchmarks.speed --resume
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -13,6 +13,12 @@ import torch
 
 _PACKAGES = ("torch", "transformers", "safetensors", "numpy", "redis", "faiss-cpu", "pyzmq")
 
+# Results are written while others are still measured.
+_CHANGES = (
+    *("status", "--porcelain", "--untracked-files=no", "--"),
+    *(":(top)", ":(top,exclude)benchmarks/results"),
+)
+
 
 def describe() -> dict[str, Any]:
     """A JSON-ready record; the hostname and paths are left out."""
@@ -23,7 +29,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "uncommitted": bool(_git(*_CHANGES)),
     }
 
 

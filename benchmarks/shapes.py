@@ -9,25 +9,44 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from service.worker.adapters.base import DecoderAdapter, adapter_for
 
+QWEN2 = {
+    "qwen2.5-0.5b": {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151936,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": 211,
+    },
+}
 
-def qwen2_5_0_5b(
-    *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
-) -> DecoderAdapter:
-    """Qwen2.5-0.5B's shape: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151936."""
-    return adapter_for(stock_qwen2_5_0_5b(dtype=dtype, seed=seed, layers=layers))
+
+def sizes(name: str) -> dict[str, int]:
+    """A shape's numbers, as transformers' config names them."""
+    return dict(QWEN2[name])
 
 
-def stock_qwen2_5_0_5b(
-    *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
+def random_qwen2(
+    name: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    layers: int | None = None,
 ) -> Any:
-    """The same as transformers makes it, nothing of ours: what to hold a figure against."""
+    """A Qwen2 model as transformers makes it, nothing of ours."""
+    numbers = sizes(name)
+    if layers is not None:
+        numbers["num_hidden_layers"] = min(layers, numbers["num_hidden_layers"])
     config = Qwen2Config(
-        hidden_size=896,
-        num_hidden_layers=layers,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        intermediate_size=4864,
-        vocab_size=151936,
+        **numbers,
         max_position_embeddings=32768,
         rope_theta=1_000_000.0,
         tie_word_embeddings=True,
@@ -36,6 +55,13 @@ def stock_qwen2_5_0_5b(
         attn_implementation="sdpa",
     )
     return _random_model(Qwen2ForCausalLM, config, dtype, seed)
+
+
+def qwen2_5_0_5b(
+    *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
+) -> DecoderAdapter:
+    """Qwen2.5-0.5B's shape: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151936."""
+    return adapter_for(random_qwen2("qwen2.5-0.5b", dtype=dtype, seed=seed, layers=layers))
 
 
 def _random_model(cls: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:

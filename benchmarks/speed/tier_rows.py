@@ -1,7 +1,5 @@
 """How near each tier's reads come to what the memory, the disk and the socket under it can do.
 
-    python -m benchmarks.speed.tiers [--quick] [--out FILE]
-
 | row           | the store                                   | held against                     |
 |---------------|---------------------------------------------|----------------------------------|
 | memory        | read, its layers copied to where one wants  | memcpy of the same bytes         |
@@ -13,35 +11,26 @@
 
 The bare sides fill memory whose pages exist and look at no byte. The store's is a `TieredStore` of
 that tier alone: header parsed, checksums verified (whole chunks in memory were when they came in).
-Both sides run in turn; ratios are per repetition, rate of the store over rate of the bare side.
-`best` is the ratio of the fastest repetitions, which says more where other processes interrupt.
-Shapes are those of real models, contents random.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 import mmap
 import os
 import select
 import socket
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
 import kvstore as kv
-from benchmarks.environment import describe
 from benchmarks.redis import redis_url
+from benchmarks.speed.paired import Work
 from kvstore.blocks import ranges_of
 from kvstore.buffers import view_bytes
 from kvstore.ranges import total_bytes
@@ -49,13 +38,6 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.resp import command
 from kvstore.tiers.scan import chunk_path
 
-Work = Callable[[], object]
-SHAPES = {
-    "Qwen2.5-0.5B": {"layers": 24, "kv_heads": 2, "head_dim": 64},
-    "Llama-3-8B": {"layers": 32, "kv_heads": 8, "head_dim": 128},
-}
-CODECS = ("raw", "int8")
-TOKENS = 512
 DIRECT_BYTES = 4 << 20  # per read of the bare side, like dd bs=4M iflag=direct
 CAPACITY = 8 << 30
 KEY = "0" * 32
@@ -72,8 +54,11 @@ class Row:
     before: Work = lambda: None
 
 
-def make_chunk(model: str, codec: str, tokens: int = TOKENS) -> kv.EncodedChunk:
-    spec = kv.ChunkSpec("random", codec, "bfloat16", tokens=tokens, **SHAPES[model])
+def make_chunk(
+    codec: str, *, layers: int, kv_heads: int, head_dim: int, tokens: int
+) -> kv.EncodedChunk:
+    """A chunk of random contents."""
+    spec = kv.ChunkSpec("random", codec, "bfloat16", layers, kv_heads, head_dim, tokens)
     generator = torch.Generator().manual_seed(0)
     k, v = (
         [torch.randn(spec.shape, generator=generator).bfloat16() for _ in range(spec.layers)]
@@ -161,52 +146,8 @@ def redis_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, url: str) -> Itera
         yield Row("redis blocks", total_bytes(ranges), lambda: read_blocks(store, spec), bare)
 
 
-def measure(row: Row, repetitions: int) -> dict[str, Any]:
-    """Rates in GB/s and their ratios, one of each per repetition."""
-    ours: list[float] = []
-    bare: list[float] = []
-    for number in range(-2, repetitions):  # two to warm up
-        pair = [(row.ours, ours), (row.bare, bare)]
-        for work, rates in pair if number % 2 else reversed(pair):
-            row.before()
-            started = time.perf_counter()
-            result = work()
-            rate = row.nbytes / (time.perf_counter() - started) / 1e9
-            del result
-            if number >= 0:
-                rates.append(rate)
-    return {
-        "bytes": row.nbytes,
-        "ours": _spread(ours),
-        "bare": _spread(bare),
-        "ratio": _spread([a / b for a, b in zip(ours, bare, strict=True)]),
-        "best": max(ours) / max(bare),
-        "samples": {"ours": ours, "bare": bare},
-    }
-
-
-def run(models: Iterable[str], repetitions: int, tokens: int = TOKENS) -> list[dict[str, Any]]:
-    """Every row for every model's shape and codec."""
-    results = []
-    for model, codec in itertools.product(models, CODECS):
-        for row in _rows(make_chunk(model, codec, tokens)):
-            result = {"model": model, "codec": codec, "row": row.name} | measure(row, repetitions)
-            print(line(result), flush=True)
-            results.append(result)
-    return results
-
-
-def line(result: dict[str, Any]) -> str:
-    """One result as a row of the table."""
-    ours, bare, ratio = (result[name] for name in ("ours", "bare", "ratio"))
-    return (
-        f"{result['model']:13} {result['codec']:5} {result['row']:14} "
-        f"{result['bytes'] / 2**20:6.1f} MiB {ours['median']:7.2f} {bare['median']:7.2f} GB/s  "
-        f"{ratio['median']:5.2f} [{ratio['min']:.2f}–{ratio['max']:.2f}]  best {result['best']:.2f}"
-    )
-
-
-def _rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
+def rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
+    """Every row of the table; what a row needs is gone when the next one is asked for."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(redis_url())
@@ -250,26 +191,3 @@ def _cool(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="the small shape, fewer repetitions")
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    models = list(SHAPES)[:1] if arguments.quick else list(SHAPES)
-    results = run(models, 5 if arguments.quick else arguments.repetitions)
-    if arguments.out:
-        record = {"environment": describe(), "tokens": TOKENS, "rows": results}
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,68 @@
+"""Sequences whose prompts are taken for prefilled: random KV of the right size in a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from service.records import Sampling
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.decode import decode_step
+from service.worker.kv_pool import KVPool, SequenceKV
+from service.worker.sampler import Sampler
+
+
+@dataclass
+class Context:
+    """A sequence as `decode_step` takes it."""
+
+    kv: SequenceKV
+    position: int
+    tokens: list[int] = field(default_factory=lambda: [1])
+
+
+def spread(tokens: int, batch: int) -> list[int]:
+    """Lengths of a batch around `tokens`, no two of them equal."""
+    return [tokens + max(1, tokens // 64) * (2 * i - batch + 1) for i in range(batch)]
+
+
+def pool_for(adapter: DecoderAdapter, lengths: Sequence[int], room: int) -> KVPool:
+    """A pool that holds contexts of these lengths, each with `room` for more."""
+    return KVPool(
+        adapter.layers, adapter.kv_heads, adapter.head_dim, sum(lengths) + room * len(lengths),
+        dtype=adapter.dtype, device=adapter.device,
+    )  # fmt: skip
+
+
+def filled(pool: KVPool, tokens: int, room: int) -> Context:
+    kv = pool.reserve(tokens + room)
+    assert kv is not None
+    for layer in range(len(kv.layers)):
+        for store in kv.prompt_layer(layer, tokens):
+            store.normal_()
+    kv.set_length(tokens)
+    return Context(kv, tokens)
+
+
+def evict(context: Context, share: float, room: int, seed: int) -> None:
+    """Leaves that share of the entries on average, half to one and a half of it per head."""
+    random = torch.Generator().manual_seed(seed)
+    tokens = context.position
+    for layer, extents in enumerate(context.kv.layers):
+        shares = share * (torch.rand(len(extents.start), generator=random) + 0.5)
+        kept = [
+            torch.randperm(tokens, generator=random)[: int(s * tokens)].sort().values
+            for s in shares.clamp(max=1).tolist()
+        ]
+        context.kv.keep(layer, kept, room)
+
+
+def decode(adapter: DecoderAdapter, contexts: list[Context], steps: int) -> None:
+    """So many greedy tokens for everyone."""
+    greedy = Sampler(Sampling(max_tokens=steps))
+    for _ in range(steps):
+        for context, row in zip(contexts, decode_step(adapter, contexts), strict=True):
+            context.tokens.append(greedy(row))
+            context.position += 1

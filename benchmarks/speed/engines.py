@@ -1,0 +1,177 @@
+"""Engines to measure: one on a store of one tier, prompts of random ids, time to a first token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
+from kvstore.tiers.base import Tier
+from service.records import Chunk, Method, Report, Sampling
+from service.worker.adapters.base import DecoderAdapter
+from service.worker.addressing import Address, Addressing
+from service.worker.engine import Engine
+from service.worker.loader import Loader
+from service.worker.request import DoneEvent, FailedEvent, Request, TokenEvent
+
+QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
+FULL, A3, OURS, PIE = "full prefill", "a3 r=0.15", "question_scout r=0.15", "pie"
+METHODS = {
+    FULL: Method("vanilla"),
+    A3: Method("a3", {"ratio": 0.15}),
+    OURS: Method("question_scout", {"ratio": 0.15}),
+    PIE: Method("pie"),
+}
+
+
+class Prompt:
+    """One prompt of random ids and its chunks."""
+
+    def __init__(self, adapter: DecoderAdapter, tokens: int, chunks: int, seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+
+        def ids(count: int) -> list[int]:
+            return torch.randint(0, adapter.vocabulary, (count,), generator=random).tolist()
+
+        self.system, self.question = ids(SYSTEM_TOKENS), ids(QUESTION_TOKENS)
+        self.documents = [Chunk(i, ids(tokens // chunks)) for i in range(chunks)]
+
+    @property
+    def ids(self) -> list[int]:
+        """The whole prompt."""
+        return self.system + [t for d in self.documents for t in d.ids] + self.question
+
+    def request(self, name: str, method: Method, max_tokens: int = 1, **fields: Any) -> Request:
+        sampling = Sampling(max_tokens=max_tokens)
+        return Request(
+            name, self.system, self.documents, self.question, method, sampling=sampling, **fields
+        )
+
+    def addresses(self, engine: Engine) -> list[Address]:
+        found = engine.admission.addresses(self.system, self.documents, "none", "")
+        return [address for address in found if address is not None]
+
+    def computed(self, adapter: DecoderAdapter) -> dict[str, EncodedChunk]:
+        """Key to chunk, precomputed once."""
+        with place(adapter, MemoryTier(1 << 33), len(self.ids)) as engine:
+            precompute(engine, self)
+            out = {}
+            for address in self.addresses(engine):
+                found = engine.streams.read(address).chunk
+                assert found is not None
+                out[address.key] = found
+            return out
+
+    def random_chunks(self, engine: Engine, adapter: DecoderAdapter) -> dict[str, EncodedChunk]:
+        """Key to chunk of random KV: as large and as fast to place as real ones, made at once."""
+        chunks = {}
+        for address in self.addresses(engine):
+            shape = address.spec.shape
+            layers = [torch.randn(shape).to(adapter.dtype) for _ in range(adapter.layers)]
+            chunks[address.key] = encode_chunk(address.spec, layers, layers)
+        return chunks
+
+
+class Throttled:
+    """A tier whose readers together get so many bytes a second; else the tier it stands before."""
+
+    def __init__(self, tier: Tier, bytes_per_s: float) -> None:
+        self._tier = tier
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tier, name)
+
+    def read(self, *args: Any, **kwargs: Any) -> EncodedChunk | None:
+        chunk = self._tier.read(*args, **kwargs)
+        self._pay(chunk.nbytes if chunk is not None else 0)
+        return chunk
+
+    def read_ranges(self, *args: Any, **kwargs: Any) -> Any:
+        data = self._tier.read_ranges(*args, **kwargs)
+        self._pay(data.numel() if data is not None else 0)
+        return data
+
+    def _pay(self, nbytes: int) -> None:
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + nbytes / self._bytes_per_s
+            until = self._free_at
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+@contextmanager
+def place(
+    adapter: DecoderAdapter,
+    tier: Tier,
+    pool_tokens: int,
+    chunks: Mapping[str, EncodedChunk] | None = None,
+    *,
+    planner: bool = False,
+) -> Iterator[Engine]:
+    """An engine on a store of that tier alone, which gets the chunks."""
+    with TieredStore([tier]) as store:
+        for key, chunk in (chunks or {}).items():
+            store.put(key, chunk)
+        store.flush(60)
+        loader = Loader(store, threads=4)
+        loader.start()
+        addressing = Addressing(adapter, fingerprint="random", codec="raw")
+        try:
+            yield Engine(
+                adapter, addressing, store, loader, pool_tokens=pool_tokens + 512, planner=planner
+            )
+        finally:
+            loader.close()
+
+
+def precompute(engine: Engine, prompt: Prompt) -> None:
+    """Compute and store every chunk of the prompt."""
+    with torch.inference_mode():
+        for address in prompt.addresses(engine):
+            engine.lane.compute_now(address)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Seconds from asking to the first token, and what the engine says of it."""
+
+    ttft_s: float
+    report: Report
+
+
+def answer(engine: Engine, request: Request) -> Answered:
+    """One request, alone, to its end. Raises RuntimeError if it fails."""
+    started = time.perf_counter()
+    engine.submit(request)
+    first, report = 0.0, None
+    while report is None:
+        if engine.idle:
+            time.sleep(0.0005)  # the server would wait to be woken
+        for event in engine.step():
+            if isinstance(event, TokenEvent) and not first:
+                first = time.perf_counter() - started
+            if isinstance(event, FailedEvent):
+                raise RuntimeError(event.message)
+            if isinstance(event, DoneEvent):
+                report = event.report
+    return Answered(first, report)
+
+
+def answer_all(engine: Engine, requests: list[Request]) -> None:
+    """Requests submitted together, until all are answered. Raises RuntimeError if one fails."""
+    for request in requests:
+        engine.submit(request)
+    while not engine.scheduler.idle:
+        if engine.idle:
+            time.sleep(0.0005)
+        for event in engine.step():
+            if isinstance(event, FailedEvent):
+                raise RuntimeError(event.message)

@@ -1,0 +1,62 @@
+"""Decoding: our step against transformers' `generate` and llama.cpp, a batch against one sequence.
+
+Contexts are random KV of the right size, put into our pool and into transformers' cache directly,
+so that only decoding is timed: greedy, every token one forward of everything, transformers on an
+untouched model of the same weights. The batch has contexts of different lengths around the one of
+batch 1. llama.cpp decodes behind a prompt that it computed before the clock started.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.speed.contexts import decode, filled, pool_for, spread
+from benchmarks.speed.outcome import Outcome, at_least
+from benchmarks.speed.paired import Work, run_paired
+from benchmarks.speed.peers.generate import Generate
+from benchmarks.speed.peers.llama import Absent, LlamaCpp
+from benchmarks.speed.setup import Setup
+
+BATCH = 8
+OURS, EIGHT = "ours, batch 1", "ours, batch 8"
+THEIRS, LLAMA = "transformers generate, batch 1", "llama.cpp, batch 1"
+
+
+def run(setup: Setup) -> Outcome:
+    shape, adapter, steps = setup.shape, setup.adapter, setup.shape.answer
+    lengths = spread(shape.tokens, BATCH)
+    room = steps * (setup.repetitions + 1) + 1
+    pool = pool_for(adapter, [shape.tokens, *lengths], room)
+    one = [filled(pool, shape.tokens, room)]
+    eight = [filled(pool, n, room) for n in lengths]
+    theirs = Generate(setup.stock, shape.tokens)
+    notes: list[str] = []
+    ways: dict[str, Work] = {
+        OURS: partial(decode, adapter, one, steps),
+        THEIRS: partial(theirs.decode, steps),
+        EIGHT: partial(decode, adapter, eight, steps),
+    }
+    before: dict[str, Work] = {THEIRS: theirs.fill}
+    with torch.inference_mode(), ExitStack() as stack:
+        try:
+            llama = stack.enter_context(LlamaCpp(setup))
+        except Absent as reason:
+            notes.append(f"llama.cpp was left out: {reason}")
+        else:
+            ways[LLAMA], before[LLAMA] = partial(llama.decode, steps), llama.rewind
+        paired = run_paired(ways, setup.repetitions, before=before)
+    figures = [
+        paired.figure(
+            f"decode tokens/s over transformers generate, {shape.tokens} context, batch 1",
+            THEIRS, OURS, at_least(1.5),
+        ),
+        paired.figure("decode tokens/s at batch 8 over batch 1", OURS, EIGHT, at_least(3), BATCH),
+    ]  # fmt: skip
+    if LLAMA in ways:
+        figures.append(paired.figure("decode tokens/s over llama.cpp, batch 1", LLAMA, OURS))
+    samples: dict[str, Any] = {"steps": steps, "seconds": paired.raw()}
+    return Outcome(figures, samples, notes)

@@ -1,0 +1,80 @@
+"""How much of loading hides behind computing: TTFT of A3 over the longer of the two alone.
+
+Chunks lie on an SSD, their pages dropped before every read; once as fast as it is, once throttled
+so that loading alone takes as long as computing alone, where nothing hides unless both really go on
+at once. Each repetition measures in turn: loading alone (nothing computes), computing alone (chunks
+in memory), TTFT.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sparse_ttft import drop_pages
+from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, place
+from benchmarks.speed.outcome import Figure, Outcome, at_most
+from benchmarks.speed.setup import Setup
+from kvstore import MemoryTier, SsdTier
+from service.worker.engine import Engine
+
+PLAIN, SLOWED = "SSD", "SSD as slow as computing"
+
+
+def run(setup: Setup) -> Outcome:
+    shape, adapter = setup.shape, setup.adapter
+    prompt = Prompt(adapter, shape.tokens, shape.chunks, setup.seed)
+    stored, tokens = prompt.computed(adapter), len(prompt.ids)
+    nbytes = sum(chunk.nbytes for chunk in stored.values())
+    runs: dict[str, list[dict[str, Any]]] = {PLAIN: [], SLOWED: []}
+    a3 = METHODS[A3]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        place(adapter, MemoryTier(1 << 33), tokens, stored) as memory,
+    ):
+        answer(memory, prompt.request("warm-up", a3))
+        pace = answer(memory, prompt.request("pace", a3)).ttft_s
+        for label, mine in runs.items():
+            path = Path(folder) / str(len(label))
+            tier: Any = SsdTier(path, 1 << 36)
+            if label == SLOWED:
+                tier = Throttled(tier, nbytes / pace)
+            with place(adapter, tier, tokens, stored) as engine:
+                for turn in range(setup.repetitions):
+                    drop_pages(path)
+                    loading = load_alone(engine, prompt)
+                    computing = answer(memory, prompt.request(f"c{turn}", a3)).ttft_s
+                    drop_pages(path)
+                    both = answer(engine, prompt.request(f"b{turn}", a3))
+                    mine.append(
+                        {
+                            "load_s": loading,
+                            "compute_s": computing,
+                            "ttft_s": both.ttft_s,
+                            "stages": both.report.stages,
+                        }
+                    )
+    figures = [
+        Figure(
+            f"TTFT from {label} over max(load alone, compute alone)",
+            [r["ttft_s"] / max(r["load_s"], r["compute_s"]) for r in mine],
+            at_most(1.15),
+        )
+        for label, mine in runs.items()
+    ]
+    return Outcome(figures, {"bytes": nbytes, "runs": runs})
+
+
+def load_alone(engine: Engine, prompt: Prompt) -> float:
+    """Seconds until every layer of every chunk is there."""
+    started = time.perf_counter()
+    streams = [engine.streams.join(a, "ssd") for a in prompt.addresses(engine)]
+    for stream in streams:
+        for part in stream.arrived:
+            part.result()
+    seconds = time.perf_counter() - started
+    if any(stream.lost for stream in streams):
+        raise RuntimeError("a chunk that was just stored is gone")
+    return seconds

@@ -1,0 +1,28 @@
+"""TTFT of A3 over full prefill where the prompt is long and attention weighs more."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+
+from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, answer, place, precompute
+from benchmarks.speed.outcome import Outcome, at_most
+from benchmarks.speed.paired import Work, run_paired
+from benchmarks.speed.setup import Setup
+from kvstore import MemoryTier
+
+
+def run(setup: Setup) -> Outcome:
+    shape, adapter, number = setup.shape, setup.adapter, count()
+    prompt = Prompt(adapter, shape.long_tokens, shape.long_chunks, setup.seed)
+    with place(adapter, MemoryTier(4 << 30), len(prompt.ids)) as engine:
+        precompute(engine, prompt)
+
+        def ttft(name: str) -> None:
+            answer(engine, prompt.request(str(next(number)), METHODS[name]))
+
+        ways: dict[str, Work] = {name: partial(ttft, name) for name in (A3, FULL)}
+        # Precomputing was the warm-up.
+        paired = run_paired(ways, setup.repetitions, warm_up=False)
+    what = f"TTFT of A3 r=0.15 over full prefill, {shape.long_tokens} tokens"
+    return Outcome([paired.figure(what, A3, FULL, at_most(0.20))], {"seconds": paired.raw()})

@@ -1,0 +1,56 @@
+"""Precomputing documents, written to an SSD, over a plain prefill of the same tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from benchmarks.speed.engines import Prompt, place
+from benchmarks.speed.outcome import Outcome, at_least
+from benchmarks.speed.paired import run_paired
+from benchmarks.speed.setup import Setup
+from kvstore import SsdTier
+from service.worker.chunk_prefill import ScratchKV
+from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.layout import PromptLayout
+from service.worker.prefill import prefill
+from service.worker.prefill import run as run_prefill
+
+LANE, PLAIN = "precompute to SSD", "plain prefill"
+
+
+def run(setup: Setup) -> Outcome:
+    shape, adapter, number = setup.shape, setup.adapter, count(1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        place(adapter, SsdTier(Path(folder), 1 << 36), shape.tokens) as engine,
+    ):
+
+        def fresh() -> Prompt:
+            """Documents that nobody has stored."""
+            return Prompt(adapter, shape.tokens, shape.chunks, seed=next(number))
+
+        def precomputed() -> None:
+            prompt = fresh()
+            for address in prompt.addresses(engine)[1:]:  # the instruction is not a document
+                engine.lane.add(address, id="document")
+            while engine.lane.pending:
+                engine.step()
+            engine.store.flush(60)
+
+        def plain() -> None:
+            for document in fresh().documents:
+                layout = PromptLayout.of(document.ids, [], [], cold=[True], device=adapter.device)
+                scratch = ScratchKV(adapter, len(document.ids))
+                run_prefill(prefill(adapter, layout, [None], Vanilla(), scratch))
+
+        with torch.inference_mode():
+            paired = run_paired({LANE: precomputed, PLAIN: plain}, setup.repetitions)
+        if engine.lane.counts["failed"]:
+            raise RuntimeError("chunks could not be written")
+    what = "precompute tokens/s, written to SSD, over plain prefill of as many tokens"
+    figure = paired.figure(what, PLAIN, LANE, at_least(0.9))
+    return Outcome([figure], {"seconds": paired.raw()})

@@ -1,0 +1,1 @@
+"""What others do with the same work, to be run in turn with ours."""
