@@ -34,16 +34,26 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What somebody said in a conversation. role: system, user or assistant."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
 class PromptFormat:
     """A model's own defaults, from `kvstitch.json` in its folder or derived from its template.
 
-    `document` holds {title} and {text}; `question` holds {question}. `prefix_mode` is what a
-    chunk sees when it is precomputed (METHODS §0): nothing, BOS, BOS kept in the prompt, or S.
+    `document` holds {title} and {text}; `question` holds {question}; `answer` holds {answer} and
+    is how an earlier answer is written behind its question. `prefix_mode` is what a chunk sees
+    when it is precomputed (METHODS §0): nothing, BOS, BOS kept in the prompt, or S.
     """
 
     system: str
     document: str
     question: str
+    answer: str = ""  # "": the answer, then what ends one: the first stop string or a blank line
     chunk_tokens: int = 512
     top_k: int = 5
     max_tokens: int = 256
@@ -67,6 +77,10 @@ class PromptFormat:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         prompt = raw.pop("prompt")
         return cls(**prompt, **{**raw, "stop": tuple(raw.get("stop", ()))})
+
+    @property
+    def earlier_answer(self) -> str:
+        return self.answer or " {answer}" + (self.stop[0] if self.stop else "\n\n")
 
     def render_document(self, title: str, text: str) -> str:
         # Not str.format: user text may hold braces.
@@ -115,18 +129,18 @@ def plan(
     fmt: PromptFormat,
     encoder: Encoder,
     documents: Sequence[DocumentSegment],
-    question: str,
+    question: list[int],
     *,
     max_context: int,
 ) -> PromptPlan:
-    """S ‖ D ‖ Q for `question` over `documents`, in their order.
+    """S ‖ D ‖ Q for the ids of `question` over `documents`, in their order.
 
     Raises PromptTooLong when not even one answer token would fit into `max_context`.
     """
     planned = PromptPlan(
         system=system_ids(fmt, encoder),
         documents=list(documents),
-        question=encoder.encode_template(fmt.question, question=question),
+        question=question,
     )
     if planned.tokens >= max_context:
         raise PromptTooLong(

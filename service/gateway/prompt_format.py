@@ -12,6 +12,7 @@ Knows no request and encodes nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any, NoReturn
@@ -38,7 +39,7 @@ PLAIN = PromptFormat(
 _DAY = datetime(2024, 7, 26)
 
 # Unlikely in any template, and without characters that a template might escape or trim.
-_MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
+MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
 
 
 def load_format(folder: ModelFolder) -> PromptFormat:
@@ -63,14 +64,14 @@ def from_chat_template(template: str, folder: ModelFolder) -> PromptFormat:
 
     The text is used as rendered: its special tokens are encoded as such, user text is not.
     """
-    content = f"{INSTRUCTION}{_MARK}Question: {{question}}"
-    rendered = _render(template, content, folder)
-    if rendered.count(_MARK) != 1 or rendered.count("{question}") != 1:
+    content = f"{INSTRUCTION}{MARK}Question: {{question}}"
+    rendered = render(template, [{"role": "user", "content": content}], folder)
+    if rendered.count(MARK) != 1 or rendered.count("{question}") != 1:
         raise ModelRefused(
             f"the chat template of {folder.path} does not repeat the user's text exactly once: "
             f"write the prompt format into {FORMAT_FILE}"
         )
-    system, question = rendered.split(_MARK)
+    system, question = rendered.split(MARK)
     return PromptFormat(system=system, document=DOCUMENT, question=question)
 
 
@@ -82,14 +83,24 @@ def without_bos(fmt: PromptFormat, bos_text: str | None) -> PromptFormat:
 
 
 def _check(fmt: PromptFormat, folder: ModelFolder) -> None:
-    if "{text}" not in fmt.document or "{question}" not in fmt.question:
+    if (
+        "{text}" not in fmt.document
+        or "{question}" not in fmt.question
+        or "{answer}" not in fmt.earlier_answer
+    ):
         raise ModelRefused(
-            f"{folder.path / FORMAT_FILE}: prompt.document must hold {{text}} and "
-            "prompt.question must hold {question}"
+            f"{folder.path / FORMAT_FILE}: prompt.document must hold {{text}}, prompt.question "
+            "{question}, and prompt.answer, where it is given, {answer}"
         )
 
 
-def _render(template: str, content: str, folder: ModelFolder) -> str:
+def has_own_format(folder: ModelFolder) -> bool:
+    """Whether the folder says itself how its prompts are written."""
+    return (folder.path / FORMAT_FILE).is_file()
+
+
+def render(template: str, messages: Sequence[Mapping[str, str]], folder: ModelFolder) -> str:
+    """The text the model's chat template makes of `messages`. Raises ModelRefused."""
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -104,7 +115,6 @@ def _render(template: str, content: str, folder: ModelFolder) -> str:
         name: folder.special_text(name) or ""
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
     }
-    messages = [{"role": "user", "content": content}]
     try:
         return environment.from_string(template).render(
             messages=messages,

@@ -9,6 +9,7 @@ from typing import Any
 
 from retriever import Chunk, ChunkSettings
 from service import prompt
+from service.gateway.conversation import conversations
 from service.gateway.model_folder import ModelFolder
 from service.gateway.prompt_format import load_format, without_bos
 from service.gateway.text import AnswerText
@@ -30,9 +31,10 @@ class Prompts:
             if (value := getattr(settings, name)) is not None
         }
         self.format = replace(without_bos(fmt, self.tokenizer.bos_text), **overrides)
-        self.model = folder.name
+        self.model = settings.model_name
         self.end_ids = folder.end_ids
         self.system = prompt.system_ids(self.format, self.tokenizer)
+        self._conversations = conversations(self.format, folder)
         self._ids = DocumentIds()
 
     @property
@@ -60,16 +62,25 @@ class Prompts:
         return [prompt.DocumentSegment(c.chunk_id, self.segment(c)) for c in chunks]
 
     def plan(
-        self, documents: Sequence[prompt.DocumentSegment], question: str, *, max_context: int
+        self,
+        documents: Sequence[prompt.DocumentSegment],
+        turns: Sequence[prompt.Turn],
+        *,
+        max_context: int,
     ) -> prompt.PromptPlan:
-        """S ‖ D ‖ Q. Raises PromptTooLong."""
+        """S ‖ D ‖ Q of a normalised conversation. Raises PromptTooLong, or InvalidRequest if the
+        model cannot be given such a conversation."""
+        template = self._conversations.template(tuple(turn.role for turn in turns))
+        texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
+        question = self.tokenizer.encode_template(template, **texts)
         return prompt.plan(
             self.format, self.tokenizer, documents, question, max_context=max_context
         )
 
-    def estimate(self, question: str, top_k: int) -> int:
+    def estimate(self, turns: Sequence[prompt.Turn], top_k: int) -> int:
         """About how many tokens a prompt will have, known before any work."""
-        return len(self.system) + top_k * self.format.chunk_tokens + len(question) // 3
+        question = sum(len(turn.text) for turn in turns) // 3
+        return len(self.system) + top_k * self.format.chunk_tokens + question
 
     def answer_text(self, stops: Sequence[str]) -> AnswerText:
         return AnswerText(self.tokenizer.decode, self.end_ids, [*self.format.stop, *stops])

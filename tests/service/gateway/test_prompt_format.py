@@ -11,6 +11,7 @@ from service.errors import ModelRefused
 from service.gateway.model_folder import ModelFolder, resolve
 from service.gateway.prompt_format import DOCUMENT, INSTRUCTION, PLAIN, load_format
 from service.gateway.prompts import Prompts
+from service.prompt import Turn
 from service.settings import load
 from tests.service.gateway.models import BOS, FORMAT, USER, make_folder
 
@@ -41,7 +42,7 @@ def test_chat_template_is_split_around_the_documents(tmp_path: Path, as_file: bo
 def test_bos_comes_once(tmp_path: Path) -> None:
     prompts = Prompts(chat_folder(tmp_path, TEMPLATE), load(data_dir=tmp_path))
     assert prompts.system[:2] == [0, 2] and prompts.system.count(0) == 1
-    plan = prompts.plan([], f"why{BOS}?", max_context=500)
+    plan = prompts.plan([], [Turn("user", f"why{BOS}?")], max_context=500)
     assert plan.question.count(0) == 0 and plan.question.count(2) == 1
 
 
