@@ -3,14 +3,17 @@
 KvstitchError
 ├── InvalidRequest          422  a field is wrong; `field` names it, the message says what to do
 │   ├── UnknownMethod       422  no fusion or eviction method of that name
-│   └── PromptTooLong       400  S + documents + question exceed the model's context
+│   ├── PromptTooLong       400  S + documents + question exceed the model's context
+│   └── Unsupported         400  asked for what this service knows of and cannot do
 ├── Unauthenticated         401  no API key, or not a valid one
 ├── Forbidden               403  the API key lacks a scope; the message names it
 ├── NotFound                404  unknown document, job, collection or receipt
+│   └── ModelNotFound       404  a model name that is not served
 ├── Conflict                409  the thing is in a state that forbids this
 ├── QuotaExceeded           429  a limit of the key or tenant; `field` names it
 ├── Overloaded              503  queue or KV pool full; come back after `retry_after_s`
 ├── WorkerUnavailable       503  the worker is starting, restarting or gone
+├── DeadlineExceeded        504  the client's deadline passed before anything was generated
 ├── WorkerFault             500  the engine failed on this request (logged with its traceback)
 ├── ModelRefused            500  start-up only: this model cannot be served correctly
 └── InvalidSetting          500  start-up only: a setting is out of range or contradicts another
@@ -22,10 +25,12 @@ from __future__ import annotations
 
 __all__ = [
     "Conflict",
+    "DeadlineExceeded",
     "Forbidden",
     "InvalidRequest",
     "InvalidSetting",
     "KvstitchError",
+    "ModelNotFound",
     "ModelRefused",
     "NotFound",
     "Overloaded",
@@ -33,6 +38,7 @@ __all__ = [
     "QuotaExceeded",
     "Unauthenticated",
     "UnknownMethod",
+    "Unsupported",
     "WorkerFault",
     "WorkerUnavailable",
     "from_code",
@@ -68,6 +74,11 @@ class PromptTooLong(InvalidRequest):
     status = 400
 
 
+class Unsupported(InvalidRequest):
+    code = "unsupported"
+    status = 400
+
+
 class Unauthenticated(KvstitchError):
     code = "invalid_api_key"
     status = 401
@@ -88,6 +99,10 @@ class NotFound(KvstitchError):
     status = 404
 
 
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
 class Conflict(KvstitchError):
     code = "conflict"
     status = 409
@@ -101,6 +116,11 @@ class Overloaded(KvstitchError):
 class WorkerUnavailable(KvstitchError):
     code = "worker_unavailable"
     status = 503
+
+
+class DeadlineExceeded(KvstitchError):
+    code = "deadline_exceeded"
+    status = 504
 
 
 class WorkerFault(KvstitchError):

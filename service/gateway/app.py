@@ -11,7 +11,7 @@ from service import __version__
 from service.gateway import problems
 from service.gateway.gateway import Gateway
 from service.gateway.middleware import Authentication, RequestContext
-from service.gateway.routes import corpus, health, models, rag
+from service.gateway.routes import corpus, health, models, openai, rag
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -30,6 +30,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(RequestContext, max_body_bytes=gateway.settings.max_body_bytes)
     problems.install(app)
-    for module in (rag, models, corpus, health):
+    for module in (rag, openai, models, corpus, health):
         app.include_router(module.router)
     return app

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Header, Query, Request
 
 from service.errors import InvalidRequest
 from service.gateway.access import Principal
 from service.gateway.answer import Answerer
+from service.gateway.call import Call
 from service.gateway.corpus import Corpus
 from service.gateway.gateway import Gateway
 from service.gateway.uploads import read_documents
@@ -26,10 +27,6 @@ def _answerer(request: Request) -> Answerer:
 
 def _corpus(request: Request) -> Corpus:
     return _gateway(request).corpus
-
-
-def _arrived(request: Request) -> float:
-    return float(request.state.arrived)
 
 
 def _ping_s(request: Request) -> float:
@@ -58,14 +55,36 @@ def _having(scope: str) -> Callable[[Request], Awaitable[Principal]]:
     return admitted
 
 
+MAX_DEADLINE_MS = 24 * 3600 * 1000
+DEADLINE = "X-Request-Deadline-Ms"
 Generating = Annotated[Principal, Depends(_having("generate"))]
 Ingesting = Annotated[Principal, Depends(_having("ingest"))]
 Administering = Annotated[Principal, Depends(_having("admin"))]
 ReadingMetrics = Annotated[Principal, Depends(_having("metrics"))]
+
+
+def _call(
+    request: Request,
+    principal: Generating,
+    deadline_ms: Annotated[
+        int | None,
+        Header(
+            alias=DEADLINE,
+            ge=1,
+            le=MAX_DEADLINE_MS,
+            description="milliseconds after which the answer ends with what there is",
+        ),
+    ] = None,
+) -> Call:
+    arrived = float(request.state.arrived)
+    deadline = None if deadline_ms is None else arrived + deadline_ms / 1000
+    return Call(principal, arrived, deadline)
+
+
 GatewayDep = Annotated[Gateway, Depends(_gateway)]
 AnswererDep = Annotated[Answerer, Depends(_answerer)]
 CorpusDep = Annotated[Corpus, Depends(_corpus)]
-Arrived = Annotated[float, Depends(_arrived)]
+CallDep = Annotated[Call, Depends(_call)]
 PingSeconds = Annotated[float, Depends(_ping_s)]
 Upload = Annotated[list[dict[str, Any]], Depends(_documents)]
 Limit = Annotated[int, Query(ge=1, le=1000)]

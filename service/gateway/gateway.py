@@ -25,6 +25,7 @@ from service.gateway.corpus import Corpus
 from service.gateway.jobs import JobStore
 from service.gateway.keys import KeyStore
 from service.gateway.library import Library, TimedEmbedder
+from service.gateway.preparing import Preparer
 from service.gateway.prompts import Prompts
 from service.gateway.quotas import Limits, Quotas
 from service.gateway.supervisor import COMMAND, Supervisor
@@ -93,10 +94,9 @@ class Gateway:
         self.corpus = Corpus(self._jobs, self.library, self.worker, self.prompts, self.metrics)
         self.answerer = Answerer(
             worker=self.worker,
-            library=self.library,
             prompts=self.prompts,
+            preparer=Preparer(self.worker, self.library, self.prompts, settings),
             admission=self.admission,
-            settings=settings,
             metrics=self.metrics,
         )
         self.on_failure: Callable[[], None] = lambda: None  # set by the server: stop serving

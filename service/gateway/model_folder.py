@@ -54,9 +54,11 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @property
-    def name(self) -> str:
-        return self.path.name
+    @cached_property
+    def created(self) -> int:
+        """When the model was put there, in Unix seconds."""
+        file = self.path / "config.json"
+        return int(file.stat().st_mtime) if file.is_file() else 0
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from service.errors import InvalidRequest, KvstitchError, WorkerFault
-from service.gateway.schemas import DocumentIn, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +29,8 @@ _TYPES = {
     503: "overloaded_error",
 }
 RETRY_AFTER_S = 5.0  # where the error does not know better
+# Paths whose clients take 400, and not 422, for a request that is wrong.
+OPENAI = ("/v1/chat/completions", "/v1/completions")
 NOT_UTF8 = "is not valid UTF-8: save or send the text encoded as UTF-8"
 
 
@@ -63,7 +64,7 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return respond(request, from_validation(error.errors(), GenerateRequest))
+        return respond(request, from_validation(error.errors(), _body_of(request)))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -89,7 +90,13 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
     if request.url.path.startswith("/v1/"):
-        return JSONResponse({"error": error_object(error)}, error.status, headers)
+        if error.status < 500 or error.status == 503:
+            # OpenAI's clients would try again after any 409, 429 or 5xx.
+            headers["x-should-retry"] = str(error.status in (429, 503)).lower()
+        lenient = error.status == 422 and request.url.path in OPENAI
+        return JSONResponse(
+            {"error": error_object(error)}, 400 if lenient else error.status, headers
+        )
     problem = {
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
@@ -183,8 +190,26 @@ def _remedy(fault: Any, body: type[BaseModel]) -> str:
     return message[:1].lower() + message[1:] + f", not {_shown(fault.get('input'))}"
 
 
+def _body_of(request: Request) -> type[BaseModel]:
+    """The model of the body that the request's route takes."""
+    fields = request.scope["route"].dependant.body_params
+    found = fields[0].field_info.annotation if fields else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else BaseModel
+
+
 def _at(loc: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
-    return DocumentIn if any(isinstance(part, int) for part in loc) else body
+    """The model that holds the last field of `loc`."""
+    for part in loc[:-1]:
+        if part in body.model_fields:
+            body = _model_in(body.model_fields[str(part)].annotation) or body
+    return body
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in `X | None` or `list[X]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for arg in get_args(annotation) if (m := _model_in(arg))), None)
 
 
 def _shown(value: Any) -> str:

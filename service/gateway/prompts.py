@@ -32,6 +32,7 @@ class Prompts:
         }
         self.format = replace(without_bos(fmt, self.tokenizer.bos_text), **overrides)
         self.model = settings.model_name
+        self.created = folder.created
         self.end_ids = folder.end_ids
         self.system = prompt.system_ids(self.format, self.tokenizer)
         self._conversations = conversations(self.format, folder)
@@ -52,11 +53,13 @@ class Prompts:
 
     def segment(self, chunk: Chunk) -> list[int]:
         """The ids of a chunk, the same at precompute and at every request."""
-        return self._ids.get(
-            chunk.chunk_id,
-            chunk.revision,
-            lambda: prompt.document_ids(self.format, self.tokenizer, chunk.title, chunk.text),
-        )
+
+        def encode() -> list[int]:
+            return prompt.document_ids(self.format, self.tokenizer, chunk.title, chunk.text)
+
+        if chunk.chunk_id < 0:  # an inline document's: the id names another text next time
+            return encode()
+        return self._ids.get(chunk.chunk_id, chunk.revision, encode)
 
     def segments(self, chunks: Sequence[Chunk]) -> list[prompt.DocumentSegment]:
         return [prompt.DocumentSegment(c.chunk_id, self.segment(c)) for c in chunks]

@@ -5,7 +5,7 @@ Knows no HTTP and no socket.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retriever import Passage
@@ -72,6 +72,12 @@ def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
     """TPOT = (end to end - TTFT) / (tokens - 1)."""
     tpot_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else None
     return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
+
+
+def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:
+    """The Server-Timing header: milliseconds per stage, as browsers and proxies show them."""
+    times = {**stages, **({} if total_s is None else {"total": total_s})}
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in times.items())
 
 
 def observe(metrics: Metrics, times: Timing, stages: dict[str, float], report: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -28,26 +28,44 @@ class Source(Protocol):
     async def aclose(self) -> None: ...
 
 
-def frame(event: str, data: Any) -> bytes:
-    """One event; JSON has no line break, so one data line does.
+class Framing(Protocol):
+    """How a route writes events and the error that ends them."""
+
+    def event(self, event: AnswerEvent) -> bytes: ...
+
+    def error(self, error: KvstitchError) -> bytes: ...
+
+
+def data_line(data: Any) -> str:
+    """JSON has no line break, so one data line does.
 
     Escaped: what is no line end in SSE but is one to clients that split lines as Unicode does.
     """
     text = json.dumps(data, ensure_ascii=False)
     for separator, escape in (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
         text = text.replace(separator, escape)
-    return f"event: {event}\ndata: {text}\n\n".encode()
+    return f"data: {text}\n\n"
 
 
-def _framed(event: AnswerEvent) -> bytes:
-    match event:
-        case Sources(citations):
-            cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
-            return frame("sources", {"citations": cited})
-        case Text(text):
-            return frame("token", {"text": text})
-        case Finished(response):
-            return frame("done", response.model_dump(mode="json"))
+def frame(event: str, data: Any) -> bytes:
+    return f"event: {event}\n{data_line(data)}".encode()
+
+
+class NamedEvents:
+    """/v1/rag/generate: sources, token …, then done or error."""
+
+    def event(self, event: AnswerEvent) -> bytes:
+        match event:
+            case Sources(citations):
+                cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
+                return frame("sources", {"citations": cited})
+            case Text(text):
+                return frame("token", {"text": text})
+            case Finished(response):
+                return frame("done", response.model_dump(mode="json"))
+
+    def error(self, error: KvstitchError) -> bytes:
+        return frame("error", {"error": error_object(error)})
 
 
 class EventStream(Response):
@@ -55,13 +73,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: Source, *, ping_s: float) -> None:
+    def __init__(
+        self, source: Source, framing: Framing, *, ping_s: float, headers: Mapping[str, str]
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._source = source
+        self._framing = framing
         self._ping_s = ping_s
         # Proxies must neither hold the stream back nor keep it.
-        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,13 +117,13 @@ class EventStream(Response):
         pinging = asyncio.create_task(ping())
         try:
             async for event in self._source.events():
-                await write(_framed(event))
+                await write(self._framing.event(event))
         except KvstitchError as error:
-            await write(frame("error", {"error": error_object(error)}))
+            await write(self._framing.error(error))
         except Exception:
             logger.exception("an answer failed")
             fault = WorkerFault("something went wrong here; the log says what")
-            await write(frame("error", {"error": error_object(fault)}))
+            await write(self._framing.error(fault))
         finally:
             pinging.cancel()
         await write(b"", more=False)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, from_code
 from service.gateway import results
-from service.gateway.access import Principal
 from service.gateway.admission import Ticket
-from service.gateway.library import Found
+from service.gateway.call import Call
+from service.gateway.preparing import Prepared
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
 from service.gateway.worker import Worker
-from service.messages import Done, Failed, Generate, Method, TokenItem
+from service.messages import Done, Failed, Method, TokenItem
 from service.metrics import Metrics
 
 
@@ -40,6 +40,7 @@ class Finished:
 
 AnswerEvent = Sources | Text | Finished
 DISCONNECT = "disconnect"
+DEADLINE = "deadline"
 
 
 @dataclass
@@ -50,13 +51,9 @@ class Answer:
     prompts: Prompts
     metrics: Metrics
     request: GenerateRequest
-    generate: Generate
-    principal: Principal
+    prepared: Prepared
     ticket: Ticket
-    found: Found
-    stages: dict[str, float]
-    arrived: float
-    warnings: list[str]
+    call: Call
     _first: float | None = None
     _last: float | None = None
     _ended: bool = False
@@ -64,7 +61,10 @@ class Answer:
 
     def __post_init__(self) -> None:
         self._text = self.prompts.answer_text(self.request.stop)
-        self.citations = results.citations(self.found.passages, with_text=self.request.include_text)
+        self.generate = self.prepared.generate
+        self.citations = results.citations(
+            self.prepared.found.passages, with_text=self.request.include_text
+        )
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Sources, then Text as it comes, then Finished. Raises the KvstitchError of a Failed.
@@ -91,8 +91,13 @@ class Answer:
         self._end(DISCONNECT, None)
 
     async def _run(self) -> AsyncGenerator[AnswerEvent, None]:
+        alarm: asyncio.TimerHandle | None = None
         try:
             yield Sources(self.citations)
+            if (left_s := self.call.left_s) is not None:
+                # Nothing is awaited before the request is sent: an abort never overtakes it.
+                abort, loop = self.worker.abort, asyncio.get_running_loop()
+                alarm = loop.call_later(left_s, abort, self.generate.id, DEADLINE)
             async with aclosing(self.worker.submit(self.generate)) as stream:
                 async for event in stream:
                     match event:
@@ -105,11 +110,15 @@ class Answer:
                             if text := self._text.finish():
                                 yield Text(text)
                             response = self._response(event)
-                            self._end("ok", response.timing.total_s)
+                            late = response.finish_reason == DEADLINE
+                            self._end(DEADLINE if late else "ok", response.timing.total_s)
                             yield Finished(response)
         except BaseException as error:
             self._end(outcome_of(error), None)
             raise
+        finally:
+            if alarm is not None:
+                alarm.cancel()
 
     def _token(self, token: int) -> str:
         now = time.perf_counter()
@@ -119,7 +128,7 @@ class Answer:
         else:
             self.metrics.inter_token.observe(now - self._last)
         self._last = now
-        self.principal.spend_tokens(1)
+        self.call.principal.spend_tokens(1)
         stopped_before = self._text.stopped
         text = self._text.push(token)
         if self._text.stopped and not stopped_before:
@@ -127,11 +136,11 @@ class Answer:
         return text
 
     def _response(self, done: Done) -> GenerateResponse:
-        total_s = time.perf_counter() - self.arrived
-        ttft_s = total_s if self._first is None else self._first - self.arrived
+        total_s = time.perf_counter() - self.call.arrived
+        ttft_s = total_s if self._first is None else self._first - self.call.arrived
         report = done.report
         times = results.timing(ttft_s, total_s, report.completion_tokens)
-        stages = {**self.stages, **report.stages}
+        stages = {**self.prepared.stages, **report.stages}
         results.observe(self.metrics, times, stages, report)
         eviction = self.generate.eviction
         return GenerateResponse(
@@ -141,13 +150,13 @@ class Answer:
             finish_reason=done.finish_reason,
             citations=self.citations,
             usage=results.usage(report),
-            cache=results.cache(report, self.found.passages),
+            cache=results.cache(report, self.prepared.found.passages),
             stages=stages,
             timing=times,
             fusion=_as_dict(self.generate.fusion),
             eviction=None if eviction is None else _as_dict(eviction),
             seed=report.seed,
-            warnings=[*self.warnings, *report.warnings],
+            warnings=[*self.prepared.warnings, *report.warnings],
         )
 
     def _end(self, outcome: str, seconds: float | None) -> None:

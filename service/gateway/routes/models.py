@@ -7,17 +7,28 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from service.errors import ModelNotFound
 from service.gateway.dependencies import GatewayDep, Generating
+from service.gateway.openai_models import listed
+from service.gateway.schemas.openai import ModelList, ModelOut
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
-@router.get("/models")
-async def models(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
-    """OpenAI's list of models: the one that is served."""
-    facts = asdict(gateway.worker.require().model)
-    model = {"id": gateway.prompts.model, "object": "model", "created": 0, "owned_by": "kvstitch"}
-    return {"object": "list", "data": [{**model, "details": facts}]}
+@router.get("/models", response_model_exclude_none=True)
+async def models(gateway: GatewayDep, principal: Generating) -> ModelList:
+    """The model that is served, alone and with each of its presets."""
+    prompts = gateway.prompts
+    return ModelList(data=listed(prompts.model, prompts.created, gateway.worker.require()))
+
+
+@router.get("/models/{model_id:path}", response_model_exclude_none=True)
+async def model(model_id: str, gateway: GatewayDep, principal: Generating) -> ModelOut:
+    """One of them."""
+    for found in (await models(gateway, principal)).data:
+        if found.id == model_id:
+            return found
+    raise ModelNotFound(f"there is no model {model_id!r}; GET /v1/models lists them", field="model")
 
 
 @router.get("/methods")

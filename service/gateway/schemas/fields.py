@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 MAX_STOPS = 16
@@ -33,4 +33,19 @@ StopString = Annotated[
 ]
 DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(encodable)]
 Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
-Stops = Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOPS = {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}
+Stops = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STOP,
+                {"type": "array", "items": _STOP, "maxItems": MAX_STOPS},
+                {"type": "null"},
+            ]
+        }
+    ),
+]

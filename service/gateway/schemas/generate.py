@@ -5,11 +5,15 @@ Requests are strict: an unknown field or a number as a string is an error that n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.gateway.schemas.fields import STRICT, Stops, Unicode
+from service.gateway.schemas.fields import STRICT, DocId, Stops, Title, Unicode
+from service.prompt import Turn
+
+MAX_MESSAGES = 512
+MAX_INLINE_DOCUMENTS = 64
 
 
 class MethodChoice(BaseModel):
@@ -28,23 +32,59 @@ def _default_fusion() -> MethodChoice:
     return MethodChoice.model_validate({"method": "a3", "ratio": 0.15})
 
 
-class GenerateRequest(BaseModel):
-    """POST /v1/rag/generate. Fields left out take the model's defaults."""
+class Message(BaseModel):
+    """One turn of a conversation; the last one is the question."""
 
     model_config = STRICT
 
-    question: Unicode
+    role: Literal["system", "user", "assistant"]
+    content: Unicode
+
+
+class InlineDocument(BaseModel):
+    """A document that comes with the request: cited, cached, but not kept in the catalog."""
+
+    model_config = STRICT
+
+    text: Unicode
+    title: Title = ""
+    doc_id: DocId | None = Field(None, description="what citations call it; else inline-1, …")
+
+
+class Choices(BaseModel):
+    """What to answer from, and how: the fields that OpenAI's routes take as `kvstitch`."""
+
+    model_config = STRICT
+
+    collection: Unicode | None = Field(None, description="search here; none: `default`")
     top_k: int | None = Field(None, ge=0, description="passages to answer from; 0: none")
     documents: list[Unicode] | None = Field(None, description="answer from these documents only")
+    inline_documents: (
+        Annotated[list[InlineDocument], Field(min_length=1, max_length=MAX_INLINE_DOCUMENTS)] | None
+    ) = Field(None, description="answer from these texts, all of them, instead of searching")
     fusion: MethodChoice = Field(default_factory=_default_fusion)
     eviction: MethodChoice | None = None
+    include_text: bool = Field(False, description="citations hold the passage's text")
+
+
+class GenerateRequest(Choices):
+    """POST /v1/rag/generate. Fields left out take the model's defaults."""
+
+    question: Unicode | None = Field(None, description="this, or messages")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(0.0, ge=0, le=10, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
-    include_text: bool = Field(False, description="citations hold the passage's text")
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The conversation as it was sent."""
+        if self.messages is None:
+            return [Turn("user", self.question or "")]
+        return [Turn(message.role, message.content) for message in self.messages]
 
 
 class Citation(BaseModel):
