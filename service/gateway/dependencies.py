@@ -63,7 +63,7 @@ Administering = Annotated[Principal, Depends(_having("admin"))]
 ReadingMetrics = Annotated[Principal, Depends(_having("metrics"))]
 
 
-def _call(
+async def _call(
     request: Request,
     principal: Generating,
     deadline_ms: Annotated[

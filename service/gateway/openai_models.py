@@ -19,12 +19,13 @@ from service.parameters import check
 
 def listed(model: str, created: int, ready: Ready) -> list[ModelOut]:
     """The served model, then its presets: every fusion method it can be used with."""
-    plain = ModelOut(id=model, created=created, details=asdict(ready.model))
+    plain = ModelOut(id=model, created=created, fusion=None, details=asdict(ready.model))
     presets = [
         ModelOut(
             id=f"{model}:{info.name}",
             created=created,
             fusion={"method": info.name, **check(info.parameters, {}, where="fusion")},
+            details=None,
         )
         for info in ready.fusion
         if not info.unavailable

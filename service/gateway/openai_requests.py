@@ -72,7 +72,7 @@ def of_completion(body: CompletionRequest, model: str, ready: Ready) -> Generate
 def _request(
     body: ChatRequest | CompletionRequest, model: str, ready: Ready, **asked: Any
 ) -> GenerateRequest:
-    chosen = body.kvstitch or Extension()
+    chosen = body.kvstitch or Extension.model_validate({})
     named = preset(body.model, model, ready)
     fields: dict[str, Any] = {
         name: getattr(chosen, name)
@@ -99,7 +99,7 @@ def _refuse_unsupported(extra: Mapping[str, Any] | None) -> None:
 
 def _message(number: int, message: ChatMessage) -> Message:
     where = f"messages[{number}]"
-    if message.role in ("tool", "function"):
+    if message.role == "tool" or message.role == "function":  # spelt out for mypy
         raise Unsupported(f"{where}.role {message.role} is not supported", field=f"{where}.role")
     _refuse_calls(where, message.model_extra)
     role = "system" if message.role == "developer" else message.role

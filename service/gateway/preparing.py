@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retriever import Scope
+from retriever import Passage, Scope
 from retriever.errors import InvalidQuery
 from service.errors import InvalidRequest, NotFound, PromptTooLong
 from service.gateway import inline
@@ -22,6 +22,7 @@ from service.gateway.library import Found, Library
 from service.gateway.methods import check_together, chosen
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker import Worker
 from service.messages import Chunk, Generate, Method, Prefetch, Ready, Sampling
 from service.prompt import PromptPlan, Turn
@@ -187,7 +188,7 @@ class Preparer:
             checked.question, checked.top_k, request.documents, scope=checked.scope
         )
 
-    async def _cut(self, documents: Sequence[inline.InlineDocument]) -> list[inline.Passage]:
+    async def _cut(self, documents: Sequence[InlineDocument]) -> list[Passage]:
         chunking = self._prompts.chunking()
         return await self._library.in_search_thread(lambda: inline.passages(documents, chunking))
 
@@ -202,9 +203,17 @@ class Preparer:
             self._worker.prefetch(
                 Prefetch(fusion, self._prompts.system, chunks, mode, checked.scope.tenant)
             )
-        return await in_thread(
-            lambda: self._prompts.plan(documents, checked.turns, max_context=context)
-        )
+        try:
+            return await in_thread(
+                lambda: self._prompts.plan(documents, checked.turns, max_context=context)
+            )
+        except PromptTooLong as error:
+            if checked.request.inline_documents is None:
+                raise
+            sizes = error.message.partition(":")[0]
+            raise PromptTooLong(
+                f"{sizes}: send less text in inline_documents", field="inline_documents"
+            ) from error
 
     def _room(self, wanted: int | None, plan: PromptPlan, context: int) -> tuple[int, list[str]]:
         """max_tokens as it fits behind the prompt, and a warning if that is less than asked."""

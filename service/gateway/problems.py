@@ -90,7 +90,7 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
     if request.url.path.startswith("/v1/"):
-        if error.status < 500 or error.status == 503:
+        if error.status != 500:
             # OpenAI's clients would try again after any 409, 429 or 5xx.
             headers["x-should-retry"] = str(error.status in (429, 503)).lower()
         lenient = error.status == 422 and request.url.path in OPENAI

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: the answers of /v1/rag/generate for OpenAI's clients."""
+"""/v1/chat/completions and /v1/completions: the answers of /v1/rag/generate, as OpenAI's."""
 
 from __future__ import annotations
 

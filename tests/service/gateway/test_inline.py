@@ -1,0 +1,129 @@
+"""Inline documents, messages and deadlines of /v1/rag/generate, against a fake worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.gateway.fake_worker import FakeWorker
+from service.messages import Abort, Generate
+from tests.service.gateway.rig import DOCUMENTS, Rig
+
+TEXT = "The lighthouse of Skagen is forty-six metres high. " * 8
+
+
+def fake(rig: Rig) -> FakeWorker:
+    assert rig.worker is not None
+    return rig.worker
+
+
+def test_inline_documents_are_cut_cited_and_not_kept(rig: Rig) -> None:
+    inline = [{"text": TEXT, "title": "Skagen"}, {"text": "Short.", "doc_id": "mine"}]
+    result = rig.ask(inline_documents=inline, include_text=True).json()
+    cited = result["citations"]
+    assert [c["doc_id"] for c in cited] == ["inline-1"] * (len(cited) - 1) + ["mine"]
+    assert len(cited) > 2 and "".join(c["text"] for c in cited[:-1]) == TEXT
+    for c in cited[:-1]:
+        assert TEXT[c["char_start"] : c["char_end"]] == c["text"]
+    assert [d["doc_id"] for d in result["cache"]["documents"]] == [c["doc_id"] for c in cited]
+    assert len({c["chunk_id"] for c in cited}) == len(cited)
+    assert all(c["chunk_id"] < -1 for c in cited)
+    assert rig.http.get("/admin/documents").json()["documents"] == []
+    request = fake(rig).seen(Generate)[-1]
+    assert isinstance(request, Generate)
+    decoded = rig.gateway.prompts.tokenizer.decode(request.documents[-1].ids)
+    assert decoded == "Short.\n"
+
+
+def test_inline_text_has_the_same_ids_as_the_stored_document(rig: Rig) -> None:
+    """So that it has the same chunk key, whichever way it came first."""
+    rig.ingest(DOCUMENTS[:1])
+    rig.ask(top_k=1)
+    oslo = {"text": DOCUMENTS[0]["text"], "title": DOCUMENTS[0]["title"]}
+    result = rig.ask(inline_documents=[oslo]).json()
+    stored, inline = fake(rig).seen(Generate)
+    assert isinstance(stored, Generate) and isinstance(inline, Generate)
+    assert stored.documents[0].ids == inline.documents[0].ids
+    assert result["cache"]["documents"][0]["tier"] == "memory"
+    other = rig.ask(inline_documents=[{"text": "Another text under the same chunk id."}]).json()
+    assert other["cache"]["documents"][0]["tier"] == "cold"
+
+
+def test_messages_are_answered(rig: Rig) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is the capital of Italy?"},
+    ]
+    rig.ingest()
+    body = {"messages": messages, "top_k": 1}
+    result = rig.http.post("/v1/rag/generate", json=body).json()
+    assert result["citations"][0]["doc_id"] == "rome"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "remedy"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}]}, 422, "question", "either"),
+        ({"question": None, "messages": []}, 422, "messages", "at least 1"),
+        ({"question": None, "messages": [{"role": "bot", "content": ""}]}, 422,
+         "messages[0].role", "user"),
+        ({"question": None, "messages": [{"role": "user", "text": ""}]}, 422,
+         "messages[0].content", "missing"),
+        ({"inline_documents": [{"text": " "}]}, 422, "inline_documents[0].text", "empty"),
+        ({"inline_documents": [{"text": "a", "doc_id": "x"}, {"text": "b", "doc_id": "x"}]}, 422,
+         "inline_documents[1].doc_id", "apart"),
+        ({"inline_documents": [{"text": "a", "body": 1}]}, 422, "inline_documents[0].body",
+         "title, doc_id"),
+        ({"inline_documents": [{"text": "a"}], "top_k": 2}, 422, "top_k", "leave one"),
+        ({"inline_documents": [{"text": "a"}], "collection": "c"}, 422, "collection", "leave one"),
+        ({"inline_documents": [{"text": "a " * 40_000}]}, 400, "inline_documents", "less text"),
+        ({"inline_documents": [{"text": "word " * 800}]}, 400, "inline_documents", "less text"),
+        ({"collection": " "}, 422, "collection", "empty"),
+        ({"collection": "x" * 200}, 422, "collection", "longer"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(
+    shared: Rig, body: dict[str, Any], status: int, field: str, remedy: str
+) -> None:
+    response = shared.ask(**body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["param"] == field and remedy in error["message"], response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_deadline_ends_the_answer_with_what_there_is(rig: Rig, stream: bool) -> None:
+    rig.ingest()
+    fake(rig).token_delay_s = 0.05
+    headers = {"X-Request-Deadline-Ms": "600"}
+    body = {"question": "x", "max_tokens": 1000, "stream": stream}
+    response = rig.http.post("/v1/rag/generate", json=body, headers=headers)
+    assert response.status_code == 200 and "deadline" in response.text
+    (abort,) = fake(rig).seen(Abort)
+    assert isinstance(abort, Abort) and abort.reason == "deadline"
+    assert rig.metric("kvstitch_requests_total", fusion="a3", outcome="deadline") == 1
+    if not stream:
+        result = response.json()
+        assert result["finish_reason"] == "deadline"
+        assert 0 < result["usage"]["completion_tokens"] < 100
+        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1000}
+        found = rig.http.post("/v1/chat/completions", json=chat, headers=headers).json()
+        assert found["choices"][0]["finish_reason"] == "length"
+        assert found["kvstitch"]["finish_reason"] == "deadline"
+
+
+def test_a_deadline_that_passes_before_the_answer_begins_is_504(rig: Rig) -> None:
+    rig.ingest()
+    body = {"question": "x " * 300}
+    headers = {"X-Request-Deadline-Ms": "1"}
+    response = rig.http.post("/v1/rag/generate", json=body, headers=headers)
+    assert response.status_code == 504, response.text
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert response.headers["x-should-retry"] == "false"
+    assert rig.metric("kvstitch_requests_in_flight") == 0
+    for wrong in ("0", "soon", "-5"):
+        headers = {"X-Request-Deadline-Ms": wrong}
+        response = rig.http.post("/v1/rag/generate", json=body, headers=headers)
+        assert response.status_code == 422
+        assert response.json()["error"]["param"].lower() == "x-request-deadline-ms"
