@@ -12,6 +12,7 @@ from retriever.documents import (
     DocumentInfo,
     DocumentPage,
     Passage,
+    SearchMode,
     StoredDocument,
 )
 from retriever.embedders import Embedder, HashingEmbedder, LocalEmbedder
@@ -39,6 +40,7 @@ __all__ = [
     "Passage",
     "Retriever",
     "Scope",
+    "SearchMode",
     "Span",
     "StartReport",
     "StoredDocument",

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from retriever import rows
+from retriever import rows, sparse
 from retriever.chunker import Span
 from retriever.database import Database
 from retriever.documents import (
@@ -92,7 +92,7 @@ class Catalog:
             if old is not None and old["revision"] == revision:
                 chunks = rows.chunks_of(write, scope_id, document.doc_id)
                 return Upsert("unchanged", chunks, [], rows.state(write))
-            removed = [] if old is None else rows.remove(write, [old["document"]])
+            removed = [] if old is None else rows.remove(write, scope_id, [old["document"]])
             kept = Kept(time.time()) if old is None else Kept(old["created"], bool(old["pinned"]))
             space_id = rows.space_id(write, space)
             rows.insert(write, scope_id, document, revision, kept, spans, vectors, space_id)
@@ -112,7 +112,7 @@ class Catalog:
             known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
             if scope_id is None or not known:
                 return [], rows.state(write)
-            removed = rows.remove(write, [row["document"] for row in known])
+            removed = rows.remove(write, scope_id, [row["document"] for row in known])
             rows.drop_if_empty(write, scope_id)
             return removed, rows.advance(write)
 
@@ -185,6 +185,25 @@ class Catalog:
             found = read.execute(query, (rows.find_scope(read, scope), *values))
             return [row["chunk_id"] for row in found]
 
+    def search(
+        self,
+        query: str,
+        k: int,
+        allowed_ids: Collection[int] | None = None,
+        *,
+        scope: Scope = DEFAULT,
+    ) -> list[tuple[int, float]]:
+        """The `k` best (chunk_id, BM25) of a scope by the query's words; best first, ties by id."""
+        with self._database.read() as read:
+            scope_id = rows.find_scope(read, scope)
+            return [] if scope_id is None else sparse.search(read, scope_id, query, k, allowed_ids)
+
+    def purge(self) -> None:
+        """Leave nothing of what was removed in the database's files. Raises CatalogError."""
+        with self._database.write() as write:
+            sparse.purge(write)
+        self._database.truncate_log()
+
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096
     ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
@@ -223,14 +242,17 @@ class Catalog:
         with self._database.read() as read:
             return rows.state(read)
 
-    def counts(self) -> Counts:
-        """Of all tenants together."""
+    def counts(self, *, scope: Scope | None = None) -> Counts:
+        """Of a scope; None: of all tenants together."""
         query = (
-            "SELECT (SELECT count(*) FROM documents), count(*), coalesce(sum(tokens), 0) "
-            "FROM chunks"
+            "SELECT count(DISTINCT document), count(chunk_id), coalesce(sum(tokens), 0) "
+            "FROM documents LEFT JOIN chunks USING (document)"
         )
         with self._database.read() as read:
-            return Counts(*read.execute(query).fetchone())
+            if scope is None:
+                return Counts(*read.execute(query).fetchone())
+            key = (rows.find_scope(read, scope),)
+            return Counts(*read.execute(f"{query} WHERE scope_id = ?", key).fetchone())
 
     def collections(self, tenant: str) -> list[tuple[str, Counts]]:
         """A tenant's collections that have documents, by name."""

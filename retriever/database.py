@@ -67,20 +67,33 @@ class Database:
     def write(self) -> Iterator[sqlite3.Connection]:
         """All of the block or, on any error, nothing of it."""
         with self._writing, _translated():
-            if self._writer is None:
-                raise CatalogNotStarted("call start() before the catalog is used")
-            self._writer.execute("BEGIN IMMEDIATE")
+            writer = self._require_writer()
+            writer.execute("BEGIN IMMEDIATE")
             try:
-                yield self._writer
-                self._writer.execute("COMMIT")
+                yield writer
+                writer.execute("COMMIT")
             except BaseException:
-                self._writer.rollback()
+                writer.rollback()
                 raise
+
+    def truncate_log(self) -> None:
+        """Empty the write-ahead log: it holds pages as they were before they were overwritten.
+
+        Raises CatalogError if reads that are under way do not end in time.
+        """
+        with self._writing, _translated():
+            busy, *_ = self._require_writer().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise CatalogError("the catalog's log is being read, and was not emptied; try again")
+
+    def _require_writer(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise CatalogNotStarted("call start() before the catalog is used")
+        return self._writer
 
     def _borrow(self) -> sqlite3.Connection:
         with self._pooling:
-            if self._writer is None:
-                raise CatalogNotStarted("call start() before the catalog is used")
+            self._require_writer()
             if self._idle:
                 return self._idle.pop()
         return self._connect()
@@ -100,6 +113,9 @@ class Database:
         connection.execute("PRAGMA foreign_keys = ON")
         # An acknowledged document survives a power cut; embedding costs far more than this fsync.
         connection.execute("PRAGMA synchronous = FULL")
+        # What is deleted is overwritten, and no copy of a page goes to a temporary file.
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA temp_store = MEMORY")
         return connection
 
 

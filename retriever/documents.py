@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from retriever.errors import InvalidDocument
 from retriever.filters import EVERYTHING, Filter
@@ -48,15 +48,24 @@ class Chunk:
     revision: str
 
 
+SearchMode = Literal["dense", "sparse", "hybrid"]
+
+
 @dataclass(frozen=True)
 class Passage:
     """A search hit; with the chunk's doc_id and character range it is the citation.
 
-    `score` is the cosine of query and chunk, in [-1, 1].
+    `score` is what it was ranked by: the cosine of query and chunk in [-1, 1] (dense), BM25
+    (sparse), the sum of reciprocal ranks (hybrid). Ranks count from 1; None: not among the
+    candidates of that ranking, or not asked for.
     """
 
     chunk: Chunk
     score: float
+    dense_rank: int | None = None
+    dense_score: float | None = None
+    sparse_rank: int | None = None
+    sparse_score: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from retriever.catalog import Catalog, Counts, Upsert
 from retriever.chunker import ChunkSettings, Span
-from retriever.documents import Chunk, DocFilter, Document, DocumentPage, Passage, StoredDocument
+from retriever.documents import (
+    Chunk,
+    DocFilter,
+    Document,
+    DocumentPage,
+    Passage,
+    SearchMode,
+    StoredDocument,
+)
 from retriever.embedders.base import Embedder, EmbeddingSpace, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing, InvalidQuery
 from retriever.index import VectorIndex
 from retriever.ingest import IngestResult, ingest
 from retriever.locks import ReadWriteLock
+from retriever.ranking import Ranked, candidates, fuse
 from retriever.rows import CatalogState
 from retriever.scope import DEFAULT, Scope
 
@@ -81,6 +91,7 @@ class Retriever:
                 f"documents were embedded by {', '.join(others)}, the embedder is {space}; start "
                 "with that embedder, or ingest the documents into an empty folder"
             )
+        self._catalog.purge()  # what the last process removed and did not live to purge
         with self._swap.write():
             reason = self._load(space)
             if reason is not None:
@@ -106,24 +117,30 @@ class Retriever:
         doc_filter: DocFilter | None = None,
         *,
         scope: Scope = DEFAULT,
+        mode: SearchMode = "dense",
     ) -> list[Passage]:
         """The best `top_k` passages of a scope, or all there are; best first, ties by chunk_id.
 
+        By meaning (dense), by words (sparse: only passages that share one), or both (hybrid).
         Raises InvalidQuery, EmbedderError, CatalogError.
         """
-        if not query.strip():
-            raise InvalidQuery("the query is empty")
-        if top_k < 1:
-            raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
-        vector = self._embedder.embed([query])[0]
+        _check_query(query, top_k, mode)
+        vector = None if mode == "sparse" else self._embedder.embed([query])[0]
+        wanted = candidates(top_k) if mode == "hybrid" else top_k
+        dense = sparse = None
         with self._swap.read():
             allowed = None
             if doc_filter is not None:
                 allowed = self._catalog.chunk_ids(doc_filter, scope=scope)
-            hits = dict(self._index.search(vector, top_k, allowed, scope=scope))
-            chunks = self._catalog.chunks(list(hits))
-        # Rounding can put the cosine of equal vectors just above 1.
-        return [Passage(chunk, max(-1.0, min(1.0, hits[chunk.chunk_id]))) for chunk in chunks]
+            if vector is not None:
+                hits = self._index.search(vector, wanted, allowed, scope=scope)
+                # Rounding can put the cosine of equal vectors just above 1.
+                dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
+            if mode != "dense":
+                sparse = self._catalog.search(query, wanted, allowed, scope=scope)
+            best = {ranked.chunk_id: ranked for ranked in fuse(dense, sparse)[:top_k]}
+            chunks = self._catalog.chunks(list(best))
+        return [_passage(chunk, best[chunk.chunk_id]) for chunk in chunks]
 
     def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT) -> list[int]:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
@@ -149,6 +166,16 @@ class Retriever:
                 space = space_of(self._embedder)
                 state = self._indexed
                 self._index.save(self._index_dir, space, state.generation, state.token)
+
+    def purge(self) -> None:
+        """save(), and leave nothing of removed or replaced documents in any file of the folder.
+
+        Debounced by the caller as save() is: the merge of the words of a scope that something was
+        removed from takes time in proportion to the scope. Raises CatalogError if the catalog is
+        read without end meanwhile.
+        """
+        self._catalog.purge()
+        self.save()
 
     def get_document(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
         return self._catalog.get(doc_id, scope=scope)
@@ -178,9 +205,9 @@ class Retriever:
         """
         return self._catalog.chunks(list(chunk_ids))
 
-    def counts(self) -> Counts:
-        """Of all tenants together."""
-        return self._catalog.counts()
+    def counts(self, *, scope: Scope | None = None) -> Counts:
+        """Of a scope; None: of all tenants together."""
+        return self._catalog.counts(scope=scope)
 
     def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
         """A tenant's collections that have documents, by name."""
@@ -229,3 +256,24 @@ class Retriever:
             self._index.add(ids.tolist(), vectors, scope=scope)
         self._indexed = state
         logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))
+
+
+def _check_query(query: str, top_k: int, mode: str) -> None:
+    if not query.strip():
+        raise InvalidQuery("the query is empty")
+    try:
+        query.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidQuery(
+            f"the query holds a lone surrogate at character {error.start}; send valid Unicode"
+        ) from error
+    if top_k < 1:
+        raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
+    if mode not in get_args(SearchMode):
+        raise InvalidQuery(f"mode must be one of {', '.join(get_args(SearchMode))}, not {mode!r}")
+
+
+def _passage(chunk: Chunk, ranked: Ranked) -> Passage:
+    places = asdict(ranked)
+    del places["chunk_id"]
+    return Passage(chunk, **places)

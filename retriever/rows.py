@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from retriever import sparse
 from retriever.chunker import Span
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
@@ -74,28 +75,30 @@ def insert(
         ),
     )
     number = inserted.lastrowid
+    words: list[sparse.Words] = []
     for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
+        text = document.text[span.start : span.end]
         inserted = write.execute(
             "INSERT INTO chunks (document, ordinal, char_start, char_end, tokens, text) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                number,
-                ordinal,
-                span.start,
-                span.end,
-                span.tokens,
-                document.text[span.start : span.end],
-            ),
+            (number, ordinal, span.start, span.end, span.tokens, text),
         )
+        words.append((int(inserted.lastrowid or 0), document.title, text))
         blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
         write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (inserted.lastrowid, space_id, blob))
+    sparse.add(write, scope_id, words)
 
 
-def remove(write: sqlite3.Connection, documents: Sequence[int]) -> list[int]:
+def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -> list[int]:
     """Remove documents by their numbers, with all that is theirs; the ids of their chunks."""
-    rows = json_in(write, "SELECT chunk_id FROM chunks WHERE document", documents)
+    query = (
+        "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
+        "WHERE document"
+    )
+    rows = [tuple(row) for row in json_in(write, query, documents)]
+    sparse.remove(write, scope_id, rows)
     json_in(write, "DELETE FROM documents WHERE document", documents)
-    return sorted(row["chunk_id"] for row in rows)
+    return sorted(chunk_id for chunk_id, *_ in rows)
 
 
 def find_scope(connection: sqlite3.Connection, scope: Scope) -> int | None:
@@ -116,11 +119,10 @@ def make_scope(write: sqlite3.Connection, scope: Scope) -> int:
 
 def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
     """Not even the name of a tenant stays behind its last document."""
-    write.execute(
-        "DELETE FROM scopes WHERE scope_id = ? "
-        "AND NOT EXISTS (SELECT 1 FROM documents WHERE documents.scope_id = scopes.scope_id)",
-        (scope_id,),
-    )
+    query = "SELECT 1 FROM documents WHERE scope_id = ?"
+    if write.execute(query, (scope_id,)).fetchone() is None:
+        sparse.drop(write, scope_id)
+        write.execute("DELETE FROM scopes WHERE scope_id = ?", (scope_id,))
 
 
 def chunks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from retriever import sparse
 from retriever.errors import CatalogUnsupported
 
 SCHEMA_VERSION = 2
@@ -23,12 +24,14 @@ CREATE TABLE spaces (
 );
 """
 
-# A scope's row lives as long as it has documents. `document` is theirs for one revision only.
+# A scope's row lives as long as it has documents; `sparse_<scope_id>` is its full-text table, made
+# with its first document (see sparse.py). A row of `documents` is one revision of one.
 _DOCUMENTS = """
 CREATE TABLE scopes (
     scope_id INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
     collection TEXT NOT NULL,
+    stale INTEGER NOT NULL DEFAULT 0,
     UNIQUE (tenant, collection)
 );
 CREATE TABLE documents (
@@ -99,6 +102,13 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     All of it or, on any error, nothing. Foreign keys are off meanwhile: dropping a table would
     delete what refers to it.
     """
+    try:
+        connection.execute("CREATE VIRTUAL TABLE temp.probe USING fts5(body)")
+        connection.execute("DROP TABLE temp.probe")
+    except sqlite3.OperationalError as error:
+        raise CatalogUnsupported(
+            f"this Python's SQLite has no full-text search: {error}"
+        ) from error
     connection.execute("PRAGMA foreign_keys = OFF")
     connection.execute("PRAGMA legacy_alter_table = ON")
     connection.execute("BEGIN IMMEDIATE")
@@ -108,6 +118,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
             _run(connection, _STATE + _DOCUMENTS + _VECTORS)
         elif version == 1:
             _run(connection, _FROM_1)
+            _index_words(connection)
         elif version != SCHEMA_VERSION:
             raise CatalogUnsupported(
                 f"{path} has schema version {version}, this release reads up to {SCHEMA_VERSION}"
@@ -125,3 +136,11 @@ def _run(connection: sqlite3.Connection, script: str) -> None:
     """executescript() would commit in between."""
     for statement in script.split(";"):
         connection.execute(statement)
+
+
+def _index_words(connection: sqlite3.Connection) -> None:
+    query = (
+        "SELECT scope_id, chunk_id, title, chunks.text FROM chunks JOIN documents USING (document)"
+    )
+    for scope_id, *words in connection.execute(query):
+        sparse.add(connection, scope_id, [tuple(words)])

@@ -21,13 +21,16 @@ from retriever import (
     Document,
     DocumentPage,
     Embedder,
+    Filter,
     IngestResult,
     Passage,
     Retriever,
+    SearchMode,
     StoredDocument,
 )
 from retriever.embedders.base import Vectors
 from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
+from retriever.filters import EVERYTHING
 from retriever.scope import DEFAULT, Scope
 from service.errors import InvalidRequest, KvstitchError, WorkerUnavailable
 
@@ -102,7 +105,7 @@ class Library:
         """Save and close; waits for what is under way."""
         if self.started:
             self.started = False
-            await self._in(self._changing, self._retriever.save)
+            await self.save()
             await self._in(self._changing, self._retriever.close)
         self._searching.shutdown(wait=False, cancel_futures=True)
         self._changing.shutdown(wait=False, cancel_futures=True)
@@ -113,15 +116,25 @@ class Library:
             raise WorkerUnavailable("the document index is being loaded", retry_after_s=5.0)
 
     async def search(
-        self, query: str, top_k: int, doc_ids: Sequence[str] | None, *, scope: Scope = DEFAULT
+        self,
+        query: str,
+        top_k: int,
+        doc_ids: Sequence[str] | None,
+        where: Filter = EVERYTHING,
+        *,
+        scope: Scope = DEFAULT,
+        mode: SearchMode = "dense",
     ) -> Found:
-        """The best `top_k` passages of a scope, among the documents `doc_ids` if given."""
-        where = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
+        """The best `top_k` passages of a scope, among the documents `doc_ids` if given, of those
+        whose metadata passes `where`."""
+        doc_filter = None
+        if doc_ids is not None or where != EVERYTHING:
+            doc_filter = DocFilter(None if doc_ids is None else tuple(doc_ids), where)
 
         def run() -> Found:
             started = time.perf_counter()
-            passages = self._retriever.search(query, top_k, where, scope=scope)
-            embed_s = self._embedder.last_s
+            passages = self._retriever.search(query, top_k, doc_filter, scope=scope, mode=mode)
+            embed_s = 0.0 if mode == "sparse" else self._embedder.last_s
             return Found(passages, embed_s, time.perf_counter() - started - embed_s)
 
         return await self.in_search_thread(run)
@@ -156,7 +169,8 @@ class Library:
         return await self._in(self._changing, run)
 
     async def save(self) -> None:
-        await self._in(self._changing, self._retriever.save)
+        """Save the index, and leave nothing of what was removed in any file."""
+        await self._in(self._changing, self._retriever.purge)
 
     async def get(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
         run = partial(self._retriever.get_document, doc_id, scope=scope)
@@ -181,9 +195,9 @@ class Library:
         chunks = await self.in_search_thread(lambda: self._retriever.get_chunks(chunk_ids))
         return {chunk.chunk_id for chunk in chunks}
 
-    async def counts(self) -> Counts:
-        """Of all tenants together."""
-        return await self.in_search_thread(self._retriever.counts)
+    async def counts(self, *, scope: Scope | None = None) -> Counts:
+        """Of a scope; None: of all tenants together."""
+        return await self.in_search_thread(partial(self._retriever.counts, scope=scope))
 
     async def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
         """A tenant's collections that have documents, by name."""

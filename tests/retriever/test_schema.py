@@ -79,6 +79,7 @@ def test_documents_of_the_first_release_are_of_the_default_scope(
         assert (stored.info.created, stored.info.updated, stored.info.pinned) == (10.0, 20.0, False)
         hits = retriever.search("red fox", 9)
         assert hits[0].chunk.chunk_id == 1 and len(hits) == 3
+        assert [hit.chunk.chunk_id for hit in retriever.search("hunt", 9, mode="sparse")] == [2]
         retriever.close()
 
 

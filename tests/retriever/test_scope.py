@@ -33,6 +33,8 @@ def test_scopes_share_nothing(open_retriever: OpenRetriever) -> None:
         assert info == stored.info
         [chunk] = retriever.chunks_of("same", scope=scope)
         assert chunk.text == document(scope).text
+        counts = retriever.counts(scope=scope)
+        assert (counts.documents, counts.chunks, counts.tokens) == (1, 1, chunk.tokens)
     assert retriever.counts().documents == len(SCOPES)
     assert [(name, n.documents) for name, n in retriever.collections("acme")] == [
         ("default", 1),
@@ -100,6 +102,7 @@ def test_an_unknown_scope_is_empty(open_retriever: OpenRetriever) -> None:
     assert retriever.delete(["a"], scope=nowhere) == []
     assert retriever.set_pinned(["a"], True, scope=nowhere) == []
     assert retriever.collections("nobody") == []
+    assert retriever.counts(scope=nowhere).documents == 0
 
 
 @pytest.mark.parametrize(

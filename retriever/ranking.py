@@ -1,0 +1,53 @@
+"""Two rankings to one: reciprocal rank fusion. Knows no index, text or document.
+
+RRF (Cormack, Clarke, Büttcher 2009): score(d) = sum over rankings of 1 / (K + rank of d), K = 60.
+Ranks count from 1. It needs no calibration between a cosine and a BM25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+K = 60
+
+Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One candidate, with its place in either ranking; None where it was not found."""
+
+    chunk_id: int
+    score: float
+    dense_rank: int | None = None
+    dense_score: float | None = None
+    sparse_rank: int | None = None
+    sparse_score: float | None = None
+
+
+def candidates(top_k: int) -> int:
+    """How many hits of each ranking are fused for `top_k` results."""
+    return max(4 * top_k, 50)
+
+
+def fuse(dense: Hits | None, sparse: Hits | None) -> list[Ranked]:
+    """All candidates, best first, ties by chunk_id. With one ranking: that one, with its scores."""
+    in_dense = _places(dense or ())
+    in_sparse = _places(sparse or ())
+    fused = []
+    for chunk_id in in_dense.keys() | in_sparse.keys():
+        dense_rank, dense_score = in_dense.get(chunk_id, (None, None))
+        sparse_rank, sparse_score = in_sparse.get(chunk_id, (None, None))
+        if dense is None or sparse is None:
+            score = sparse_score if dense is None else dense_score
+        else:
+            score = sum(1 / (K + rank) for rank in (dense_rank, sparse_rank) if rank is not None)
+        fused.append(
+            Ranked(chunk_id, score or 0.0, dense_rank, dense_score, sparse_rank, sparse_score)
+        )
+    return sorted(fused, key=lambda ranked: (-ranked.score, ranked.chunk_id))
+
+
+def _places(hits: Hits) -> dict[int, tuple[int, float]]:
+    return {chunk_id: (rank, score) for rank, (chunk_id, score) in enumerate(hits, start=1)}

@@ -1,0 +1,58 @@
+"""Texts and queries as the words a full-text index is to see. Knows no SQL and no documents.
+
+The index splits at spaces and punctuation, folds case and accents, and stems English. Scripts
+written without spaces (Chinese, Japanese, Korean) get pairs of neighbouring characters as words:
+
+    text   漢字検索   ->  漢字 字検 検索 索        the last one alone, so that
+    query  漢字検索   ->  漢字 字検 検索
+    query  字         ->  字*                      any character is the start of some word
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Words of a query beyond this are left out: a document pasted as a question would take seconds.
+MAX_QUERY_WORDS = 128
+
+_UNSPACED = re.compile(
+    "[\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff]+"
+)
+
+
+def indexed_text(title: str, text: str) -> str:
+    """What is indexed of a chunk; a chunk without its title is often about nobody."""
+    folded = unicodedata.normalize("NFKC", f"{title}\n{text}")
+    return _UNSPACED.sub(lambda run: f" {' '.join([*_pairs(run[0]), run[0][-1]])} ", folded)
+
+
+def match_expression(query: str) -> str:
+    """The query in FTS5's syntax: any of its words. Empty if it has none.
+
+    Only letters, digits and marks get in, each word quoted: nothing a user writes is an operator.
+    """
+    folded = unicodedata.normalize("NFKC", query)
+    words: list[str] = []
+    position = 0
+    for run in _UNSPACED.finditer(folded):
+        words += [*_words(folded[position : run.start()]), *(_pairs(run[0]) or [run[0]])]
+        position = run.end()
+    words += _words(folded[position:])
+    distinct = list(dict.fromkeys(words))[:MAX_QUERY_WORDS]
+    return " OR ".join(map(_quoted, distinct))
+
+
+def _quoted(word: str) -> str:
+    start_of_a_pair = len(word) == 1 and _UNSPACED.match(word)
+    return f'"{word}"*' if start_of_a_pair else f'"{word}"'
+
+
+def _pairs(run: str) -> list[str]:
+    return [run[i : i + 2] for i in range(len(run) - 1)]
+
+
+def _words(text: str) -> list[str]:
+    kept = (char if unicodedata.category(char)[0] in "LNM" else " " for char in text)
+    return "".join(kept).casefold().split()
