@@ -11,11 +11,13 @@ import msgspec
 
 from service.records import (
     Chunk,
+    Forecast,
     Method,
     MethodInfo,
     ModelInfo,
     Report,
     Sampling,
+    SegmentForecast,
     SegmentReport,
     TokenItem,
 )
@@ -24,7 +26,10 @@ __all__ = [
     "Abort",
     "Chunk",
     "Done",
+    "Explain",
+    "Explained",
     "Failed",
+    "Forecast",
     "FromWorker",
     "Generate",
     "Hello",
@@ -40,6 +45,7 @@ __all__ = [
     "Ready",
     "Report",
     "Sampling",
+    "SegmentForecast",
     "SegmentReport",
     "Shutdown",
     "Stats",
@@ -72,6 +78,13 @@ class Generate(Message, frozen=True):
     sampling: Sampling = Sampling()
     prefix_mode: str = "none"
     tenant: str = ""
+
+
+class Explain(Message, frozen=True):
+    """Say what this request would take; nothing is run. Reply: `Explained` or `Failed`, under the
+    request's id."""
+
+    request: Generate
 
 
 class Abort(Message, frozen=True):
@@ -149,6 +162,11 @@ class Failed(Message, frozen=True):
     field: str | None = None
 
 
+class Explained(Message, frozen=True):
+    id: str
+    forecast: Forecast
+
+
 class Precomputed(Message, frozen=True):
     """One chunk of a `Precompute`. status: "stored", "present" (already there) or "failed"."""
 
@@ -177,5 +195,5 @@ class Stats(Message, frozen=True):
     pool_free: float  # share of the KV pool that is free
 
 
-ToWorker = Hello | Generate | Abort | Prefetch | Precompute | Purge | Shutdown
-FromWorker = Ready | Tokens | Done | Failed | Precomputed | Purged | Stats
+ToWorker = Hello | Generate | Explain | Abort | Prefetch | Precompute | Purge | Shutdown
+FromWorker = Ready | Tokens | Done | Explained | Failed | Precomputed | Purged | Stats

@@ -81,6 +81,37 @@ class SegmentReport:
 
 
 @dataclass(frozen=True)
+class SegmentForecast:
+    """What would happen to one segment. `tier` holds its KV now, or "cold"; `action` is "load" or
+    "recompute"; `load_bytes` of the `stored_bytes` would be read, in about `load_s`."""
+
+    chunk_id: int
+    tokens: int
+    tier: str
+    stored_bytes: int
+    load_bytes: int
+    action: str
+    load_s: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a prompt would take. `first_token_s` is from when the worker begins with it;
+    `measured`: computing and the tiers it would read have been timed here, else it is assumed."""
+
+    prompt_tokens: int
+    system: SegmentForecast
+    documents: list[SegmentForecast]
+    recomputed_tokens: int
+    flops: float
+    full_prefill_flops: float
+    first_token_s: float
+    full_prefill_s: float
+    measured: bool
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Report:
     prompt_tokens: int
     completion_tokens: int

@@ -1,5 +1,6 @@
 """The use case of an answer, without the HTTP. THE way to one: every route ends here.
 
+    explain  check ── admit ── prepare ── forecast                      nothing is generated
     open     check ── admit ── prepare                                  errors become a status
     events   sources ── submit ── tokens to text, stop strings ── done  errors end the stream
 
@@ -9,16 +10,22 @@ Preparing is in preparing.py, events are in stream.py. Knows no HTTP and no tens
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
 
-from service.errors import DeadlineExceeded
+from service.errors import DeadlineExceeded, InvalidRequest
 from service.gateway.admission import Admission, Ticket
 from service.gateway.call import Call
-from service.gateway.preparing import Checked, Prepared, Preparer
+from service.gateway.explaining import explanation
+from service.gateway.preparing import Preparer
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.explain import Explanation
 from service.gateway.stream import Answer, outcome_of
 from service.gateway.worker import Worker
 from service.metrics import Metrics
+
+T = TypeVar("T")
 
 
 class Answerer:
@@ -51,7 +58,7 @@ class Answerer:
             checked = self._preparer.check(request, call)
             fusion_label = checked.fusion.name
             ticket = self._admission.enter(self._preparer.estimate(checked))
-            prepared = await self._prepare(checked)
+            prepared = await _in_time(self._preparer.prepare(checked), call)
             call.principal.spend_tokens(prepared.tokens)
         except BaseException as error:
             if ticket is not None:
@@ -60,11 +67,30 @@ class Answerer:
             raise
         return Answer(self.worker, self.prompts, self.metrics, request, prepared, ticket, call)
 
-    async def _prepare(self, checked: Checked) -> Prepared:
+    async def explain(self, request: GenerateRequest, call: Call) -> Explanation:
+        """What the answer would be made of; nothing is generated, and no chunk is moved.
+
+        Raises as `open`.
+        """
+        if request.stream:
+            raise InvalidRequest(
+                "stream: an explanation comes in one piece, leave stream out", field="stream"
+            )
+        checked = self._preparer.check(request, call)
+        ticket = self._admission.enter(0)
         try:
-            async with asyncio.timeout(checked.call.left_s):
-                return await self._preparer.prepare(checked)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "the deadline passed before the documents were found: give more time"
-            ) from None
+            prepared = await _in_time(self._preparer.prepare(checked, prefetch=False), call)
+            forecast = await _in_time(self.worker.explain(prepared.generate), call)
+        finally:
+            ticket.close()
+        return explanation(self.prompts.model, request, prepared, forecast)
+
+
+async def _in_time(work: Awaitable[T], call: Call) -> T:
+    try:
+        async with asyncio.timeout(call.left_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the deadline passed before the answer began: give more time"
+        ) from None

@@ -28,7 +28,10 @@ from service.messages import (
     Abort,
     Chunk,
     Done,
+    Explain,
+    Explained,
     Failed,
+    Forecast,
     FromWorker,
     Generate,
     Hello,
@@ -151,6 +154,16 @@ class WorkerClient:
             finally:
                 if not ended:
                     self.abort(request.id, "disconnect")
+
+    async def explain(self, request: Generate) -> Forecast:
+        """What a request would take. Raises the error of a Failed."""
+        with self._call(request.id, Explain(request)) as queue:
+            reply = await queue.get()
+            if isinstance(reply, Explained):
+                return reply.forecast
+            if isinstance(reply, Failed):
+                raise from_code(reply.code, reply.message, reply.field)
+            raise WorkerUnavailable(f"the worker explained with {type(reply).__name__}")
 
     def abort(self, request_id: str, reason: str) -> None:
         """Stop a sequence; its stream then ends with the worker's Done."""

@@ -28,7 +28,10 @@ from service.gateway.supervisor import REFUSED
 from service.messages import (
     Abort,
     Done,
+    Explain,
+    Explained,
     Failed,
+    Forecast,
     Generate,
     Hello,
     Message,
@@ -43,7 +46,15 @@ from service.messages import (
     Tokens,
     ToWorker,
 )
-from service.records import Chunk, MethodInfo, ModelInfo, Report, SegmentReport, TokenItem
+from service.records import (
+    Chunk,
+    MethodInfo,
+    ModelInfo,
+    Report,
+    SegmentForecast,
+    SegmentReport,
+    TokenItem,
+)
 from service.worker_settings import WorkerSettings
 
 RATIO = {"type": "number", "default": 0.15, "doc": "share to recompute", "ge": 0, "le": 1}
@@ -126,6 +137,8 @@ class FakeWorker:
                 task = asyncio.create_task(self._generate(peer, message))
                 self._running[message.id] = task
                 task.add_done_callback(lambda _: self._running.pop(message.id, None))
+            case Explain(request):
+                await self._send(peer, self._explain(request))
             case Abort(request_id, reason):
                 if request_id in self._running:
                     self.aborted[request_id] = reason
@@ -166,6 +179,30 @@ class FakeWorker:
             if sent < request.sampling.max_tokens and reason == "length":
                 reason = "stop"
             await self._send(peer, Done(request.id, reason, self._report(request, sent)))
+
+    def _explain(self, request: Generate) -> Failed | Explained:
+        if self.refuse is not None:
+            return Failed(request.id, self.refuse.code, self.refuse.message, self.refuse.field)
+        system = SegmentForecast(-1, len(request.system), "memory", 64, 64, "load", 0.0)
+        segments = [self._segment(chunk) for chunk in request.documents]
+        documents = [
+            SegmentForecast(
+                s.chunk_id,
+                s.tokens,
+                s.tier,
+                s.stored_bytes,
+                s.bytes,
+                "recompute" if s.tier == "cold" else "load",
+                0.001,
+            )
+            for s in segments
+        ]
+        cold = sum(s.rows_recomputed for s in segments) + len(request.question)
+        total = system.tokens + sum(s.tokens for s in segments) + len(request.question)
+        forecast = Forecast(
+            total, system, documents, cold, 1e6 * cold, 1e6 * total, 1e-4 * cold, 1e-4 * total, True
+        )
+        return Explained(request.id, forecast)
 
     async def _pause(self, request_id: str, seconds: float) -> None:
         """Sleep, but not on after an abort."""

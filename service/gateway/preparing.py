@@ -90,8 +90,10 @@ class Preparer:
         inline_tokens = sum(len(document.text) for document in texts) // 3
         return self._prompts.estimate(checked.turns, 0) + inline_tokens
 
-    async def prepare(self, checked: Checked) -> Prepared:
-        """Raises InvalidRequest, PromptTooLong, NotFound."""
+    async def prepare(self, checked: Checked, *, prefetch: bool = True) -> Prepared:
+        """`prefetch`: let the worker bring the chunks closer meanwhile.
+
+        Raises InvalidRequest, PromptTooLong, NotFound."""
         request = checked.request
         context = self._worker.require().model.max_context
         # Counting ids is cheap; embedding a question that cannot fit takes seconds.
@@ -100,7 +102,7 @@ class Preparer:
         )
         found = await self._find(checked, context)
         started = time.perf_counter()
-        plan = await self._plan(checked, found, context)
+        plan = await self._plan(checked, found, context, prefetch)
         max_tokens, warnings = self._room(request.max_tokens, plan, context)
         if checked.top_k and not found.passages:
             warnings.append("there are no documents to answer from: the answer cites nothing")
@@ -192,12 +194,14 @@ class Preparer:
         chunking = self._prompts.chunking()
         return await self._library.in_search_thread(lambda: inline.passages(documents, chunking))
 
-    async def _plan(self, checked: Checked, found: Found, context: int) -> PromptPlan:
+    async def _plan(
+        self, checked: Checked, found: Found, context: int, prefetch: bool
+    ) -> PromptPlan:
         """Segments of ids; the worker hears about the documents before the rest is planned."""
         passages = [passage.chunk for passage in found.passages]
         in_thread = self._library.in_search_thread
         documents = await in_thread(lambda: self._prompts.segments(passages))
-        if documents:
+        if documents and prefetch:
             chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
             fusion, mode = checked.fusion.name, self._prompts.prefix_mode
             self._worker.prefetch(

@@ -18,7 +18,7 @@ from service.gateway.schemas import (
     Timing,
     Usage,
 )
-from service.messages import Report, SegmentReport
+from service.messages import Method, Report, SegmentReport
 from service.metrics import PROMPT_SOURCES, STAGES, Metrics
 
 TIERS = ("memory", "ssd", "redis")
@@ -38,6 +38,11 @@ def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]
         )
         for index, passage in enumerate(passages, 1)
     ]
+
+
+def method(method: Method) -> dict[str, object]:
+    """As clients write it."""
+    return {"method": method.name, **method.parameters}
 
 
 def usage(report: Report) -> Usage:

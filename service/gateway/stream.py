@@ -19,7 +19,7 @@ from service.gateway.preparing import Prepared
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
 from service.gateway.worker import Worker
-from service.messages import Done, Failed, Method, TokenItem
+from service.messages import Done, Failed, TokenItem
 from service.metrics import Metrics
 
 
@@ -153,8 +153,8 @@ class Answer:
             cache=results.cache(report, self.prepared.found.passages),
             stages=stages,
             timing=times,
-            fusion=_as_dict(self.generate.fusion),
-            eviction=None if eviction is None else _as_dict(eviction),
+            fusion=results.method(self.generate.fusion),
+            eviction=None if eviction is None else results.method(eviction),
             seed=report.seed,
             warnings=[*self.prepared.warnings, *report.warnings],
         )
@@ -167,10 +167,6 @@ class Answer:
         self.metrics.requests.labels(self.generate.fusion.name, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
-
-
-def _as_dict(method: Method) -> dict[str, object]:
-    return {"method": method.name, **method.parameters}
 
 
 def outcome_of(error: BaseException) -> str:

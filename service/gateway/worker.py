@@ -9,6 +9,7 @@ from service.messages import (
     Chunk,
     Done,
     Failed,
+    Forecast,
     Generate,
     Precomputed,
     Prefetch,
@@ -30,6 +31,8 @@ class Worker(Protocol):
         ...
 
     def submit(self, request: Generate) -> AsyncGenerator[Event, None]: ...
+
+    async def explain(self, request: Generate) -> Forecast: ...
 
     def abort(self, request_id: str, reason: str) -> None: ...
 

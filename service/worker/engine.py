@@ -20,6 +20,7 @@ from service.worker.admission import Admission
 from service.worker.calibration import ModelFacts
 from service.worker.decode import decode_step
 from service.worker.evict import evict
+from service.worker.explaining import Explainer
 from service.worker.kv_pool import KVPool
 from service.worker.loader import Loader
 from service.worker.opening import Opener
@@ -57,8 +58,12 @@ class Engine:
         self.admission = Admission(adapter, addressing, self._facts, pool_tokens=pool_tokens)
         self.store = store
         self.streams = loader.streams
-        self.planner = Planner(adapter, loader.streams.estimates) if planner else None
+        self._estimator = Planner(adapter, loader.streams.estimates)
+        self.planner = self._estimator if planner else None
         self._opener = Opener(adapter, self._facts, addressing, loader, self.planner)
+        self._explainer = Explainer(
+            adapter, self.admission, addressing, loader.streams, self._estimator, deciding=planner
+        )
         self._events: list[Event] = []
         self._pace = Pace()
         self.decode_steps = 0
@@ -98,6 +103,11 @@ class Engine:
         if sequence.fusion.reads_cache:
             self._opener.begin(sequence)
 
+    def explain(self, request: Request) -> None:
+        """What the request would take: an ExplainedEvent once the tiers said what they hold.
+        Raises as `submit`."""
+        self._explainer.begin(request)
+
     def abort(self, request_id: str, reason: str) -> None:
         """Stop a request before its next step; unknown ids (already finished) are ignored."""
         sequence = self.scheduler.find(request_id)
@@ -116,6 +126,7 @@ class Engine:
         if not self.lane.idle and (self._pace.lane_is_due or not self._busy):
             self._advance_lane()
         self._events.extend(self.lane.finished())
+        self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
         events, self._events = self._events, []
         return events
 
@@ -163,7 +174,9 @@ class Engine:
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.held_tokens)
         sequence.close_stage("prefill")
-        if self.planner is not None:
+        if self.planner is None:
+            self._estimator.compute.add(result.flops, sequence.computed_s)
+        else:
             self.planner.finished(result.flops, sequence.computed_s, sequence.segments)
         self._opener.close(sequence)
         try:

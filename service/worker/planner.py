@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.estimates import ComputeEstimate, TierEstimates
@@ -89,6 +89,21 @@ class Planner:
     def ratio(self, prompt: Prompt, waiting: Sequence[Waiting]) -> float:
         """For `ratio: auto`: the method's own, or more where loading hides it."""
         return hidden_ratio(self._model(prompt, waiting), MOST_RATIO)
+
+    def forecast(
+        self, prompt: Prompt, loads: Sequence[Waiting], ratio: float
+    ) -> tuple[float, float]:
+        """Seconds to the first token, and operations, if these are loaded and `ratio` of the rows
+        is computed beside what must be."""
+        model = self._model(prompt, loads)
+        there = [replace(load, left_s=0.0) for load in model.loads]
+        operations = replace(model, overhead_s=0.0, flop_s=1.0, loads=there, waiting_s={})
+        return model.seconds(ratio=ratio), operations.seconds(ratio=ratio)
+
+    def compute_s(self, flops: float, *, crowded: bool = False) -> float:
+        """Of a prompt that loads nothing."""
+        seconds = self.compute.overhead_s + self.compute.flop_s * flops
+        return 2.0 * seconds if crowded else seconds
 
     def look_again_s(self, prompt: Prompt) -> float:
         """How long to wait for a part before deciding anew: a fraction of a cold prefill."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, WorkerFault
-from service.records import Chunk, Method, Report, Sampling
+from service.records import Chunk, Forecast, Method, Report, Sampling
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class FailedEvent:
 
 
 @dataclass(frozen=True)
+class ExplainedEvent:
+    id: str
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
 class PrecomputedEvent:
     id: str
     chunk_id: int
@@ -63,4 +69,4 @@ class PrecomputedEvent:
     message: str = ""
 
 
-Event = TokenEvent | DoneEvent | FailedEvent | PrecomputedEvent
+Event = TokenEvent | DoneEvent | ExplainedEvent | FailedEvent | PrecomputedEvent

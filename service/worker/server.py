@@ -27,6 +27,7 @@ from service.worker.methods import reads_whole_chunks
 from service.worker.request import (
     DoneEvent,
     Event,
+    ExplainedEvent,
     FailedEvent,
     PrecomputedEvent,
     Request,
@@ -109,6 +110,9 @@ class Server:
             case m.Generate():
                 self._owners[message.id] = gateway
                 self._submit(outlet, gateway, message)
+            case m.Explain(request):
+                self._owners[request.id] = gateway
+                self._submit(outlet, gateway, request, explain=True)
             case m.Abort():
                 self._engine.abort(message.id, message.reason)
             case m.Prefetch():
@@ -124,10 +128,13 @@ class Server:
             case m.Shutdown():
                 self.stop()
 
-    def _submit(self, outlet: Outlet, gateway: bytes, message: m.Generate) -> None:
+    def _submit(
+        self, outlet: Outlet, gateway: bytes, message: m.Generate, *, explain: bool = False
+    ) -> None:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         try:
-            self._engine.submit(Request(**fields))
+            request = Request(**fields)
+            self._engine.explain(request) if explain else self._engine.submit(request)
         except KvstitchError as error:
             self._send(outlet, [FailedEvent(message.id, error.code, error.message, error.field)])
         except Exception as error:
@@ -167,6 +174,9 @@ class Server:
                     tokens.setdefault(gateway, []).append(m.TokenItem(event.id, event.token))
                 case DoneEvent():
                     ends.append((gateway, m.Done(event.id, event.finish_reason, event.report)))
+                    del self._owners[event.id]
+                case ExplainedEvent():
+                    ends.append((gateway, m.Explained(event.id, event.forecast)))
                     del self._owners[event.id]
                 case FailedEvent():
                     ends.append((gateway, m.Failed(**asdict(event))))

@@ -30,6 +30,15 @@ class Exchange:
     call: Call
     ping_s: float
 
+    async def explain(self, asked: GenerateRequest) -> Any:
+        """What an answer would take."""
+        work = self.answerer.explain(asked, self.call)
+        result = await unless_disconnected(work, self.request.receive)
+        if result is None:
+            return Response(status_code=CLIENT_LEFT)
+        self.response.headers["Server-Timing"] = server_timing(result.stages)
+        return result
+
     async def answer(
         self,
         asked: GenerateRequest,

@@ -78,6 +78,9 @@ class GenerateRequest(Choices):
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
+    explain: bool = Field(
+        False, description="a dry run: say what would be loaded and computed, generate nothing"
+    )
 
     @property
     def turns(self) -> list[Turn]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.gateway.fake_worker import FakeWorker
-from service.messages import Abort, Generate
+from service.messages import Abort, Generate, Prefetch
 from tests.service.gateway.rig import DOCUMENTS, Rig
 
 TEXT = "The lighthouse of Skagen is forty-six metres high. " * 8
@@ -90,6 +90,25 @@ def test_what_is_wrong_is_named(
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert error["param"] == field and remedy in error["message"], response.text
+
+
+def test_explain_is_a_dry_run(rig: Rig) -> None:
+    rig.ingest()
+    response = rig.ask(explain=True, max_tokens=7)
+    assert response.headers["server-timing"].startswith("embed;dur=")
+    told = response.json()
+    assert told["explain"] is True and "text" not in told
+    assert told["citations"][0]["doc_id"] == told["documents"][0]["doc_id"] == "oslo"
+    assert told["documents"][0]["tier"] == "memory" and told["documents"][0]["action"] == "load"
+    assert 0 < told["flops"] < told["full_prefill_flops"]
+    assert 0 < told["expected_ttft_s"] < told["full_prefill_ttft_s"]
+    assert told["max_tokens"] == 7 and told["fusion"] == {"method": "a3", "ratio": 0.15}
+    new = rig.ask(explain=True, inline_documents=[{"text": "Never seen."}]).json()
+    assert new["documents"][0]["tier"] == "cold"
+    assert not fake(rig).seen(Generate) and not fake(rig).seen(Prefetch)
+    assert rig.metric("kvstitch_requests_in_flight") == 0
+    refused = rig.ask(explain=True, stream=True)
+    assert refused.status_code == 422 and refused.json()["error"]["param"] == "stream"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,49 @@
+"""What `explain: true` gets. Knows no use case."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.gateway.schemas.generate import Citation
+
+
+class SegmentForecastOut(BaseModel):
+    """What would happen to one segment: `tier` holds its KV now, or is cold; `load_bytes` of the
+    `stored_bytes` that its KV has would be read."""
+
+    tier: str
+    tokens: int
+    stored_bytes: int
+    load_bytes: int
+    action: Literal["load", "recompute"]
+    load_s: float
+
+
+class DocumentForecast(SegmentForecastOut):
+    doc_id: str
+    chunk_id: int
+
+
+class Explanation(BaseModel):
+    """A dry run. Seconds are estimates, from what loads and prefills took here if `measured`."""
+
+    id: str
+    model: str
+    explain: Literal[True] = True
+    citations: list[Citation]
+    prompt_tokens: int
+    max_tokens: int
+    system: SegmentForecastOut
+    documents: list[DocumentForecast]
+    recomputed_tokens: int
+    flops: float
+    full_prefill_flops: float
+    expected_ttft_s: float = Field(description="with retrieval as it just was, without a queue")
+    full_prefill_ttft_s: float
+    measured: bool
+    stages: dict[str, float]
+    fusion: dict[str, Any]
+    eviction: dict[str, Any] | None
+    warnings: list[str]
