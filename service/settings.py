@@ -76,6 +76,9 @@ class Settings(BaseSettings):
 
     # Retrieval and prompt; None: the model folder's kvstitch.json, or the built-in default.
     embedder: str = Field("", description="sentence-embedding folder; empty: all-MiniLM-L6-v2")
+    retrieval: Literal["dense", "sparse", "hybrid"] = Field(
+        "dense", description="how passages are searched where a request does not say"
+    )
     chunk_tokens: int | None = Field(None, ge=16, le=32768)
     top_k: int | None = Field(None, ge=0, le=1024)
     prefix_mode: str | None = None

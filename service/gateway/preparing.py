@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retriever import Passage, Scope
+from retriever import Filter, Passage, Scope, parse_filter
 from retriever.errors import InvalidQuery
 from service.errors import InvalidRequest, NotFound, PromptTooLong
 from service.gateway import inline
@@ -41,6 +41,7 @@ class Checked:
     scope: Scope
     turns: list[Turn]
     top_k: int
+    filter: Filter
     fusion: Method
     eviction: Method | None
 
@@ -77,10 +78,11 @@ class Preparer:
         turns = self._turns(request)
         top_k = self._top_k(request)
         scope = scope_of(call, request.collection)
+        where = _filter(request)
         ready = self._worker.require()
         self._library.require()
         fusion, eviction = self._methods(request, ready)
-        return Checked(request, call, scope, turns, top_k, fusion, eviction)
+        return Checked(request, call, scope, turns, top_k, where, fusion, eviction)
 
     def estimate(self, checked: Checked) -> int:
         """About how many tokens the prompt will have."""
@@ -187,7 +189,12 @@ class Preparer:
         if not checked.top_k:
             return Found([], 0.0, 0.0)
         return await self._library.search(
-            checked.question, checked.top_k, request.documents, scope=checked.scope
+            checked.question,
+            checked.top_k,
+            request.documents,
+            checked.filter,
+            scope=checked.scope,
+            mode=request.retrieval or self._settings.retrieval,
         )
 
     async def _cut(self, documents: Sequence[InlineDocument]) -> list[Passage]:
@@ -232,13 +239,21 @@ class Preparer:
 
 
 def _refuse_searching(request: GenerateRequest) -> None:
-    for name in ("top_k", "documents", "collection"):
+    for name in ("top_k", "documents", "collection", "filter", "retrieval"):
         if getattr(request, name) is not None:
             raise InvalidRequest(
                 f"{name} chooses among stored documents, and inline_documents are used instead of "
                 "these: leave one of the two out",
                 field=name,
             )
+
+
+def _filter(request: GenerateRequest) -> Filter:
+    try:
+        return parse_filter(request.filter or {})
+    except InvalidQuery as error:
+        message = str(error)
+        raise InvalidRequest(message, field=message.partition(":")[0]) from error
 
 
 def scope_of(call: Call, collection: str | None) -> Scope:

@@ -34,6 +34,10 @@ def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]
             char_start=passage.chunk.char_start,
             char_end=passage.chunk.char_end,
             score=passage.score,
+            dense_rank=passage.dense_rank,
+            dense_score=passage.dense_score,
+            sparse_rank=passage.sparse_rank,
+            sparse_score=passage.sparse_score,
             text=passage.chunk.text if with_text else None,
         )
         for index, passage in enumerate(passages, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from service.gateway.schemas.fields import STRICT, DocId, Stops, Title, Unicode
 from service.prompt import Turn
@@ -59,6 +59,12 @@ class Choices(BaseModel):
     collection: Unicode | None = Field(None, description="search here; none: `default`")
     top_k: int | None = Field(None, ge=0, description="passages to answer from; 0: none")
     documents: list[Unicode] | None = Field(None, description="answer from these documents only")
+    filter: dict[str, JsonValue] | None = Field(
+        None, description="only documents whose metadata passes, e.g. {'year': {'gte': 2020}}"
+    )
+    retrieval: Literal["dense", "sparse", "hybrid"] | None = Field(
+        None, description="by meaning, by words, or both; none: the service's default"
+    )
     inline_documents: (
         Annotated[list[InlineDocument], Field(min_length=1, max_length=MAX_INLINE_DOCUMENTS)] | None
     ) = Field(None, description="answer from these texts, all of them, instead of searching")
@@ -99,7 +105,11 @@ class Citation(BaseModel):
     title: str
     char_start: int
     char_end: int
-    score: float
+    score: float = Field(description="what it was ranked by: cosine, BM25 or reciprocal ranks")
+    dense_rank: int | None = None
+    dense_score: float | None = None
+    sparse_rank: int | None = None
+    sparse_score: float | None = None
     text: str | None = None
 
 
