@@ -76,7 +76,7 @@ async def test_silence_fails_what_is_open_and_recovers(data: Path) -> None:
         with pytest.raises(WorkerUnavailable):
             await anext(client.submit(request("s")))
         with pytest.raises(WorkerUnavailable):
-            await client.purge([0], [Chunk(1, [1])], "none")
+            await client.purge([0], [Chunk(1, [1])], "none", "")
         await worker.start()
         await asyncio.wait_for(client.wait_ready(), 5)
         assert [e async for e in client.submit(request("t", 2))]
@@ -91,11 +91,11 @@ async def test_a_long_prefill_is_no_silence(data: Path) -> None:
 async def test_precompute_and_purge(data: Path) -> None:
     async with connected(data) as (client, worker):
         chunks = [Chunk(i, [i, i]) for i in range(3)]
-        replies = [r async for r in client.precompute([0], chunks, "none")]
+        replies = [r async for r in client.precompute([0], chunks, "none", "")]
         assert [(r.chunk_id, r.status) for r in replies] == [(i, "stored") for i in range(3)]
         again = [r.status async for r in client.precompute([0], chunks[:1], "none")]
         assert again == ["present"]
-        assert await client.purge([0], chunks[:2], "none") == {"memory": 2}
+        assert await client.purge([0], chunks[:2], "none", "") == {"memory": 2}
         assert worker.stored == {(2, 2)}
         assert [r async for r in client.precompute([0], [], "none")] == []
 
