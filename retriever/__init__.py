@@ -15,10 +15,17 @@ from retriever.documents import (
     SearchMode,
     StoredDocument,
 )
-from retriever.embedders import Embedder, HashingEmbedder, LocalEmbedder
+from retriever.embedders import Embedder, EndpointEmbedder, HashingEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.index import VectorIndex
 from retriever.ingest import IngestResult
+from retriever.rerankers import (
+    EndpointReranker,
+    OverlapReranker,
+    Reranked,
+    Reranker,
+    rerank,
+)
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
 from retriever.tokens import TokenCounter, TokenizerCounter, WordCounter
@@ -33,11 +40,16 @@ __all__ = [
     "DocumentInfo",
     "DocumentPage",
     "Embedder",
+    "EndpointEmbedder",
+    "EndpointReranker",
     "Filter",
     "HashingEmbedder",
     "IngestResult",
     "LocalEmbedder",
+    "OverlapReranker",
     "Passage",
+    "Reranked",
+    "Reranker",
     "Retriever",
     "Scope",
     "SearchMode",
@@ -49,5 +61,6 @@ __all__ = [
     "VectorIndex",
     "WordCounter",
     "parse_filter",
+    "rerank",
     "split",
 ]

@@ -56,8 +56,8 @@ class Passage:
     """A search hit; with the chunk's doc_id and character range it is the citation.
 
     `score` is what it was ranked by: the cosine of query and chunk in [-1, 1] (dense), BM25
-    (sparse), the sum of reciprocal ranks (hybrid). Ranks count from 1; None: not among the
-    candidates of that ranking, or not asked for.
+    (sparse), the sum of reciprocal ranks (hybrid), or the reranker's score. Ranks count from 1;
+    None: not among the candidates of that ranking, or not asked for.
     """
 
     chunk: Chunk
@@ -66,6 +66,7 @@ class Passage:
     dense_score: float | None = None
     sparse_rank: int | None = None
     sparse_score: float | None = None
+    rerank_score: float | None = None
 
 
 @dataclass(frozen=True)

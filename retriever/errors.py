@@ -6,6 +6,7 @@ RetrieverError
 ├── EmbedderError            embedding failed
 │   ├── EmbedderNotStarted   used before start() or after close()
 │   └── EmbedderUnsupported  the model folder is missing, or asks for what we do not run
+├── RerankerError            the reranker failed; callers keep the order of the search
 ├── IndexFileError           a saved index cannot be used; the catalog can rebuild it
 │   ├── IndexMissing         nothing is saved there
 │   └── IndexCorrupt         a manifest or checksum does not hold
@@ -40,6 +41,10 @@ class EmbedderNotStarted(EmbedderError):
 
 class EmbedderUnsupported(EmbedderError):
     code = "embedder_unsupported"
+
+
+class RerankerError(RetrieverError):
+    code = "reranker_error"
 
 
 class IndexFileError(RetrieverError):

@@ -1,0 +1,132 @@
+"""An embedding model behind HTTP, OpenAI's /v1/embeddings. Knows no model and imports no torch.
+
+text-embeddings-inference, vLLM, Ollama and others speak it. With it a gateway needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+
+from retriever.embedders.base import Vectors
+from retriever.errors import EmbedderError, EmbedderNotStarted, EmbedderUnsupported
+
+# text-embeddings-inference refuses larger batches by default.
+_BATCH = 32
+_PAUSES_S = (0.25, 1.0)  # before another try, where a try may help
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_SHOWN_CHARS = 200
+
+
+class EndpointEmbedder:
+    """`url` is the base of the API, e.g. http://host:8080/v1.
+
+    The endpoint tells no hash of its weights. Where the model behind the name may change, give a
+    `revision` and change it along: vectors of two models must not be mixed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        revision: str = "",
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """The key is sent as a bearer token. `transport` is for who brings a network of his own."""
+        self.name = model
+        self.revision = hashlib.sha256(f"endpoint:{model}:{revision}".encode()).hexdigest()
+        self._url = f"{url.rstrip('/')}/embeddings"
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
+        self._transport = transport
+        self._starting = threading.Lock()
+        self._http: httpx.Client | None = None
+        self._dim = 0
+
+    @property
+    def dim(self) -> int:
+        if not self._dim:
+            raise EmbedderNotStarted("call start() before the embedder is used")
+        return self._dim
+
+    def start(self) -> None:
+        """Ask once, for the size of the vectors. Raises EmbedderError."""
+        with self._starting:
+            if self._http is not None:
+                return
+            self._http = httpx.Client(
+                headers=self._headers, timeout=self._timeout_s, transport=self._transport
+            )
+            try:
+                self._dim = len(self._batch(["dimension"])[0])
+            except BaseException:
+                self._http.close()
+                self._http = None
+                raise
+
+    def close(self) -> None:
+        with self._starting:
+            if self._http is not None:
+                self._http.close()
+                self._http = None
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for start in range(0, len(texts), _BATCH):
+            batch = self._batch(texts[start : start + _BATCH])
+            if batch.shape[1] != self.dim:
+                raise EmbedderError(
+                    f"{self._url} gave vectors of {batch.shape[1]} dimensions, {self.dim} before"
+                )
+            vectors[start : start + len(batch)] = batch
+        return vectors
+
+    def _batch(self, texts: Sequence[str]) -> Vectors:
+        """[len(texts), whatever the model has], each row of length 1."""
+        answer = self._ask({"model": self.name, "input": list(texts), "encoding_format": "float"})
+        try:
+            rows = sorted(answer["data"], key=lambda row: int(row["index"]))
+            if [int(row["index"]) for row in rows] != list(range(len(texts))):
+                raise ValueError(f"{len(texts)} texts were sent, {len(rows)} rows came back")
+            vectors = np.array([row["embedding"] for row in rows], dtype=np.float32)
+            norms: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)
+            if not (np.isfinite(norms).all() and (norms > 0).all()):
+                raise ValueError("a vector is zero or not finite")
+        except (ValueError, LookupError, TypeError) as error:
+            raise EmbedderError(f"the answer of {self._url} cannot be read: {error}") from error
+        unit: Vectors = vectors / norms
+        return unit
+
+    def _ask(self, body: dict[str, Any]) -> Any:
+        """One POST, tried again where that may help. Raises EmbedderError."""
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                reply = self._require().post(self._url, json=body)
+                if reply.status_code == 200:
+                    return reply.json()
+                fault = f"HTTP {reply.status_code}: {reply.text[:_SHOWN_CHARS]}"
+                again = reply.status_code in _RETRIED
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise EmbedderUnsupported(f"{self._url} is no URL to ask: {error}") from error
+            except httpx.HTTPError as error:
+                fault, again = f"{type(error).__name__}: {error}", True
+            except ValueError as error:
+                raise EmbedderError(f"{self._url} answered no JSON: {error}") from error
+            if pause_s is None or not again:
+                break
+            time.sleep(pause_s)
+        raise EmbedderError(f"{self._url} does not embed: {fault}")
+
+    def _require(self) -> httpx.Client:
+        if self._http is None:
+            raise EmbedderNotStarted("call start() before the embedder is used")
+        return self._http

@@ -1,0 +1,96 @@
+"""A cross-encoder behind HTTP. Knows no model: what it is sent to decides.
+
+    tei      POST {"query", "texts"}               ->  [{"index", "score"}]
+    cohere   POST {"model", "query", "documents"}  ->  {"results": [{"index", "relevance_score"}]}
+
+The first is text-embeddings-inference's, the second Cohere's, Jina's and vLLM's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import httpx
+
+from retriever.errors import RerankerError
+
+Style = Literal["tei", "cohere"]
+STYLES: tuple[str, ...] = get_args(Style)
+
+# text-embeddings-inference refuses larger batches by default.
+_BATCH = 32
+_SHOWN_CHARS = 200
+
+
+class EndpointReranker:
+    """`url` is that of the endpoint itself, e.g. http://host:8080/rerank."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        style: Style = "tei",
+        model: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """The key is sent as a bearer token. `transport` is for who brings a network of his own."""
+        if style not in STYLES:
+            raise ValueError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
+        self._url = url
+        self._style = style
+        self._model = model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._transport = transport
+        self._http: httpx.AsyncClient | None = None
+
+    async def start(self) -> None:
+        # Whoever asks sets the deadline.
+        self._http = self._http or httpx.AsyncClient(
+            headers=self._headers, timeout=None, transport=self._transport
+        )
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        batches = [texts[i : i + _BATCH] for i in range(0, len(texts), _BATCH)]
+        try:
+            async with asyncio.TaskGroup() as group:  # a failure ends the others
+                tasks = [group.create_task(self._scores(query, batch)) for batch in batches]
+        except* RerankerError as errors:
+            raise errors.exceptions[0] from None
+        return [score for task in tasks for score in task.result()]
+
+    async def _scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        if self._http is None:
+            raise RerankerError("call start() before the reranker is used")
+        try:
+            reply = await self._http.post(self._url, json=self._body(query, texts))
+            if reply.status_code != 200:
+                raise RerankerError(f"HTTP {reply.status_code}: {reply.text[:_SHOWN_CHARS]}")
+            return _read(reply.json(), len(texts))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise RerankerError(f"{type(error).__name__}: {error}") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RerankerError(f"its answer cannot be read: {error}") from error
+
+    def _body(self, query: str, texts: Sequence[str]) -> dict[str, Any]:
+        if self._style == "tei":
+            return {"query": query, "texts": list(texts), "truncate": True}
+        model = {} if self._model is None else {"model": self._model}
+        return {**model, "query": query, "documents": list(texts), "top_n": len(texts)}
+
+
+def _read(answer: Any, count: int) -> list[float]:
+    rows = answer if isinstance(answer, list) else answer["results"]
+    scores: dict[int, float] = {}
+    for row in rows:
+        scores[int(row["index"])] = float(row["score" if "score" in row else "relevance_score"])
+    if len(rows) != count or scores.keys() != set(range(count)):
+        raise ValueError(f"{count} texts were sent, {len(rows)} rows came back")
+    return [scores[index] for index in range(count)]
