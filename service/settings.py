@@ -75,7 +75,19 @@ class Settings(BaseSettings):
     tenant_secret: str = Field("", pattern=r"^([0-9a-fA-F]{2})*$", description="hex; keys chunks")
 
     # Retrieval and prompt; None: the model folder's kvstitch.json, or the built-in default.
-    embedder: str = Field("", description="sentence-embedding folder; empty: all-MiniLM-L6-v2")
+    embedder: str = Field(
+        "",
+        description="folder of a sentence-embedding model, or its name at embedder_url; "
+        "empty: all-MiniLM-L6-v2",
+    )
+    embedder_url: str = Field("", description="base of an OpenAI-like API, http://host:port/v1")
+    embedder_key: str = Field("", description="bearer token for embedder_url")
+    embedder_revision: str = Field("", description="change it with the model behind embedder_url")
+    reranker_url: str = Field("", description="a rerank endpoint, http://host:port/rerank")
+    reranker_style: Literal["tei", "cohere"] = Field("tei", description="cohere: Jina, vLLM too")
+    reranker_model: str = Field("", description="its name at reranker_url, where one is asked for")
+    reranker_key: str = Field("", description="bearer token for reranker_url")
+    rerank_deadline_s: float = Field(0.3, gt=0, description="then the order of the search stays")
     retrieval: Literal["dense", "sparse", "hybrid"] = Field(
         "dense", description="how passages are searched where a request does not say"
     )
@@ -104,6 +116,13 @@ class Settings(BaseSettings):
     def _known_prefix_mode(cls, value: str | None) -> str | None:
         if value is not None and value not in PREFIX_MODES:
             raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
+        return value
+
+    @field_validator("embedder_url", "reranker_url")
+    @classmethod
+    def _http_scheme(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://")
         return value
 
     @field_validator("redis_url")

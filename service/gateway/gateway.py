@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from retriever import Embedder, LocalEmbedder, Retriever
+from retriever import Embedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
+from service.gateway import retrieval
 from service.gateway.access import Access
 from service.gateway.admission import Admission
 from service.gateway.answer import Answerer
@@ -71,9 +72,14 @@ class Gateway:
             command=worker_command,
             backoff_s=restart_backoff_s,
         )
-        timed = TimedEmbedder(embedder or LocalEmbedder(settings.embedder or None))
+        timed = TimedEmbedder(embedder or retrieval.embedder(settings))
         retriever = Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking())
-        self.library = Library(retriever, timed)
+        self.library = Library(
+            retriever,
+            timed,
+            retrieval.reranker(settings),
+            rerank_deadline_s=settings.rerank_deadline_s,
+        )
         self.admission = Admission(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,

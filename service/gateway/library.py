@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -24,9 +24,11 @@ from retriever import (
     Filter,
     IngestResult,
     Passage,
+    Reranker,
     Retriever,
     SearchMode,
     StoredDocument,
+    rerank,
 )
 from retriever.embedders.base import Vectors
 from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
@@ -38,14 +40,20 @@ T = TypeVar("T")
 
 SEARCH_THREADS = 4
 
+# How many passages are reranked for one that is wanted, and at least.
+RERANK_FACTOR = 4
+RERANK_AT_LEAST = 20
+
 
 @dataclass(frozen=True)
 class Found:
-    """Passages, best first, and the seconds it took to embed the question and to search."""
+    """Passages, best first, and the seconds it took to embed the question, search and rerank."""
 
     passages: list[Passage]
     embed_s: float
     retrieve_s: float
+    rerank_s: float = 0.0
+    warnings: tuple[str, ...] = ()
 
 
 class TimedEmbedder:
@@ -88,10 +96,19 @@ class TimedEmbedder:
 class Library:
     """Documents and passages, for coroutines. Usable once start() has returned."""
 
-    def __init__(self, retriever: Retriever, embedder: TimedEmbedder) -> None:
-        """`embedder` is the retriever's own."""
+    def __init__(
+        self,
+        retriever: Retriever,
+        embedder: TimedEmbedder,
+        reranker: Reranker | None = None,
+        *,
+        rerank_deadline_s: float = 0.3,
+    ) -> None:
+        """`embedder` is the retriever's own. A reranker that is late is done without."""
         self._retriever = retriever
         self._embedder = embedder
+        self._reranker = reranker
+        self._rerank_deadline_s = rerank_deadline_s
         self._searching = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="ingest")
         self.started = False
@@ -99,6 +116,8 @@ class Library:
     async def start(self) -> None:
         """Load the embedder, the catalog and the index. Raises KvstitchError."""
         await self._in(self._changing, self._retriever.start)
+        if self._reranker is not None:
+            await self._reranker.start()
         self.started = True
 
     async def close(self) -> None:
@@ -107,6 +126,8 @@ class Library:
             self.started = False
             await self.save()
             await self._in(self._changing, self._retriever.close)
+            if self._reranker is not None:
+                await self._reranker.close()
         self._searching.shutdown(wait=False, cancel_futures=True)
         self._changing.shutdown(wait=False, cancel_futures=True)
 
@@ -124,20 +145,41 @@ class Library:
         *,
         scope: Scope = DEFAULT,
         mode: SearchMode = "dense",
+        reranked: bool = False,
     ) -> Found:
         """The best `top_k` passages of a scope, among the documents `doc_ids` if given, of those
-        whose metadata passes `where`."""
+        whose metadata passes `where`. Raises InvalidRequest."""
+        if reranked and self._reranker is None:
+            raise InvalidRequest(
+                "rerank: this service has no reranker; leave it out, or set KVSTITCH_RERANKER_URL",
+                field="rerank",
+            )
         doc_filter = None
         if doc_ids is not None or where != EVERYTHING:
             doc_filter = DocFilter(None if doc_ids is None else tuple(doc_ids), where)
+        wanted = max(RERANK_FACTOR * top_k, RERANK_AT_LEAST) if reranked else top_k
 
         def run() -> Found:
             started = time.perf_counter()
-            passages = self._retriever.search(query, top_k, doc_filter, scope=scope, mode=mode)
+            passages = self._retriever.search(query, wanted, doc_filter, scope=scope, mode=mode)
             embed_s = 0.0 if mode == "sparse" else self._embedder.last_s
             return Found(passages, embed_s, time.perf_counter() - started - embed_s)
 
-        return await self.in_search_thread(run)
+        found = await self.in_search_thread(run)
+        return await self._reranked(query, top_k, found) if reranked else found
+
+    async def _reranked(self, query: str, top_k: int, found: Found) -> Found:
+        assert self._reranker is not None
+        started = time.perf_counter()
+        done = await rerank(
+            self._reranker, query, found.passages, top_k, deadline_s=self._rerank_deadline_s
+        )
+        return replace(
+            found,
+            passages=done.passages,
+            rerank_s=time.perf_counter() - started,
+            warnings=() if done.warning is None else (done.warning,),
+        )
 
     async def in_search_thread(self, run: Callable[[], T]) -> T:
         """Short work that must not hold up the event loop."""

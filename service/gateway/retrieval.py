@@ -1,0 +1,29 @@
+"""The settings' embedder and reranker. Knows no index and no requests."""
+
+from __future__ import annotations
+
+from retriever import Embedder, EndpointEmbedder, EndpointReranker, LocalEmbedder, Reranker
+from service.settings import Settings
+
+
+def embedder(settings: Settings) -> Embedder:
+    """Behind HTTP if an address is set, else a model in this process."""
+    if settings.embedder_url:
+        return EndpointEmbedder(
+            settings.embedder_url,
+            settings.embedder or "default",
+            revision=settings.embedder_revision,
+            api_key=settings.embedder_key or None,
+        )
+    return LocalEmbedder(settings.embedder or None)
+
+
+def reranker(settings: Settings) -> Reranker | None:
+    if not settings.reranker_url:
+        return None
+    return EndpointReranker(
+        settings.reranker_url,
+        style=settings.reranker_style,
+        model=settings.reranker_model or None,
+        api_key=settings.reranker_key or None,
+    )
