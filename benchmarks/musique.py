@@ -122,7 +122,7 @@ async def ingest(http: httpx.AsyncClient, documents: list[dict[str, str]]) -> in
         if reply.status_code != 202:
             raise RuntimeError(f"POST /admin/precompute: {reply.status_code} {reply.text[:300]}")
         job = reply.json()
-        while job["state"] not in ("succeeded", "failed"):
+        while job["state"] in ("queued", "running"):
             await asyncio.sleep(0.5)
             job = (await http.get(f"/admin/jobs/{job['job_id']}")).raise_for_status().json()
         if job["state"] == "failed":

@@ -225,6 +225,11 @@ class TieredStore:
         counts = {guarded.name: guarded.delete(wanted) for guarded in self._tiers}
         return {name: count for name, count in counts.items() if count is not None}
 
+    @property
+    def tier_names(self) -> list[str]:
+        """Fastest first."""
+        return [guarded.name for guarded in self._tiers]
+
     def flush(self, timeout: float | None = None) -> bool:
         """Wait for the background writes; False when ``timeout`` (s) ran out first."""
         return self._writer.flush(timeout)

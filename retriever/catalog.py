@@ -254,6 +254,15 @@ class Catalog:
             key = (rows.find_scope(read, scope),)
             return Counts(*read.execute(f"{query} WHERE scope_id = ?", key).fetchone())
 
+    def pinned(self) -> list[tuple[Scope, str]]:
+        """(scope, doc_id) of all pinned documents, of all tenants."""
+        query = (
+            "SELECT tenant, collection, doc_id FROM documents JOIN scopes USING (scope_id) "
+            "WHERE pinned ORDER BY tenant, collection, doc_id"
+        )
+        with self._database.read() as read:
+            return [(Scope(tenant, name), d) for tenant, name, d in read.execute(query)]
+
     def collections(self, tenant: str) -> list[tuple[str, Counts]]:
         """A tenant's collections that have documents, by name."""
         query = (

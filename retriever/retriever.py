@@ -209,6 +209,10 @@ class Retriever:
         """Of a scope; None: of all tenants together."""
         return self._catalog.counts(scope=scope)
 
+    def pinned(self) -> list[tuple[Scope, str]]:
+        """(scope, doc_id) of all pinned documents, of all tenants."""
+        return self._catalog.pinned()
+
     def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
         """A tenant's collections that have documents, by name."""
         return self._catalog.collections(tenant)

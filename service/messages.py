@@ -179,8 +179,11 @@ class Precomputed(Message, frozen=True):
 
 
 class Purged(Message, frozen=True):
+    """Copies deleted per tier. `unreached` tiers may still hold some: ask again."""
+
     id: str
-    copies: dict[str, int]  # per tier
+    copies: dict[str, int]
+    unreached: list[str] = []
 
 
 class Stats(Message, frozen=True):

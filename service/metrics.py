@@ -36,7 +36,7 @@ STAGES = (
     *("embed", "retrieve", "plan", "queue", "load", "prefill", "evict", "first_token", "decode"),
 )
 PROMPT_SOURCES = ("memory", "ssd", "redis", "recomputed", "cold", "question")
-JOB_STATES = ("queued", "running", "succeeded", "failed")
+JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 
 
 @dataclass(frozen=True)

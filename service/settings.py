@@ -99,7 +99,16 @@ class Settings(BaseSettings):
     max_top_k: int = Field(64, ge=1)
     max_question_chars: int = Field(65_536, ge=1)
     max_body_bytes: int = Field(64 * MIB, ge=1024)
+    max_upload_bytes: int = Field(
+        1024 * MIB, ge=1024, description="JSON lines and forms, which are read as they come"
+    )
     max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
+    max_document_bytes: int = Field(32 * MIB, ge=1024, description="one document that is no PDF")
+    max_pdf_bytes: int = Field(64 * MIB, ge=1024)
+    max_file_pages: int = Field(2000, ge=1, description="of one PDF")
+    max_file_chars: int = Field(10_000_000, ge=1, description="text of one PDF or HTML file")
+    file_cpu_s: int = Field(60, ge=1, description="CPU that reading one file may take")
+    file_memory_mib: int = Field(1024, ge=128, description="memory that reading one file may take")
     max_tokens_limit: int = Field(65_536, ge=1)
 
     # Limits of a tenant (see also `kvstitch keys create`); None: no limit.
@@ -108,6 +117,7 @@ class Settings(BaseSettings):
     tenant_requests_per_minute: int | None = Field(None, ge=1)
     tenant_tokens_per_minute: int | None = Field(None, ge=1, description="of prompt and answer")
 
+    pin_check_s: float = Field(60.0, gt=0, description="pause between looks at pinned KV")
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 

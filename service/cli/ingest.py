@@ -105,7 +105,7 @@ def _watch(http: httpx.Client, job_ids: Sequence[str], total: int) -> list[Any]:
             counted = 0
             for job_id in job_ids:
                 job = finished.get(job_id) or checked(http.get(f"/admin/jobs/{job_id}"))
-                if job["state"] in ("succeeded", "failed"):
+                if job["state"] not in ("queued", "running"):
                     finished[job_id] = job
                 counted += job["progress"]["done"] + job["progress"]["failed"]
             progress.update(bar, completed=counted)

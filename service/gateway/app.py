@@ -11,7 +11,16 @@ from service import __version__
 from service.gateway import problems
 from service.gateway.gateway import Gateway
 from service.gateway.middleware import Authentication, RequestContext
-from service.gateway.routes import corpus, health, models, openai, rag
+from service.gateway.routes import (
+    collections,
+    corpus,
+    documents,
+    health,
+    jobs,
+    models,
+    openai,
+    rag,
+)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -28,8 +37,12 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(title="kvstitch", version=__version__, lifespan=lifespan)
     app.state.gateway = gateway
     app.add_middleware(Authentication, access=gateway.access)
-    app.add_middleware(RequestContext, max_body_bytes=gateway.settings.max_body_bytes)
+    app.add_middleware(
+        RequestContext,
+        max_body_bytes=gateway.settings.max_body_bytes,
+        max_upload_bytes=gateway.settings.max_upload_bytes,
+    )
     problems.install(app)
-    for module in (rag, openai, models, corpus, health):
+    for module in (rag, openai, models, corpus, jobs, documents, collections, health):
         app.include_router(module.router)
     return app

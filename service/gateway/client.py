@@ -190,13 +190,13 @@ class WorkerClient:
 
     async def purge(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
-    ) -> dict[str, int]:
+    ) -> Purged:
         """Copies deleted per tier. Raises the error of a Failed."""
         message = Purge(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
         with self._call(message.id, message) as queue:
             reply = await queue.get()
             if isinstance(reply, Purged):
-                return reply.copies
+                return reply
             if isinstance(reply, Failed):
                 raise from_code(reply.code, reply.message, reply.field)
             raise WorkerUnavailable(f"the worker answered a purge with {type(reply).__name__}")

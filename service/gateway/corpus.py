@@ -1,266 +1,283 @@
-"""The use case of the corpus: ingest, list, delete. Knows no HTTP and no tensors.
+"""The use case of the corpus: ingest, list, delete, pin. Knows no HTTP and no tensors.
 
-    submit ── jobs.sqlite3 ──> _index loop ── retriever ──> _compute loop ── worker ──> done
-    delete ── owed purges ───────────────────────────────────────┘
+    submit ── jobs.sqlite3 ──> indexing.py ── retriever ──> computing.py ── worker ──> done
+    delete ── owed purges ─────────────────────────────────────┘
 
-Both loops read what to do from the job store, so that a restart simply goes on. Purges are
-in purges.py.
+Everybody sees what is of their tenant, and nothing tells whether another tenant has it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TypeVar
 
-from retriever import Document, DocumentPage, StoredDocument
-from service.errors import KvstitchError, NotFound, Overloaded, WorkerUnavailable
-from service.gateway.job_records import Job, Spooled
+from retriever import Counts, DocFilter, DocumentPage, Scope, StoredDocument
+from service.errors import Conflict, InvalidRequest, KvstitchError, NotFound
+from service.gateway.access import Principal
+from service.gateway.computing import Computing
+from service.gateway.indexing import Indexing
+from service.gateway.job_records import OPEN_STATES, Incoming, Job, JobPage, Receipt
 from service.gateway.jobs import JobStore
 from service.gateway.library import Library
-from service.gateway.prompts import Prompts
-from service.gateway.purges import CALL_CHUNKS, Purges
-from service.gateway.worker import Worker
-from service.messages import Chunk
-from service.metrics import JOB_STATES, Metrics
+from service.gateway.purges import Purges
+from service.gateway.quotas import Quotas
+from service.gateway.receipts import ReceiptStore
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-BATCH_DOCUMENTS = 32
-BATCH_CHARS = 100_000  # small enough for steady progress, large enough to embed in batches
-MAX_CRASHES = 3  # a document that was under way when the worker died this often is given up
-PAUSE_S = 0.5  # after a failure, before the next attempt
-
-
-@dataclass(frozen=True)
-class Deleted:
-    """`kv` is None where the worker is away: the purge is noted and made when it is back."""
-
-    doc_id: str
-    chunks: int
-    kv: dict[str, int] | None
+SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
+PAGE = 1000
 
 
 class Corpus:
-    """Between start() and close() its two loops work off the job store."""
+    """Between start() and close() two loops work off what was submitted."""
 
     def __init__(
-        self, jobs: JobStore, library: Library, worker: Worker, prompts: Prompts, metrics: Metrics
+        self,
+        *,
+        jobs: JobStore,
+        receipts: ReceiptStore,
+        library: Library,
+        purges: Purges,
+        quotas: Quotas,
+        indexing: Indexing,
+        computing: Computing,
     ) -> None:
         self._jobs = jobs
+        self._receipts = receipts
         self._library = library
-        self._worker = worker
-        self._prompts = prompts
-        self._metrics = metrics
-        self._purges = Purges(jobs, library, worker, prompts)
-        self._to_index = asyncio.Event()
-        self._to_compute = asyncio.Event()
-        self._crashes: Counter[int] = Counter()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._purges = purges
+        self._quotas = quotas
+        self._indexing = indexing
+        self._computing = computing
+        self._in_flight: set[tuple[str, str]] = set()
 
     async def start(self) -> None:
         """The library must have been started; the worker may come later."""
-        await self._count()
-        self._tasks = [
-            asyncio.create_task(self._forever(self._index, self._to_index)),
-            asyncio.create_task(self._forever(self._compute, self._to_compute)),
-        ]
+        await _db(self._jobs.drop)
+        await self._indexing.start()
+        await self._computing.start()
 
     async def close(self) -> None:
         """Stop after the step under way; what is left is resumed at the next start."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._indexing.close()
+        await self._computing.close()
 
-    # -- what the routes call --------------------------------------------------------------------
+    # -- jobs ------------------------------------------------------------------------------------
 
-    async def submit(self, documents: Sequence[dict[str, Any]]) -> Job:
-        """Accept documents ({doc_id, text, title, metadata}); on return they are on disk."""
-        job_id = await self._db(lambda: self._jobs.add(documents))
-        self._to_index.set()
-        return await self.job(job_id)
+    async def submit(
+        self,
+        principal: Principal,
+        documents: AsyncIterator[Incoming],
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Accept documents as they come in; on return all of them are on disk, or none.
 
-    async def job(self, job_id: str) -> Job:
-        job = await self._db(lambda: self._jobs.get(job_id))
+        Raises Conflict while a request with the same key is under way, InvalidRequest if the key
+        was used for something else, QuotaExceeded, and what reading the documents raises.
+        """
+        with self._alone(principal.tenant, idempotency_key):
+            job_id = await _db(lambda: self._jobs.begin(principal.tenant))
+            try:
+                digest = await self._spool(job_id, documents)
+                if idempotency_key is not None:
+                    known = await _db(lambda: self._jobs.known(principal.tenant, idempotency_key))
+                    if known is not None:
+                        await _db(lambda: self._jobs.drop(job_id))
+                        return await self._again(principal, idempotency_key, known, digest)
+                held = await _db(lambda: self._jobs.held(principal.tenant, job_id))
+                self._quotas.check_stored(principal.limits, *held)
+                await _db(lambda: self._jobs.accept(job_id, idempotency_key, digest))
+            except BaseException:
+                await asyncio.shield(_db(lambda: self._jobs.drop(job_id)))
+                raise
+        self._indexing.wake.set()
+        return await self.job(principal, job_id)
+
+    async def job(self, principal: Principal, job_id: str) -> Job:
+        job = await _db(lambda: self._jobs.get(job_id, principal.tenant))
         if job is None:
             raise NotFound(
-                f"job_id: there is no job {job_id!r}; use what POST /admin/precompute answered",
-                field="job_id",
+                f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
             )
         return job
 
+    async def jobs(
+        self, principal: Principal, limit: int, cursor: str | None, state: str | None
+    ) -> JobPage:
+        """Newest first. Raises InvalidRequest for a cursor that was not given out."""
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+            raise InvalidRequest(
+                "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
+            )
+        before = None if cursor is None else int(cursor)
+        return await _db(lambda: self._jobs.page(principal.tenant, limit, before, state))
+
+    async def cancel(self, principal: Principal, job_id: str) -> Job:
+        """Leave what is not done. Raises NotFound, Conflict if the job has ended otherwise."""
+        async with self._purges.changing:  # not in the middle of a batch
+            job = await self.job(principal, job_id)
+            if job.state not in (*OPEN_STATES, "cancelled"):
+                raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
+            await _db(lambda: self._jobs.cancel(job_id))
+        await self._indexing.count()
+        await _db(self._receipts.scrub)
+        return await self.job(principal, job_id)
+
     async def states(self) -> dict[str, int]:
-        """How many jobs are in each state."""
-        return await self._db(self._jobs.states)
+        """How many jobs of all tenants are in each state."""
+        return await _db(self._jobs.states)
 
-    async def documents(self, limit: int, cursor: str | None) -> DocumentPage:
-        self._library.require()
-        return await self._library.page(limit, cursor)
+    # -- documents -------------------------------------------------------------------------------
 
-    async def document(self, doc_id: str) -> StoredDocument:
+    async def documents(
+        self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
+    ) -> DocumentPage:
         self._library.require()
-        found = await self._library.get(doc_id)
+        return await self._library.page(limit, cursor, where, scope=scope)
+
+    async def document(self, scope: Scope, doc_id: str) -> StoredDocument:
+        self._library.require()
+        found = await self._library.get(doc_id, scope=scope)
+        if found is None:
+            raise _no_document(doc_id)
+        return found
+
+    async def pin(self, scope: Scope, doc_id: str, pinned: bool) -> StoredDocument:
+        """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
+        self._library.require()
+        if not await self._library.set_pinned([doc_id], pinned, scope=scope):
+            raise _no_document(doc_id)
+        self._computing.check_pins()
+        return await self.document(scope, doc_id)
+
+    async def collections(self, tenant: str) -> list[tuple[str, Counts]]:
+        self._library.require()
+        return await self._library.collections(tenant)
+
+    # -- deletion --------------------------------------------------------------------------------
+
+    async def delete(self, scope: Scope, doc_id: str) -> Receipt:
+        """Remove text, vectors and KV in every tier. Raises NotFound."""
+        self._library.require()
+        async with self._purges.changing:
+            waiting = await self._unqueue(scope, [doc_id])
+            if not waiting and await self._library.get(doc_id, scope=scope) is None:
+                raise _no_document(doc_id)
+            receipt_id = await self._remove(scope, [doc_id])
+        return await self._finish(scope, receipt_id)
+
+    async def delete_matching(
+        self, scope: Scope, doc_ids: Sequence[str] | None, where: DocFilter | None
+    ) -> Receipt:
+        """Remove the documents that are named, or match, or all of the collection."""
+        self._library.require()
+        async with self._purges.changing:
+            if where is None:
+                waiting = await self._unqueue(scope, doc_ids)
+                named = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
+                found = {*waiting, *await self._matching(scope, named)}
+            else:
+                found = set(await self._matching(scope, where))
+            receipt_id = await self._remove(scope, sorted(found))
+        return await self._finish(scope, receipt_id)
+
+    async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
+        found = await _db(lambda: self._receipts.get(receipt_id, principal.tenant))
         if found is None:
             raise NotFound(
-                f"doc_id: there is no document {doc_id!r}; GET /admin/documents lists them",
-                field="doc_id",
+                f"receipt_id: there is no receipt {receipt_id!r}; use what the deletion answered",
+                field="receipt_id",
             )
         return found
 
-    async def delete(self, doc_id: str) -> Deleted:
-        """Remove text, vectors and KV in every tier. Raises NotFound."""
-        async with self._purges.changing:
-            await self.document(doc_id)
-            await self._purges.note([doc_id])
-            removed = await self._library.delete(doc_id)
-        await self._count()
-        copies: dict[str, int] | None = None
-        with contextlib.suppress(KvstitchError):  # the compute loop tries again
-            self._worker.require()
-            copies = await self._purges.make(doc_id)
-        self._to_compute.set()
+    async def _unqueue(self, scope: Scope, doc_ids: Sequence[str] | None) -> list[str]:
+        return await _db(
+            lambda: self._jobs.cancel_documents(scope.tenant, scope.collection, doc_ids)
+        )
+
+    async def _matching(self, scope: Scope, where: DocFilter | None) -> list[str]:
+        out: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await self._library.page(PAGE, cursor, where, scope=scope)
+            out += [document.doc_id for document in page.documents]
+            if (cursor := page.next_cursor) is None:
+                return out
+
+    async def _remove(self, scope: Scope, doc_ids: Sequence[str]) -> str:
+        notes = await self._purges.notes(scope, doc_ids)
+        receipt_id = await _db(
+            lambda: self._receipts.open(scope.tenant, scope.collection, doc_ids, notes)
+        )
+        await self._library.delete(*doc_ids, scope=scope)
+        return receipt_id
+
+    async def _finish(self, scope: Scope, receipt_id: str) -> Receipt:
+        """Purge what can be purged now; the rest stays owed, and the receipt says so."""
+        await self._indexing.count()
         await self._library.save()
-        return Deleted(doc_id, len(removed), copies)
-
-    # -- the index loop --------------------------------------------------------------------------
-
-    async def _index(self) -> bool:
-        """Index one batch; False if there was none."""
-        spooled = await self._db(lambda: self._jobs.pending(BATCH_DOCUMENTS, BATCH_CHARS))
-        batch = _distinct(spooled)
-        if not batch:
-            return False
-        async with self._purges.changing:
-            await self._purges.note([item.doc_id for item in batch])
-            documents = [Document(**(item.payload or {})) for item in batch]
-            results = await self._library.ingest(documents)
-            failed = [
-                (item.number, str(result.error))
-                for item, result in zip(batch, results, strict=True)
-                if result.error is not None
-            ]
-            indexed = [
-                (item.number, result.status, len(result.chunks))
-                for item, result in zip(batch, results, strict=True)
-                if result.error is None
-            ]
-            await self._db(lambda: self._jobs.set_failed(failed))
-            await self._db(lambda: self._jobs.set_indexed(indexed))
-        self._to_compute.set()
-        if len(batch) == len(spooled) < BATCH_DOCUMENTS:
-            await self._library.save()
-        await self._count()
-        return True
-
-    # -- the compute loop ------------------------------------------------------------------------
-
-    async def _compute(self) -> bool:
-        """Make the owed purges, then store the KV of some documents; False if there were none."""
-        await self._worker.wait_ready()
-        await self._purges.make()
-        # After a crash one by one: the document that brings the worker down must not stop others.
-        limit = 1 if self._crashes else BATCH_DOCUMENTS
-        batch = await self._db(lambda: self._jobs.indexed(limit))
-        try:
-            await self._precompute(batch)
-        except WorkerUnavailable:
-            await self._after_crash(batch)
-            raise
-        await self._count()
-        return bool(batch)
-
-    async def _precompute(self, batch: Sequence[Spooled]) -> None:
-        left: Counter[int] = Counter()
-        errors: dict[int, str] = {}
-        work: list[tuple[Spooled, Chunk]] = []
-        for item in batch:
-            for chunk in await self._library.chunks_of(item.doc_id):
-                work.append((item, Chunk(chunk.chunk_id, self._prompts.segment(chunk))))
-                left[item.number] += 1
-        await self._finish([item.number for item in batch if not left[item.number]], errors)
-        await self._db(
-            lambda: self._jobs.note_contents([(chunk.chunk_id, chunk.ids) for _, chunk in work])
-        )
-        for start in range(0, len(work), CALL_CHUNKS):
-            part = work[start : start + CALL_CHUNKS]
-            numbers = {chunk.chunk_id: item.number for item, chunk in part}
-            replies = self._worker.precompute(
-                self._prompts.system, [chunk for _, chunk in part], self._prompts.prefix_mode, ""
-            )
-            try:
-                async for reply in replies:
-                    number = numbers[reply.chunk_id]
-                    left[number] -= 1
-                    if reply.status == "failed":
-                        errors[number] = f"its KV was not stored: {reply.message}"
-                    if not left[number]:
-                        await self._finish([number], errors)
-            except (WorkerUnavailable, Overloaded):
-                raise
-            except KvstitchError as error:
-                errors |= {item.number: error.message for item, _ in part}
-                await self._finish(sorted({item.number for item, _ in part}), errors)
-            await self._purges.note_gone([(item.doc_id, chunk) for item, chunk in part])
-
-    async def _finish(self, numbers: Sequence[int], errors: dict[int, str]) -> None:
-        failed = [(n, errors[n]) for n in numbers if n in errors]
-        done = [n for n in numbers if n not in errors]
-        for number in numbers:
-            self._crashes.pop(number, None)
-        await self._db(lambda: self._jobs.set_failed(failed))
-        await self._db(lambda: self._jobs.set_done(done))
-
-    async def _after_crash(self, batch: Sequence[Spooled]) -> None:
-        open_now = {item.number for item in await self._db(lambda: self._jobs.indexed(len(batch)))}
-        for item in batch:
-            if item.number in open_now:
-                self._crashes[item.number] += 1
-        given_up = [n for n, crashes in self._crashes.items() if crashes >= MAX_CRASHES]
-        await self._finish(
-            given_up,
-            {n: f"the worker died {MAX_CRASHES} times while computing its KV" for n in given_up},
-        )
+        with contextlib.suppress(KvstitchError):  # the compute loop tries again
+            await self._purges.make(receipt_id)
+        self._computing.wake.set()
+        await _db(self._receipts.scrub)
+        found = await _db(lambda: self._receipts.get(receipt_id, scope.tenant))
+        assert found is not None
+        return found
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _forever(self, step: Callable[[], Any], wake: asyncio.Event) -> None:
-        """Run `step` while it finds work; otherwise until `wake`. It outlives every failure."""
-        while True:
-            wake.clear()
-            try:
-                if not await step():
-                    await wake.wait()
-            except (WorkerUnavailable, Overloaded) as error:
-                logger.info("ingest waits: %s", error)
-                await asyncio.sleep(PAUSE_S)
-            except Exception:
-                logger.exception("ingest failed unexpectedly; it is tried again")
-                await asyncio.sleep(10 * PAUSE_S)
+    async def _spool(self, job_id: str, documents: AsyncIterator[Incoming]) -> bytes:
+        """Write documents down as they come; the digest of all of them."""
+        digest = hashlib.sha256()
+        batch: list[Incoming] = []
+        size = 0
+        async for document in documents:
+            digest.update(document.digest())
+            batch.append(document)
+            size += len(document.content) + len(document.meta)
+            if size >= SPOOL_BYTES:
+                await asyncio.to_thread(self._jobs.spool, job_id, batch)
+                batch, size = [], 0
+        await asyncio.to_thread(self._jobs.spool, job_id, batch)
+        return digest.digest()
 
-    async def _count(self) -> None:
-        counts = await self._library.counts()
-        self._metrics.documents.set(counts.documents)
-        self._metrics.chunks.set(counts.chunks)
-        states = await self.states()
-        for state in JOB_STATES:
-            self._metrics.jobs.labels(state).set(states.get(state, 0))
+    async def _again(
+        self, principal: Principal, key: str, known: tuple[str, bytes], digest: bytes
+    ) -> Job:
+        job_id, first = known
+        if digest != first:
+            raise InvalidRequest(
+                f"Idempotency-Key {key!r} was used for other documents: send a new key with them",
+                field="Idempotency-Key",
+            )
+        return await self.job(principal, job_id)
 
-    async def _db(self, run: Callable[[], T]) -> T:
-        return await asyncio.to_thread(run)
+    @contextlib.contextmanager
+    def _alone(self, tenant: str, key: str | None) -> Iterator[None]:
+        if key is None:
+            yield
+            return
+        if (tenant, key) in self._in_flight:
+            raise Conflict(
+                f"a request with the Idempotency-Key {key!r} is under way: wait for its answer",
+                retry_after_s=1.0,
+            )
+        self._in_flight.add((tenant, key))
+        try:
+            yield
+        finally:
+            self._in_flight.remove((tenant, key))
 
 
-def _distinct(items: Sequence[Spooled]) -> list[Spooled]:
-    """Up to the first document that comes again: its chunks must be noted in between."""
-    out: list[Spooled] = []
-    seen: set[str] = set()
-    for item in items:
-        if item.doc_id in seen:
-            break
-        seen.add(item.doc_id)
-        out.append(item)
-    return out
+def _no_document(doc_id: str) -> NotFound:
+    return NotFound(
+        f"doc_id: there is no document {doc_id!r}; GET /admin/documents lists them", field="doc_id"
+    )
+
+
+async def _db(run: Callable[[], T]) -> T:
+    return await asyncio.to_thread(run)

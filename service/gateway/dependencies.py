@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
 
-from service.errors import InvalidRequest
 from service.gateway.access import Principal
 from service.gateway.answer import Answerer
 from service.gateway.call import Call
 from service.gateway.corpus import Corpus
 from service.gateway.gateway import Gateway
-from service.gateway.uploads import read_documents
+from service.gateway.job_records import Incoming
+from service.gateway.uploads import UploadLimits, read_documents
 
 
 def _gateway(request: Request) -> Gateway:
@@ -33,15 +33,12 @@ def _ping_s(request: Request) -> float:
     return _gateway(request).settings.stream_ping_s
 
 
-async def _documents(request: Request) -> list[dict[str, Any]]:
-    documents = await read_documents(request)
-    limit = _gateway(request).settings.max_documents
-    if len(documents) > limit:
-        raise InvalidRequest(
-            f"documents holds {len(documents)} documents, the limit is {limit}: send several calls",
-            field="documents",
-        )
-    return documents
+def _upload(request: Request) -> AsyncIterator[Incoming]:
+    settings = _gateway(request).settings
+    limits = UploadLimits(
+        settings.max_documents, settings.max_document_bytes, settings.max_pdf_bytes
+    )
+    return read_documents(request, limits)
 
 
 def _having(scope: str) -> Callable[[Request], Awaitable[Principal]]:
@@ -86,5 +83,8 @@ AnswererDep = Annotated[Answerer, Depends(_answerer)]
 CorpusDep = Annotated[Corpus, Depends(_corpus)]
 CallDep = Annotated[Call, Depends(_call)]
 PingSeconds = Annotated[float, Depends(_ping_s)]
-Upload = Annotated[list[dict[str, Any]], Depends(_documents)]
+Upload = Annotated[AsyncIterator[Incoming], Depends(_upload)]
+CollectionName = Annotated[
+    str, Query(alias="collection", min_length=1, max_length=128, description="of the tenant")
+]
 Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -92,6 +92,7 @@ class FakeWorker:
     on_token: Callable[[Generate, int], None] = lambda request, number: None
     on_chunk: Callable[[Chunk], None] = lambda chunk: None
     stored: set[tuple[int, ...]] = field(default_factory=set)
+    unreached: list[str] = field(default_factory=list)  # tiers that do not answer a purge
     received: list[ToWorker] = field(default_factory=list)
     aborted: dict[str, str] = field(default_factory=dict)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -148,7 +149,8 @@ class FakeWorker:
             case Purge():
                 gone = {tuple(chunk.ids) for chunk in message.documents} & self.stored
                 self.stored -= gone
-                await self._send(peer, Purged(message.id, {"memory": len(gone)}))
+                copies = {"memory": len(gone)}
+                await self._send(peer, Purged(message.id, copies, list(self.unreached)))
             case Prefetch():
                 pass
             case Shutdown():

@@ -22,17 +22,25 @@ from service.gateway.access import Access
 from service.gateway.admission import Admission
 from service.gateway.answer import Answerer
 from service.gateway.client import WorkerClient
+from service.gateway.computing import Computing
 from service.gateway.corpus import Corpus
+from service.gateway.indexing import Indexing
+from service.gateway.job_database import JobDatabase
 from service.gateway.jobs import JobStore
 from service.gateway.keys import KeyStore
 from service.gateway.library import Library, TimedEmbedder
+from service.gateway.parsing.parser import Parser
+from service.gateway.parsing.sandbox import FileLimits
 from service.gateway.preparing import Preparer
 from service.gateway.prompts import Prompts
+from service.gateway.purges import Purges
 from service.gateway.quotas import Limits, Quotas
+from service.gateway.receipts import ReceiptStore
 from service.gateway.supervisor import COMMAND, Supervisor
 from service.messages import Stats
 from service.metrics import Metrics
 from service.settings import Settings
+from service.worker_settings import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +104,8 @@ class Gateway:
             )
         )
         self.access = Access(self._keys, self.quotas, allow_anonymous=settings.allow_anonymous)
-        self._jobs = JobStore(settings.data_dir / "jobs.sqlite3")
-        self.corpus = Corpus(self._jobs, self.library, self.worker, self.prompts, self.metrics)
+        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3")
+        self.corpus = self._corpus()
         self.answerer = Answerer(
             worker=self.worker,
             prompts=self.prompts,
@@ -109,6 +117,45 @@ class Gateway:
         self.failure: str | None = None
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
+
+    def _corpus(self) -> Corpus:
+        settings = self.settings
+        jobs, receipts = JobStore(self._database), ReceiptStore(self._database)
+        purges = Purges(receipts, self.library, self.worker, self.prompts)
+        limits = FileLimits(
+            settings.max_file_pages,
+            settings.max_file_chars,
+            settings.file_cpu_s,
+            settings.file_memory_mib * MIB,
+        )
+        indexing = Indexing(
+            jobs=jobs,
+            library=self.library,
+            purges=purges,
+            parser=Parser(limits),
+            metrics=self.metrics,
+            scrub=self._database.scrub,
+        )
+        computing = Computing(
+            jobs=jobs,
+            receipts=receipts,
+            library=self.library,
+            worker=self.worker,
+            prompts=self.prompts,
+            purges=purges,
+            pin_check_s=settings.pin_check_s,
+            on_done=indexing.count,
+        )
+        indexing.on_indexed = computing.wake.set
+        return Corpus(
+            jobs=jobs,
+            receipts=receipts,
+            library=self.library,
+            purges=purges,
+            quotas=self.quotas,
+            indexing=indexing,
+            computing=computing,
+        )
 
     @property
     def worker_pid(self) -> int | None:
@@ -126,7 +173,7 @@ class Gateway:
     async def start(self) -> None:
         """Begin loading; `not_ready` tells when it is over. Raises InvalidSetting."""
         self.claim()
-        self._jobs.start()
+        self._database.start()
         if self._address:
             self.worker.connect(self._address)
         else:
@@ -141,7 +188,7 @@ class Gateway:
         await self._supervisor.stop()
         await self.worker.close()
         await self.library.close()
-        self._jobs.close()
+        self._database.close()
         self._keys.close()
         if self._lock is not None:
             self._lock.close()

@@ -1,247 +1,271 @@
 """Ingest jobs on disk: accepted means committed. Knows SQLite; no retriever, worker or HTTP.
 
-    document   pending ── chunked, embedded, indexed ──> indexed ── KV stored ──> done
-                  └──────────────── error ────────────────┴──────────────────────> failed
+    document   spooling ── pending ── chunked, embedded, indexed ──> indexed ── KV stored ──> done
+                              └─────────── error ─────────────────────┴──> failed, dead, cancelled
 
-A job is queued, then running, then succeeded, or failed if any of its documents failed. The state
-is derived from the documents, so it survives a crash at any point. Purges that are still owed to
-the worker are kept here as well.
+A job is queued, then running, then dead if the worker died of one of its documents, failed if one
+failed, cancelled if it was, else succeeded. Its state follows from its documents in the same
+transaction, so it survives a crash at any point.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
-import threading
 import time
 import uuid
-from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from service.errors import KvstitchError
-from service.gateway.job_records import DocumentError, Job, OwedPurge, Spooled
+from service.gateway.job_database import JobDatabase
+from service.gateway.job_records import DocumentError, Incoming, Job, JobPage, Spooled
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-    job_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE,
-    created REAL NOT NULL, updated REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS documents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT NOT NULL REFERENCES jobs,
-    doc_id TEXT NOT NULL, payload TEXT, state TEXT NOT NULL DEFAULT 'pending',
-    change TEXT, chunks INTEGER NOT NULL DEFAULT 0, error TEXT
-);
-CREATE INDEX IF NOT EXISTS documents_of_job ON documents (job_id);
-CREATE INDEX IF NOT EXISTS documents_open ON documents (state, number)
-    WHERE state IN ('pending', 'indexed');
-CREATE TABLE IF NOT EXISTS purges (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, doc_id TEXT NOT NULL, chunk_id INTEGER NOT NULL,
-    ids TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS contents (chunk_id INTEGER PRIMARY KEY, digest BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS contents_by_digest ON contents (digest);
-"""
 _MAX_ERRORS = 100
+_FREE = "kind = NULL, meta = NULL, content = NULL"
 
 
 class JobStore:
-    """jobs.sqlite3, opened by start(). Thread-safe; every method blocks for a disk write or two."""
+    """Thread-safe; the database must have been started."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+    def __init__(self, database: JobDatabase) -> None:
+        self._database = database
 
-    def start(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            self._path, check_same_thread=False, isolation_level=None, timeout=10
-        )
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.executescript(_SCHEMA)
-        self._connection = connection
+    # -- acceptance ------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    # -- jobs ------------------------------------------------------------------------------------
-
-    def add(self, documents: Sequence[dict[str, Any]]) -> str:
-        """Store a job of documents ({doc_id, text, title, metadata}); returns its id."""
+    def begin(self, tenant: str) -> str:
+        """A job that nobody sees until `accept`; returns its id."""
         job_id, now = uuid.uuid4().hex, time.time()
-        with self._write() as write:
+        with self._database.transaction() as write:
             write.execute(
-                "INSERT INTO jobs SELECT ?, coalesce(max(number), 0) + 1, ?, ? FROM jobs",
-                (job_id, now, now),
-            )
-            write.executemany(
-                "INSERT INTO documents (job_id, doc_id, payload) VALUES (?, ?, ?)",
-                [(job_id, d["doc_id"], json.dumps(d, ensure_ascii=False)) for d in documents],
+                "INSERT INTO jobs (job_id, number, tenant, state, created, updated) "
+                "SELECT ?, coalesce(max(number), 0) + 1, ?, 'spooling', ?, ? FROM jobs",
+                (job_id, tenant, now, now),
             )
         return job_id
 
-    def get(self, job_id: str) -> Job | None:
-        with self._write() as read:
-            row = read.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
-            if row is None:
-                return None
-            states = _counts(read, "state", job_id)
-            changes = _counts(read, "change", job_id)
-            chunks = read.execute(
-                "SELECT coalesce(sum(chunks), 0) FROM documents WHERE job_id = ?", (job_id,)
-            ).fetchone()[0]
-            errors = read.execute(
-                "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
-                "ORDER BY number LIMIT ?",
-                (job_id, _MAX_ERRORS),
+    def spool(self, job_id: str, documents: Sequence[Incoming]) -> None:
+        with self._database.transaction() as write:
+            write.executemany(
+                "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
+                "state) VALUES (?, ?, ?, ?, ?, ?, ?, 'spooling')",
+                [
+                    (job_id, d.collection, d.doc_id, len(d.content), d.kind, d.meta, d.content)
+                    for d in documents
+                ],
+            )
+
+    def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
+        """From here on the job is done, whatever happens to this process."""
+        with self._database.transaction() as write:
+            write.execute(
+                "UPDATE jobs SET idempotency_key = ?, digest = ?, state = 'queued' "
+                "WHERE job_id = ?",
+                (idempotency_key, digest, job_id),
+            )
+            write.execute("UPDATE documents SET state = 'pending' WHERE job_id = ?", (job_id,))
+
+    def drop(self, job_id: str | None = None) -> None:
+        """Forget a job that was not accepted, or all of them (at start)."""
+        with self._database.transaction() as write:
+            write.execute(
+                "DELETE FROM jobs WHERE state = 'spooling' AND ? IN (job_id, '')", (job_id or "",)
+            )
+
+    def known(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
+        """(job_id, digest) of the job that was accepted with this key."""
+        with self._database.transaction() as read:
+            row = read.execute(
+                "SELECT job_id, digest FROM jobs WHERE tenant = ? AND idempotency_key = ?",
+                (tenant, idempotency_key),
+            ).fetchone()
+        return None if row is None else (row["job_id"], row["digest"])
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def get(self, job_id: str, tenant: str) -> Job | None:
+        with self._database.transaction() as read:
+            row = read.execute(
+                "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
+                (job_id, tenant),
+            ).fetchone()
+            return None if row is None else _job(read, row)
+
+    def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
+        """Jobs newest first, from the one before number `before` on."""
+        with self._database.transaction() as read:
+            rows = read.execute(
+                "SELECT * FROM jobs WHERE tenant = ?1 AND state != 'spooling' "
+                "AND (?2 IS NULL OR number < ?2) AND (?3 IS NULL OR state = ?3) "
+                "ORDER BY number DESC LIMIT ?4",
+                (tenant, before, state, limit + 1),
             ).fetchall()
-        return Job(
-            job_id=job_id,
-            state=_state(states),
-            created=row["created"],
-            updated=row["updated"],
-            total=sum(states.values()),
-            done=states.get("done", 0),
-            failed=states.get("failed", 0),
-            chunks=chunks,
-            changes=changes,
-            errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
-        )
+            jobs = [_job(read, row) for row in rows[:limit]]
+        return JobPage(jobs, str(rows[limit - 1]["number"]) if len(rows) > limit else None)
 
     def states(self) -> dict[str, int]:
-        """How many jobs are in each state."""
-        with self._write() as read:
-            rows = read.execute(
-                "SELECT job_id, state, count(*) AS n FROM documents GROUP BY job_id, state"
+        """How many jobs of all tenants are in each state."""
+        with self._database.transaction() as read:
+            rows = read.execute("SELECT state, count(*) AS n FROM jobs GROUP BY state").fetchall()
+        return {row["state"]: row["n"] for row in rows if row["state"] != "spooling"}
+
+    def cancel(self, job_id: str) -> None:
+        """What is not done is left: documents that are indexed stay so, without their KV."""
+        with self._database.transaction() as write:
+            write.execute("UPDATE jobs SET cancelled = 1 WHERE job_id = ?", (job_id,))
+            write.execute(
+                f"UPDATE documents SET state = 'cancelled', {_FREE} "
+                "WHERE job_id = ? AND state IN ('pending', 'indexed')",
+                (job_id,),
+            )
+            _follow(write, [job_id])
+
+    def cancel_documents(
+        self, tenant: str, collection: str, doc_ids: Sequence[str] | None
+    ) -> list[str]:
+        """Documents that wait to be indexed and were deleted first; None: all of the collection.
+
+        Returns the ids of those that waited.
+        """
+        names = None if doc_ids is None else json.dumps(list(doc_ids))
+        with self._database.transaction() as write:
+            rows = write.execute(
+                "SELECT documents.number, job_id, doc_id FROM documents JOIN jobs USING (job_id) "
+                "WHERE documents.state = 'pending' AND tenant = ?1 AND collection = ?2 "
+                "AND (?3 IS NULL OR doc_id IN (SELECT value FROM json_each(?3)))",
+                (tenant, collection, names),
             ).fetchall()
-        jobs: dict[str, dict[str, int]] = {}
-        for row in rows:
-            jobs.setdefault(row["job_id"], {})[row["state"]] = row["n"]
-        out: dict[str, int] = {}
-        for states in jobs.values():
-            out[_state(states)] = out.get(_state(states), 0) + 1
-        return out
+            write.executemany(
+                f"UPDATE documents SET state = 'cancelled', {_FREE}, "
+                "error = 'deleted before it was indexed' WHERE number = ?",
+                [(row["number"],) for row in rows],
+            )
+            _follow(write, [row["job_id"] for row in rows])
+        return sorted({row["doc_id"] for row in rows})
 
     # -- documents -------------------------------------------------------------------------------
 
-    def pending(self, limit: int, max_chars: int) -> list[Spooled]:
-        """The next documents to index, oldest first: at least one, about `max_chars` of text."""
-        return self._open("pending", limit, max_chars)
+    def pending(self, limit: int, max_bytes: int) -> list[Spooled]:
+        """The next documents to index, oldest first: at least one, about `max_bytes` of them."""
+        return self._open("pending", limit, max_bytes)
 
     def indexed(self, limit: int) -> list[Spooled]:
         """The next documents whose KV is to be computed."""
         return self._open("indexed", limit, None)
 
+    def still(self, state: str, numbers: Sequence[int]) -> set[int]:
+        """Those that are in that state: others were cancelled meanwhile."""
+        with self._database.transaction() as read:
+            rows = read.execute(
+                "SELECT number FROM documents WHERE state = ? "
+                "AND number IN (SELECT value FROM json_each(?))",
+                (state, json.dumps(list(numbers))),
+            )
+            return {row["number"] for row in rows}
+
     def set_indexed(self, documents: Sequence[tuple[int, str, int]]) -> None:
         """(number, change, chunks) of documents that are in the catalog and the index now."""
         values = [(change, chunks, number) for number, change, chunks in documents]
-        self._set("state = 'indexed', payload = NULL, change = ?, chunks = ?", values)
+        with self._database.transaction() as write:
+            write.executemany(
+                "INSERT OR REPLACE INTO sizes SELECT tenant, collection, doc_id, bytes "
+                "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
+                [(number,) for number, _, _ in documents],
+            )
+            _set(write, f"state = 'indexed', {_FREE}, change = ?, chunks = ?", values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
-        self._set("state = 'done'", [(number,) for number in numbers])
+        with self._database.transaction() as write:
+            _set(write, "state = 'done'", [(number,) for number in numbers])
 
-    def set_failed(self, documents: Sequence[tuple[int, str]]) -> None:
-        """(number, what is wrong)."""
-        values = [(error, number) for number, error in documents]
-        self._set("state = 'failed', payload = NULL, error = ?", values)
+    def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
+        """(number, what is wrong); "dead": the worker died of it."""
+        values = [(state, error, number) for number, error in documents]
+        with self._database.transaction() as write:
+            _set(write, f"state = ?, {_FREE}, error = ?", values)
 
-    # -- purges ----------------------------------------------------------------------------------
+    def held(self, tenant: str, job_id: str) -> tuple[int, int]:
+        """(documents, bytes) a tenant has or will have, with a job that is being spooled."""
+        with self._database.transaction() as read:
+            row = read.execute(
+                "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ?1 "
+                "UNION ALL SELECT collection, doc_id, bytes FROM documents JOIN jobs USING "
+                "(job_id) WHERE tenant = ?1 AND (documents.state = 'pending' OR job_id = ?2)) "
+                "SELECT count(*), coalesce(sum(most), 0) FROM "
+                "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id)",
+                (tenant, job_id),
+            ).fetchone()
+        return row[0], row[1]
 
-    def owe_purge(self, chunks: Sequence[tuple[str, int, list[int]]]) -> None:
-        """Note (doc_id, chunk_id, ids) before the chunks are removed."""
-        with self._write() as write:
-            write.executemany(
-                "INSERT INTO purges (doc_id, chunk_id, ids) VALUES (?, ?, ?)",
-                [(doc_id, chunk_id, json.dumps(ids)) for doc_id, chunk_id, ids in chunks],
-            )
-
-    def owed_purges(self, limit: int, doc_id: str | None = None) -> list[OwedPurge]:
-        """The oldest purges, of one document if it is given."""
-        with self._write() as read:
-            rows = read.execute(
-                "SELECT * FROM purges WHERE ? IN (doc_id, '') ORDER BY number LIMIT ?",
-                (doc_id or "", limit),
-            )
-            return [
-                OwedPurge(r["number"], r["doc_id"], r["chunk_id"], json.loads(r["ids"]))
-                for r in rows
-            ]
-
-    def settle_purges(self, numbers: Sequence[int]) -> None:
-        """The purges were made, or turned out not to be due."""
-        with self._write() as write:
-            write.executemany("DELETE FROM purges WHERE number = ?", [(n,) for n in numbers])
-
-    def note_contents(self, chunks: Sequence[tuple[int, list[int]]]) -> None:
-        """Remember by content whose KV is stored, before it is: (chunk_id, ids)."""
-        with self._write() as write:
-            write.executemany(
-                "INSERT OR REPLACE INTO contents VALUES (?, ?)",
-                [(chunk_id, _digest(ids)) for chunk_id, ids in chunks],
-            )
-
-    def same_content(self, ids: list[int]) -> list[int]:
-        """Chunks noted with these very ids: they share one KV, whatever document they are of."""
-        with self._write() as read:
-            rows = read.execute("SELECT chunk_id FROM contents WHERE digest = ?", (_digest(ids),))
-            return [row["chunk_id"] for row in rows]
-
-    def forget_contents(self, chunk_ids: Sequence[int]) -> None:
-        """These chunks are gone."""
-        with self._write() as write:
-            write.executemany("DELETE FROM contents WHERE chunk_id = ?", [(c,) for c in chunk_ids])
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _open(self, state: str, limit: int, max_chars: int | None) -> list[Spooled]:
+    def _open(self, state: str, limit: int, max_bytes: int | None) -> list[Spooled]:
         out: list[Spooled] = []
-        chars = 0
-        with self._write() as read:
+        total = 0
+        with self._database.transaction() as read:
             rows = read.execute(
-                "SELECT number, job_id, doc_id, payload FROM documents WHERE state = ? "
-                "ORDER BY number LIMIT ?",
+                "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
+                "bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
+                "ORDER BY documents.number LIMIT ?",
                 (state, limit),
             )
             for row in rows:
-                chars += len(row["payload"] or "")
-                if out and max_chars is not None and chars > max_chars:
+                total += row["bytes"]
+                if out and max_bytes is not None and total > max_bytes:
                     break
-                payload = None if row["payload"] is None else json.loads(row["payload"])
-                out.append(Spooled(row["number"], row["job_id"], row["doc_id"], payload))
+                fields = {name: row[name] for name in row.keys() if name != "bytes"}  # noqa: SIM118
+                meta = fields.pop("meta")
+                out.append(Spooled(**fields, meta=None if meta is None else json.loads(meta)))
         return out
 
-    def _set(self, assignment: str, values: Sequence[tuple[Any, ...]]) -> None:
-        """The last value of each row is the document's number."""
-        with self._write() as write:
-            write.executemany(f"UPDATE documents SET {assignment} WHERE number = ?", values)
-            write.executemany(
-                "UPDATE jobs SET updated = ? "
-                "WHERE job_id = (SELECT job_id FROM documents WHERE number = ?)",
-                [(time.time(), row[-1]) for row in values],
-            )
 
-    @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; the thread that holds it is alone."""
-        with self._lock:
-            if self._connection is None:
-                raise KvstitchError("the job store is closed")
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+def _set(write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]) -> None:
+    """Of documents that were not cancelled; the last value of each row is the number."""
+    write.executemany(
+        f"UPDATE documents SET {assignment} WHERE number = ? AND state IN ('pending', 'indexed')",
+        values,
+    )
+    rows = write.execute(
+        "SELECT DISTINCT job_id FROM documents WHERE number IN (SELECT value FROM json_each(?))",
+        (json.dumps([row[-1] for row in values]),),
+    )
+    _follow(write, [row["job_id"] for row in rows.fetchall()])
+
+
+def _follow(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+    """Let the states of jobs follow those of their documents."""
+    for job_id in set(job_ids):
+        cancelled = write.execute(
+            "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
+        ).fetchone()["cancelled"]
+        state = _state(_counts(write, "state", job_id), bool(cancelled))
+        write.execute(
+            "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
+            (state, time.time(), job_id),
+        )
+
+
+def _job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
+    job_id = row["job_id"]
+    states = _counts(read, "state", job_id)
+    chunks = read.execute(
+        "SELECT coalesce(sum(chunks), 0) FROM documents WHERE job_id = ?", (job_id,)
+    ).fetchone()[0]
+    errors = read.execute(
+        "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
+        "ORDER BY number LIMIT ?",
+        (job_id, _MAX_ERRORS),
+    ).fetchall()
+    return Job(
+        job_id=job_id,
+        state=row["state"],
+        created=row["created"],
+        updated=row["updated"],
+        total=sum(states.values()),
+        done=states.get("done", 0),
+        failed=states.get("failed", 0) + states.get("dead", 0),
+        cancelled=states.get("cancelled", 0),
+        chunks=chunks,
+        changes=_counts(read, "change", job_id),
+        errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
+    )
 
 
 def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
@@ -253,13 +277,14 @@ def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[st
     return {row["value"]: row["n"] for row in rows}
 
 
-def _state(documents: dict[str, int]) -> str:
+def _state(documents: dict[str, int], cancelled: bool) -> str:
     if set(documents) == {"pending"}:
         return "queued"
     if "pending" in documents or "indexed" in documents:
         return "running"
-    return "failed" if "failed" in documents else "succeeded"
-
-
-def _digest(ids: list[int]) -> bytes:
-    return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).digest()
+    if cancelled:
+        return "cancelled"
+    for state in ("dead", "failed"):
+        if state in documents:
+            return state
+    return "cancelled" if set(documents) == {"cancelled"} else "succeeded"

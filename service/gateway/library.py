@@ -241,6 +241,10 @@ class Library:
         """Of a scope; None: of all tenants together."""
         return await self.in_search_thread(partial(self._retriever.counts, scope=scope))
 
+    async def pinned(self) -> list[tuple[Scope, str]]:
+        """(scope, doc_id) of all pinned documents, of all tenants."""
+        return await self.in_search_thread(self._retriever.pinned)
+
     async def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
         """A tenant's collections that have documents, by name."""
         return await self.in_search_thread(partial(self._retriever.collections, tenant))

@@ -13,10 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import KvstitchError
 from service.gateway.access import Access
 from service.gateway.problems import BodyTooLarge, respond
+from service.gateway.uploads import JSON_LINES
 
 _ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 HEADER = "X-Request-Id"
 # What tells nothing about anybody's documents: probes, the API's description, the console's files.
+STREAMED = ("multipart/form-data", *JSON_LINES)
 PUBLIC = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
 
 
@@ -27,9 +29,11 @@ class RequestContext:
     refused by its Content-Length, or cut off while it comes in.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int) -> None:
+        """`max_upload_bytes`: of bodies that are read as they come."""
         self._app = app
-        self._max = max_body_bytes
+        self._max_body = max_body_bytes
+        self._max_upload = max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,6 +46,10 @@ class RequestContext:
         state["arrived"], state["request_id"] = time.perf_counter(), request_id
         started = False
         received = 0
+        streamed = headers.get("content-type", "").lower().startswith(STREAMED)
+        limit = self._max_body
+        if streamed and scope["path"] == "/admin/precompute":
+            limit = self._max_upload
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
@@ -54,24 +62,25 @@ class RequestContext:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max:
-                raise self._too_large()
+            if received > limit:
+                raise _too_large(limit)
             return message
 
         length = headers.get("content-length", "")
         try:
-            if length.isdigit() and int(length) > self._max:
-                raise self._too_large()
+            if length.isdigit() and int(length) > limit:
+                raise _too_large(limit)
             await self._app(scope, receive_bounded, send_with_id)
         except BodyTooLarge as error:
             if started:
                 raise
             await respond(Request(scope), error)(scope, receive, send_with_id)
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"the body is larger than {self._max} bytes: send it in several calls", field="body"
-        )
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is larger than {limit} bytes: send it in several calls", field="body"
+    )
 
 
 class Authentication:

@@ -1,96 +1,181 @@
 """Documents out of a request body, in the forms people send them. Knows no corpus.
 
-application/json       {"documents": [...]}
-application/x-ndjson   one document object per line
-text/*                 one document: the body is its text, ?doc_id= and ?title= name it
-multipart/form-data    one document per file: the file's name is its doc_id
+application/json            {"documents": [...]}
+application/x-ndjson        one document object per line, read as it comes
+text/*, application/pdf     one document: the body is the file, ?doc_id= and ?title= name it
+multipart/form-data         one document per file: the file's name is its doc_id (see forms.py)
 """
 
 from __future__ import annotations
 
 import json
-from email import message_from_bytes
-from email.message import Message
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from service.errors import InvalidRequest
-from service.gateway.problems import NOT_UTF8, BadBody, Unroutable, from_validation, not_utf8
-from service.gateway.schemas import PrecomputeRequest
+from service.gateway.job_records import Incoming
+from service.gateway.problems import (
+    NOT_UTF8,
+    BadBody,
+    BodyTooLarge,
+    Unroutable,
+    from_validation,
+    not_utf8,
+)
+from service.gateway.schemas import DocumentIn, PrecomputeRequest
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-
-# For OpenAPI: the body is read here and not by FastAPI, which takes one media type per route.
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["documents"],
-                    "properties": {
-                        "documents": {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["doc_id", "text"],
-                                "properties": {
-                                    "doc_id": {"type": "string"},
-                                    "text": {"type": "string"},
-                                    "title": {"type": "string"},
-                                    "metadata": {"type": "object"},
-                                },
-                            },
-                        }
-                    },
-                }
-            },
-            "application/x-ndjson": {"schema": {"type": "string"}},
-            "text/plain": {"schema": {"type": "string"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"file": {"type": "string", "format": "binary"}},
-                }
-            },
-        },
-    }
+M = TypeVar("M", bound=BaseModel)
+DEFAULT_COLLECTION = "default"
+_KINDS = {
+    ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".xhtml": "html",
+    ".pdf": "pdf", ".txt": "text", ".text": "text",
+}  # fmt: skip
+_TYPES = {
+    "text/markdown": "md",
+    "text/html": "html",
+    "application/xhtml+xml": "html",
+    "application/pdf": "pdf",
 }
 
 
-async def read_documents(request: Request) -> list[dict[str, Any]]:
-    """The documents of a body as dicts of doc_id, text, title and metadata.
+@dataclass(frozen=True)
+class UploadLimits:
+    """Documents of a call, and bytes of one of them."""
+
+    documents: int
+    document_bytes: int
+    pdf_bytes: int
+
+
+class Counted:
+    """What holds for all documents of a call: how many, how large, none twice."""
+
+    def __init__(self, limits: UploadLimits) -> None:
+        self._limits = limits
+        self._places: dict[tuple[str, str], int] = {}
+
+    def add(self, document: Incoming, place: str) -> Incoming:
+        """The document; `place` names it in errors. Raises InvalidRequest, BodyTooLarge."""
+        index = len(self._places)
+        if index >= self._limits.documents:
+            raise InvalidRequest(
+                f"documents holds more than {self._limits.documents} documents: send several calls",
+                field="documents",
+            )
+        if not document.doc_id.strip():
+            raise InvalidRequest(
+                f"{place}.doc_id is blank: name the document", field=f"{place}.doc_id"
+            )
+        first = self._places.setdefault((document.collection, document.doc_id), index)
+        if first != index:
+            raise InvalidRequest(
+                f"{place}.doc_id {document.doc_id!r} is that of documents[{first}]: send each "
+                "document once",
+                field=f"{place}.doc_id",
+            )
+        self.check_size(len(document.content), document.kind, place)
+        return document
+
+    def check_size(self, size: int, kind: str, place: str) -> None:
+        pdf = kind == "pdf"
+        limit = self._limits.pdf_bytes if pdf else self._limits.document_bytes
+        if size > limit:
+            raise BodyTooLarge(
+                f"{place} is larger than {limit} bytes, the limit of one document: split it",
+                field=place,
+            )
+
+
+async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterator[Incoming]:
+    """The documents of a body as they come in.
 
     Raises BadBody or InvalidRequest naming the field, BodyTooLarge, Unroutable (415).
     """
+    # forms.py needs the names above.
+    from service.gateway.forms import read_form
+
     header = request.headers.get("content-type", "application/json")
     kind = header.partition(";")[0].strip().lower()
-    body = await request.body()
+    counted = Counted(limits)
+    collection = collection_of(request.query_params)
     if kind == "application/json":
-        found = _json(body)
+        given = _checked(_json(await request.body()), PrecomputeRequest)
+        for index, document in enumerate(given.documents):
+            own = document.collection or given.collection or collection
+            yield counted.add(_incoming(document, own), f"documents[{index}]")
     elif kind in JSON_LINES:
-        found = {"documents": _lines(body)}
-    elif kind.startswith("text/"):
-        doc_id = request.query_params.get("doc_id", "")
-        if not doc_id:
-            raise InvalidRequest(
-                "doc_id is required: a plain text names its document with ?doc_id=…",
-                field="doc_id",
-            )
-        title = request.query_params.get("title", "")
-        found = {"documents": [{"doc_id": doc_id, "title": title, "text": _text(body, "body")}]}
+        async for number, line in _lines(request, limits.document_bytes):
+            document = _line(number, line)
+            own = document.collection or collection
+            yield counted.add(_incoming(document, own), f"line {number}")
+    elif kind.startswith("text/") or kind in _TYPES:
+        yield counted.add(await _body(request, kind, collection), "body")
     elif kind == "multipart/form-data":
-        found = {"documents": _files(header, body)}
+        async for file in read_form(request.stream(), header, collection, counted):
+            yield file
     else:
         raise Unroutable(
-            415, f"{kind} cannot be ingested: send application/json, {JSON_LINES[0]}, text/plain "
-            "or multipart/form-data"
+            415, f"{kind} cannot be ingested: send application/json, {JSON_LINES[0]}, text/plain, "
+            "text/markdown, text/html, application/pdf or multipart/form-data"
         )  # fmt: skip
-    return _checked(found)
+
+
+def collection_of(query: Mapping[str, str]) -> str:
+    return query.get("collection", "") or DEFAULT_COLLECTION
+
+
+def file_kind(name: str, media_type: str, content: bytes) -> str:
+    """By its first bytes, its media type, its name; else text."""
+    if content.startswith(b"%PDF-"):
+        return "pdf"
+    return _TYPES.get(media_type) or _KINDS.get(PurePath(name).suffix.lower(), "text")
+
+
+def file_document(
+    name: str, collection: str, kind: str, content: bytes, title: str, metadata: dict[str, Any]
+) -> Incoming:
+    """A file as it was sent. Raises BadBody for text that is not UTF-8."""
+    if kind in ("text", "md"):
+        try:
+            content = content.decode("utf-8-sig").encode()
+        except UnicodeDecodeError as error:
+            raise BadBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
+    if kind == "text" and not title:
+        title = PurePath(name).stem
+    # The same rules as for documents in JSON.
+    given = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
+    checked = _checked({**given, "collection": collection}, DocumentIn)
+    return Incoming(checked.doc_id, collection, kind, content, checked.title, checked.metadata)
+
+
+async def _body(request: Request, media_type: str, collection: str) -> Incoming:
+    query = request.query_params
+    doc_id = query.get("doc_id", "")
+    if not doc_id:
+        raise InvalidRequest(
+            "doc_id is required: a file as the body names its document with ?doc_id=…",
+            field="doc_id",
+        )
+    content = await request.body()
+    kind = "pdf" if content.startswith(b"%PDF-") else _TYPES.get(media_type, "text")
+    title = query.get("title", "")
+    if kind in ("text", "md"):
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise BadBody(f"body {NOT_UTF8} (byte {error.start})", field="body") from error
+    return file_document(doc_id, collection, kind, content, title, {})
+
+
+def _incoming(document: DocumentIn, collection: str) -> Incoming:
+    content = document.text.encode()
+    return Incoming(document.doc_id, collection, "text", content, document.title, document.metadata)
 
 
 def _json(body: bytes) -> Any:
@@ -106,63 +191,49 @@ def _json(body: bytes) -> Any:
         raise BadBody("the body is nested too deeply", field="body") from None
 
 
-def _lines(body: bytes) -> list[Any]:
-    out = []
-    for index, line in enumerate(body.split(b"\n")):
-        if not line.strip():
-            continue
-        try:
-            out.append(json.loads(line.decode("utf-8")))
-        except UnicodeDecodeError as error:
-            raise BadBody(f"line {index + 1} {NOT_UTF8}", field=f"line {index + 1}") from error
-        except (ValueError, RecursionError) as error:
-            raise BadBody(
-                f"line {index + 1} is not valid JSON: {error}", field=f"line {index + 1}"
-            ) from error
-    return out
+async def _lines(request: Request, limit: int) -> AsyncIterator[tuple[int, bytes]]:
+    """(number, line) of lines that are not blank, numbered from 1."""
+    number = 0
+    rest = b""
+    async for part in request.stream():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            number += 1
+            if line.strip():
+                yield number, line
+        # A line is JSON: every character of a document may take six.
+        if len(rest) > 6 * limit + 65_536:
+            raise BodyTooLarge(
+                f"line {number + 1} is longer than any document may be: split the document",
+                field=f"line {number + 1}",
+            )
+    if rest.strip():
+        number += 1
+        yield number, rest
+    if not number:
+        raise BadBody("the body holds no documents: send one per line", field="body")
 
 
-def _files(header: str, body: bytes) -> list[Any]:
-    parsed = message_from_bytes(f"Content-Type: {header}\r\n\r\n".encode() + body)
-    parts = parsed.get_payload() if parsed.is_multipart() else []
-    out = []
-    for part in parts if isinstance(parts, list) else []:
-        assert isinstance(part, Message)
-        name = part.get_filename() or part.get_param("name", header="content-disposition")
-        if not name:
-            raise BadBody("a part of the form has no name: name each file", field="body")
-        data = part.get_payload(decode=True)
-        text = _text(data if isinstance(data, bytes) else b"", str(name))
-        out.append({"doc_id": str(name), "title": PurePath(str(name)).stem, "text": text})
-    if not out:
-        raise BadBody("the form holds no file: send one per document", field="body")
-    return out
-
-
-def _text(data: bytes, field: str) -> str:
+def _line(number: int, line: bytes) -> DocumentIn:
     try:
-        return data.decode("utf-8-sig")
+        found = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise BadBody(f"{field} {NOT_UTF8} (byte {error.start})", field=field) from error
-
-
-def _checked(found: Any) -> list[dict[str, Any]]:
+        raise BadBody(f"line {number} {NOT_UTF8}", field=f"line {number}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadBody(
+            f"line {number} is not valid JSON: {error}", field=f"line {number}"
+        ) from error
     try:
-        request = PrecomputeRequest.model_validate(found)
+        return DocumentIn.model_validate(found)
     except ValidationError as error:
-        raise from_validation(error.errors(), PrecomputeRequest) from None
-    places: dict[str, int] = {}
-    for index, document in enumerate(request.documents):
-        first = places.setdefault(document.doc_id, index)
-        if first != index:
-            raise InvalidRequest(
-                f"documents[{index}].doc_id {document.doc_id!r} is that of documents[{first}]: "
-                "send each document once",
-                field=f"documents[{index}].doc_id",
-            )
-        if not document.doc_id.strip():
-            raise InvalidRequest(
-                f"documents[{index}].doc_id is blank: name the document",
-                field=f"documents[{index}].doc_id",
-            )
-    return [document.model_dump() for document in request.documents]
+        cause = from_validation(error.errors(), DocumentIn)
+        raise InvalidRequest(
+            f"line {number}: {cause.message}", field=cause.field or f"line {number}"
+        ) from None
+
+
+def _checked(found: Any, model: type[M]) -> M:
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        raise from_validation(error.errors(), model) from None

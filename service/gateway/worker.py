@@ -13,6 +13,7 @@ from service.messages import (
     Generate,
     Precomputed,
     Prefetch,
+    Purged,
     Ready,
     TokenItem,
 )
@@ -44,6 +45,6 @@ class Worker(Protocol):
 
     async def purge(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
-    ) -> dict[str, int]: ...
+    ) -> Purged: ...
 
     async def wait_ready(self) -> Ready: ...

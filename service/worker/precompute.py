@@ -7,7 +7,8 @@ socket and no request.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from service.worker.steps import Steps
 
 # Chunks computed but not yet written: bounds the memory a slow disk can pile up.
 MAX_UNWRITTEN = 4
+# Purged keys that are remembered: a prompt that began before its document was deleted must not
+# bring the chunk back when it ends.
+MAX_FORGOTTEN = 100_000
 
 
 @dataclass
@@ -44,6 +48,7 @@ class PrecomputeLane:
         self._loader = loader
         self._queue: deque[Task] = deque()
         self._silent: set[str] = set()
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._current: Task | None = None
         self._steps: Steps[ComputedChunk] | None = None
         self._writing: list[Task] = []
@@ -62,10 +67,34 @@ class PrecomputeLane:
 
     def add(self, address: Address, *, id: str | None = None, chunk_id: int = -1) -> None:
         if id is None:
-            if address.key in self._silent:
+            if address.key in self._silent or address.key in self._forgotten:
                 return
             self._silent.add(address.key)
+        else:
+            self._forgotten.pop(address.key, None)
         self._queue.append(Task(address, id, chunk_id))
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Before these are purged: what was to be written back of them, is not.
+
+        Chunks that somebody asked for are still computed; whoever asked knows of the purge.
+        """
+        for key in keys:
+            self._forgotten[key] = None
+            self._forgotten.move_to_end(key)
+        while len(self._forgotten) > MAX_FORGOTTEN:
+            self._forgotten.popitem(last=False)
+        gone = self._silent.intersection(keys)
+        self._queue = deque(t for t in self._queue if t.id is not None or t.address.key not in gone)
+        self._silent -= gone
+        current = self._current
+        if current is not None and current.id is None and current.address.key in keys:
+            if self._steps is not None:
+                self._steps.close()
+            self._current, self._steps = None, None
+        for task in self._writing:
+            if task.write is not None and task.id is None and task.address.key in keys:
+                task.write.exception()  # it may be on its way: the purge must come after it
 
     def compute_now(self, address: Address) -> None:
         """Compute and store one chunk at once (tests, benchmarks)."""

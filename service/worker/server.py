@@ -123,8 +123,10 @@ class Server:
                 self._precompute(outlet, gateway, message)
             case m.Purge():
                 keys = {a.key for a in self._addresses(message)[1:] if a is not None}
+                self._engine.lane.forget(keys)
                 copies = self._store.delete(keys)
-                outlet.send(gateway, wire.encode(m.Purged(message.id, copies)))
+                unreached = [name for name in self._store.tier_names if name not in copies]
+                outlet.send(gateway, wire.encode(m.Purged(message.id, copies, unreached)))
             case m.Shutdown():
                 self.stop()
 

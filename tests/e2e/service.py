@@ -120,7 +120,7 @@ class Service:
 
         def ended() -> bool:
             job.update(self.http.get(path).json())
-            return job["state"] in ("succeeded", "failed")
+            return job["state"] not in ("queued", "running")
 
         self.until(ended, "the ingest job does not end", START_S)
         assert job["state"] == "succeeded", job

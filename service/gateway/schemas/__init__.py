@@ -1,14 +1,19 @@
 """What clients send and get, as pydantic models: answers in generate.py, the corpus in admin.py."""
 
 from service.gateway.schemas.admin import (
-    DeletedOut,
+    CollectionList,
+    CollectionOut,
+    DeletionRequest,
     DocumentIn,
     DocumentList,
     DocumentOut,
     JobErrorOut,
+    JobList,
     JobOut,
     JobProgress,
+    JobState,
     PrecomputeRequest,
+    ReceiptOut,
 )
 from service.gateway.schemas.fields import MAX_STOP_CHARS, MAX_STOPS, STRICT
 from service.gateway.schemas.generate import (
@@ -32,18 +37,23 @@ __all__ = [
     "CacheReport",
     "CacheSegment",
     "Citation",
-    "DeletedOut",
+    "CollectionList",
+    "CollectionOut",
+    "DeletionRequest",
     "DocumentIn",
     "DocumentList",
     "DocumentOut",
     "GenerateRequest",
     "GenerateResponse",
     "JobErrorOut",
+    "JobList",
     "JobOut",
     "JobProgress",
+    "JobState",
     "MethodChoice",
     "PrecomputeRequest",
     "PromptTokensDetails",
+    "ReceiptOut",
     "Timing",
     "Usage",
 ]

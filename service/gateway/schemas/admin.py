@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from service.gateway.schemas.fields import STRICT, DocId, Title, Unicode, encodable
+
+Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
 
 
 class DocumentIn(BaseModel):
@@ -20,21 +23,36 @@ class DocumentIn(BaseModel):
     metadata: Annotated[dict[str, JsonValue], AfterValidator(encodable)] = Field(
         default_factory=dict
     )
+    collection: Collection | None = None
 
 
 class PrecomputeRequest(BaseModel):
-    """POST /admin/precompute."""
+    """POST /admin/precompute. `collection` is that of documents that name none."""
 
     model_config = STRICT
 
     documents: list[DocumentIn] = Field(min_length=1)
+    collection: Collection | None = None
+
+
+class DeletionRequest(BaseModel):
+    """POST /admin/deletions: documents by id, or by what their metadata says."""
+
+    model_config = STRICT
+
+    collection: Collection = "default"
+    doc_ids: list[DocId] | None = Field(None, min_length=1, max_length=10_000)
+    filter: dict[str, JsonValue] | None = Field(
+        None, min_length=1, description="as in POST /v1/rag/generate"
+    )
 
 
 class JobProgress(BaseModel):
-    """`done` documents are stored with their KV, `failed` ones are not."""
+    """`done` documents are stored with their KV, `failed` and `cancelled` ones are not."""
 
     done: int
     failed: int
+    cancelled: int
     total: int
 
 
@@ -45,13 +63,20 @@ class JobErrorOut(BaseModel):
 
 class JobOut(BaseModel):
     job_id: str
-    state: str
+    state: JobState
     progress: JobProgress
     chunks: int
     changes: dict[str, int]
     errors: list[JobErrorOut]
     created: float
     updated: float
+
+
+class JobList(BaseModel):
+    """Newest first; pass `next_cursor` as `cursor` for the next page."""
+
+    jobs: list[JobOut]
+    next_cursor: str | None
 
 
 class DocumentOut(BaseModel):
@@ -64,6 +89,7 @@ class DocumentOut(BaseModel):
     num_chars: int
     num_chunks: int
     num_tokens: int
+    pinned: bool
     text: str | None = None
 
 
@@ -72,9 +98,33 @@ class DocumentList(BaseModel):
     next_cursor: str | None
 
 
-class DeletedOut(BaseModel):
-    """`kv` counts deleted copies per tier; None: the worker is away and will delete them."""
-
-    doc_id: str
+class CollectionOut(BaseModel):
+    collection: str
+    documents: int
     chunks: int
-    kv: dict[str, int] | None
+    tokens: int
+
+
+class CollectionList(BaseModel):
+    collections: list[CollectionOut]
+
+
+class ReceiptOut(BaseModel):
+    """What a deletion removed. Text, vectors and search entries are gone when it is answered.
+
+    `kv` counts deleted copies of KV per tier. `owed_chunks` are those whose KV may still be stored,
+    because the worker or the `unreached` tiers are away: it is deleted as soon as they are back,
+    and `state` is then `completed`.
+    """
+
+    receipt_id: str
+    state: Literal["completed", "owed"]
+    collection: str
+    doc_ids: list[str]
+    documents: int
+    chunks: int
+    kv: dict[str, int]
+    owed_chunks: int
+    unreached: list[str]
+    created: float
+    completed: float | None

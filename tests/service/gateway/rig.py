@@ -77,7 +77,7 @@ class Rig:
     def finished(self, job_id: str) -> dict[str, Any]:
         def job() -> dict[str, Any] | None:
             found = self.http.get(f"/admin/jobs/{job_id}").json()
-            return found if found["state"] in ("succeeded", "failed") else None
+            return found if found["state"] not in ("queued", "running") else None
 
         return until(job, f"job {job_id}")
 

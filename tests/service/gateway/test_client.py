@@ -93,11 +93,12 @@ async def test_precompute_and_purge(data: Path) -> None:
         chunks = [Chunk(i, [i, i]) for i in range(3)]
         replies = [r async for r in client.precompute([0], chunks, "none", "")]
         assert [(r.chunk_id, r.status) for r in replies] == [(i, "stored") for i in range(3)]
-        again = [r.status async for r in client.precompute([0], chunks[:1], "none")]
+        again = [r.status async for r in client.precompute([0], chunks[:1], "none", "")]
         assert again == ["present"]
-        assert await client.purge([0], chunks[:2], "none", "") == {"memory": 2}
+        purged = await client.purge([0], chunks[:2], "none", "")
+        assert (purged.copies, purged.unreached) == ({"memory": 2}, [])
         assert worker.stored == {(2, 2)}
-        assert [r async for r in client.precompute([0], [], "none")] == []
+        assert [r async for r in client.precompute([0], [], "none", "")] == []
 
 
 async def test_garbage_from_the_socket_is_dropped(data: Path) -> None:

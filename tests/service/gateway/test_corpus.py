@@ -28,7 +28,7 @@ def test_job_is_accepted_with_a_location_and_finishes(rig: Rig) -> None:
     assert accepted["state"] in ("queued", "running") and accepted["progress"]["total"] == 3
     job = rig.finished(accepted["job_id"])
     assert job["state"] == "succeeded" and job["errors"] == []
-    assert job["progress"] == {"done": 3, "failed": 0, "total": 3}
+    assert job["progress"] == {"done": 3, "failed": 0, "cancelled": 0, "total": 3}
     assert job["changes"] == {"created": 3} and job["chunks"] == 3
     assert len(fake(rig).stored) == 3
     assert rig.metric("kvstitch_documents") == 3 and rig.metric("kvstitch_chunks") == 3
@@ -61,7 +61,11 @@ def test_update_purges_only_what_is_gone(rig: Rig) -> None:
 def test_delete_removes_text_vectors_and_kv(rig: Rig) -> None:
     rig.ingest()
     response = rig.http.delete("/admin/documents/oslo")
-    assert response.json() == {"doc_id": "oslo", "chunks": 1, "kv": {"memory": 1}}
+    receipt = response.json()
+    assert receipt["state"] == "completed" and receipt["doc_ids"] == ["oslo"]
+    assert (receipt["documents"], receipt["chunks"], receipt["owed_chunks"]) == (1, 1, 0)
+    assert receipt["kv"] == {"memory": 1} and receipt["unreached"] == []
+    assert rig.http.get(f"/admin/receipts/{receipt['receipt_id']}").json() == receipt
     assert len(fake(rig).stored) == 2
     assert rig.http.get("/admin/documents/oslo").status_code == 404
     assert rig.http.delete("/admin/documents/oslo").status_code == 404
@@ -99,7 +103,7 @@ def test_a_failed_document_fails_alone(rig: Rig) -> None:
     title = "word " * 300  # leaves no room for text in a chunk
     job = rig.ingest([*DOCUMENTS, {"doc_id": "bad", "text": "x", "title": title}])
     assert job["state"] == "failed"
-    assert job["progress"] == {"done": 3, "failed": 1, "total": 4}
+    assert job["progress"] == {"done": 3, "failed": 1, "cancelled": 0, "total": 4}
     (error,) = job["errors"]
     assert error["doc_id"] == "bad" and "title" in error["message"]
 
@@ -129,7 +133,7 @@ def test_form_upload_keeps_every_byte(rig: Rig) -> None:
     response = rig.http.post("/admin/precompute", files=files)
     rig.finished(response.json()["job_id"])
     assert rig.http.get("/admin/documents/notes.txt").json()["text"] == text
-    assert rig.http.get("/admin/documents/b.md").json()["title"] == "b"
+    assert rig.http.get("/admin/documents/b.md").json()["title"] == "B"
 
 
 def test_jobs_survive_a_restart_and_wait_for_the_worker(folder: Path, data: Path) -> None:
@@ -142,14 +146,16 @@ def test_jobs_survive_a_restart_and_wait_for_the_worker(folder: Path, data: Path
         job_id = response.json()["job_id"]
         until(lambda: rig.metric("kvstitch_documents") == 3, "indexed without the worker")
         deleted = rig.http.delete("/admin/documents/rome").json()
-        assert deleted["kv"] is None
+        assert deleted["state"] == "owed" and deleted["owed_chunks"] == 1
+        receipt = f"/admin/receipts/{deleted['receipt_id']}"
     stored: set[tuple[int, ...]] = {(9, 9)}
     with running(folder, data, worker=FakeWorker("", stored=stored)) as rig:
         job = rig.finished(job_id)
         assert job["state"] == "succeeded" and job["progress"]["done"] == 3
         assert len(stored) == 3, "two documents and what was there"
         assert rig.worker is not None
-        until(lambda: fake(rig).seen(Purge), "the owed purge")
+        until(lambda: rig.http.get(receipt).json()["state"] == "completed", "the owed purge")
+        assert fake(rig).seen(Purge)
 
 
 def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> None:
@@ -186,7 +192,7 @@ def test_a_document_that_kills_the_worker_is_given_up_the_others_are_not(
     with running(folder, data / "d", command=command) as rig:
         bad = {"doc_id": "bad", "text": f"this one {poison}"}
         job = rig.ingest([*DOCUMENTS[:2], bad, *DOCUMENTS[2:]])
-        assert job["state"] == "failed" and job["progress"]["done"] == 3
+        assert job["state"] == "dead" and job["progress"]["done"] == 3
         (error,) = job["errors"]
         assert error["doc_id"] == "bad" and "the worker died 3 times" in error["message"]
         assert rig.metric("kvstitch_worker_restarts_total") == 3

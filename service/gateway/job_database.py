@@ -1,0 +1,162 @@
+"""jobs.sqlite3: connection, transactions, tables, and how files of the first release become them.
+
+Holds what was accepted and is not done, what must still be deleted, and receipts. Knows no meaning
+of a row. Text is kept no longer than it is needed: freed space is overwritten, and `scrub` empties
+the write-ahead log, which would else keep older versions of its pages.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service.errors import InvalidSetting, KvstitchError
+
+VERSION = 2
+_TABLES = """
+CREATE TABLE jobs (
+    job_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, tenant TEXT NOT NULL,
+    state TEXT NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0,
+    idempotency_key TEXT, digest BLOB, created REAL NOT NULL, updated REAL NOT NULL,
+    UNIQUE (tenant, idempotency_key)
+);
+CREATE INDEX jobs_by_state ON jobs (state);
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    job_id TEXT NOT NULL REFERENCES jobs ON DELETE CASCADE,
+    collection TEXT NOT NULL, doc_id TEXT NOT NULL, bytes INTEGER NOT NULL,
+    kind TEXT, meta TEXT, content BLOB,
+    state TEXT NOT NULL, change TEXT, chunks INTEGER NOT NULL DEFAULT 0, error TEXT
+);
+CREATE INDEX documents_of_job ON documents (job_id);
+CREATE INDEX documents_open ON documents (state, number) WHERE state IN ('pending', 'indexed');
+CREATE TABLE sizes (
+    tenant TEXT NOT NULL, collection TEXT NOT NULL, doc_id TEXT NOT NULL, bytes INTEGER NOT NULL,
+    PRIMARY KEY (tenant, collection, doc_id)
+) WITHOUT ROWID;
+CREATE TABLE purges (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, receipt_id TEXT, tenant TEXT NOT NULL,
+    collection TEXT NOT NULL, doc_id TEXT NOT NULL, chunk_id INTEGER NOT NULL, ids TEXT NOT NULL
+);
+CREATE INDEX purges_of_receipt ON purges (receipt_id);
+CREATE TABLE contents (chunk_id INTEGER PRIMARY KEY, digest BLOB NOT NULL);
+CREATE INDEX contents_by_digest ON contents (digest);
+CREATE TABLE receipts (
+    receipt_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, collection TEXT NOT NULL,
+    doc_ids TEXT NOT NULL, documents INTEGER NOT NULL, chunks INTEGER NOT NULL,
+    kv TEXT NOT NULL, unreached TEXT NOT NULL, created REAL NOT NULL, completed REAL
+);
+"""
+# The first release knew no tenants and kept a document as one JSON text.
+_FROM_1 = f"""
+ALTER TABLE jobs RENAME TO jobs_1;
+ALTER TABLE documents RENAME TO documents_1;
+ALTER TABLE purges RENAME TO purges_1;
+ALTER TABLE contents RENAME TO contents_1;
+DROP INDEX documents_of_job;
+DROP INDEX documents_open;
+DROP INDEX contents_by_digest;
+{_TABLES}
+INSERT INTO jobs (job_id, number, tenant, state, created, updated)
+    SELECT job_id, number, '', CASE
+        WHEN NOT EXISTS (SELECT 1 FROM documents_1 d WHERE d.job_id = j.job_id
+            AND state != 'pending') THEN 'queued'
+        WHEN EXISTS (SELECT 1 FROM documents_1 d WHERE d.job_id = j.job_id
+            AND state IN ('pending', 'indexed')) THEN 'running'
+        WHEN EXISTS (SELECT 1 FROM documents_1 d WHERE d.job_id = j.job_id
+            AND state = 'failed') THEN 'failed'
+        ELSE 'succeeded' END, created, updated
+    FROM jobs_1 j;
+INSERT INTO documents
+    SELECT number, job_id, 'default', doc_id, coalesce(length(payload), 0), 'text',
+        CASE WHEN payload IS NULL THEN NULL ELSE json_object(
+            'title', coalesce(json_extract(payload, '$.title'), ''),
+            'metadata', json(coalesce(json_extract(payload, '$.metadata'), '{{}}'))) END,
+        CAST(json_extract(payload, '$.text') AS BLOB), state, change, chunks, error
+    FROM documents_1;
+INSERT INTO purges SELECT number, NULL, '', 'default', doc_id, chunk_id, ids FROM purges_1;
+INSERT INTO contents SELECT * FROM contents_1;
+DROP TABLE documents_1;
+DROP TABLE jobs_1;
+DROP TABLE purges_1;
+DROP TABLE contents_1;
+"""
+
+
+class JobDatabase:
+    """Opened by start(). Thread-safe; every transaction blocks for a disk write or two."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def start(self) -> None:
+        """Raises InvalidSetting for a file of a later release."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            self._path, check_same_thread=False, isolation_level=None, timeout=10
+        )
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")
+        try:
+            _prepare(connection, self._path)
+        except BaseException:
+            connection.close()
+            raise
+        connection.execute("PRAGMA foreign_keys = ON")
+        self._connection = connection
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of the block or nothing; the thread that holds it is alone."""
+        with self._lock:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def scrub(self) -> None:
+        """Leave nothing of removed text on disk."""
+        with self._lock:
+            self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise KvstitchError("the job store is closed")
+        return self._connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = {r["name"] for r in connection.execute("SELECT name FROM sqlite_master")}
+        if version == 0:
+            for statement in (_FROM_1 if "jobs" in tables else _TABLES).split(";\n"):
+                connection.execute(statement)
+        elif version != VERSION:
+            raise InvalidSetting(
+                f"{path} has schema version {version}, this release reads up to {VERSION}: use "
+                "the release that wrote it, or another --data-dir"
+            )
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
