@@ -11,6 +11,7 @@ from service import __version__
 from service.gateway import problems
 from service.gateway.gateway import Gateway
 from service.gateway.middleware import Authentication, RequestContext
+from service.gateway.openapi import describe
 from service.gateway.routes import (
     collections,
     corpus,
@@ -45,4 +46,5 @@ def create_app(gateway: Gateway) -> FastAPI:
     problems.install(app)
     for module in (rag, openai, models, corpus, jobs, documents, collections, health):
         app.include_router(module.router)
+    app.openapi = describe(app)  # type: ignore[method-assign]
     return app

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
 
+from pydantic.json_schema import SkipJsonSchema
+
 from service.gateway.access import Principal
 from service.gateway.answer import Answerer
 from service.gateway.call import Call
@@ -64,7 +66,7 @@ async def _call(
     request: Request,
     principal: Generating,
     deadline_ms: Annotated[
-        int | None,
+        int | SkipJsonSchema[None],
         Header(
             alias=DEADLINE,
             ge=1,

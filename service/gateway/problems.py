@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from service.errors import InvalidRequest, KvstitchError, WorkerFault
 
@@ -72,7 +73,10 @@ def install(app: FastAPI) -> None:
             return respond(request, not_utf8(error.__cause__))
         if isinstance(error.__cause__, RecursionError):
             return respond(request, BadBody("the body is nested too deeply", field="body"))
-        return respond(request, Unroutable(error.status_code, str(error.detail)))
+        response = respond(request, Unroutable(error.status_code, str(error.detail)))
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_allowed(request))
+        return response
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return respond(request, WorkerFault("something went wrong here; the log says what"))
@@ -188,6 +192,15 @@ def _remedy(fault: Any, body: type[BaseModel]) -> str:
         return NOT_UTF8
     message = message.removeprefix("Value error, ")
     return message[:1].lower() + message[1:] + f", not {_shown(fault.get('input'))}"
+
+
+def _allowed(request: Request) -> list[str]:
+    """Methods of the path, of all its routes: the framework knows those of the first."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return sorted(methods)
 
 
 def _body_of(request: Request) -> type[BaseModel]:

@@ -21,7 +21,7 @@ class MethodChoice(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    method: str
+    method: str = Field(examples=["a3", "pie", "vanilla"])
 
     @property
     def parameters(self) -> dict[str, Any]:

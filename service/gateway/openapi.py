@@ -1,0 +1,124 @@
+"""The API's description: FastAPI's, with errors, streams and examples added. Knows no use case.
+
+Errors are the same everywhere (problems.py), so they are written here once and not at every route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service.gateway.openapi_examples import REQUESTS, RESPONSES
+from service.gateway.schemas.errors import ErrorOut, Problem
+
+# Routes that need no key and cannot fail.
+CALM = ("/health/live",)
+STREAMS = {
+    "/v1/rag/generate": "events sources, token …, then done or error",
+    "/v1/chat/completions": "chat.completion.chunk objects, then [DONE]",
+    "/v1/completions": "text_completion objects, then [DONE]",
+}
+REF = "#/components/schemas/{model}"
+SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "kvstitch keys create"}}
+METHODS = ("get", "put", "post", "patch", "delete")
+
+
+def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """The function that `app` is to answer /openapi.json with."""
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _complete(
+                get_openapi(
+                    title=app.title,
+                    version=app.version,
+                    description="RAG answers from stitched KV caches. docs/api.md has a tour.",
+                    routes=app.routes,
+                    separate_input_output_schemas=False,
+                )
+            )
+        return app.openapi_schema
+
+    return described
+
+
+def _complete(schema: dict[str, Any]) -> dict[str, Any]:
+    components = schema.setdefault("components", {})
+    models = components.setdefault("schemas", {})
+    for model in (ErrorOut, Problem):
+        own = model.model_json_schema(ref_template=REF)
+        models.update(own.pop("$defs", {}))
+        models[model.__name__] = own
+    for name in ("HTTPValidationError", "ValidationError"):
+        models.pop(name, None)
+    components["securitySchemes"] = SECURITY
+    for path, operations in schema["paths"].items():
+        for method in METHODS:
+            if method in operations:
+                _describe(path, method, operations[method])
+    return schema
+
+
+def _describe(path: str, method: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    _drop_default_fault(responses)
+    if path in STREAMS:
+        stream = {"schema": {"type": "string", "description": STREAMS[path]}}
+        responses["200"]["content"]["text/event-stream"] = stream
+    if path not in CALM:
+        # A service without keys takes requests without one.
+        operation["security"] = [{"key": []}, {}]
+        for status in _statuses(path, method, operation):
+            responses.setdefault(str(status), _fault(path, status))
+    _add_examples(path, method, operation)
+
+
+def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
+    statuses = [401, 403, 429, 500, 503]
+    if "requestBody" in operation:
+        statuses += [400, 413, 415, 422]
+    if operation.get("parameters"):
+        statuses += [400, 422]
+    if "{" in path or path in STREAMS:
+        statuses.append(404)
+    if path in STREAMS:
+        statuses.append(504)
+    if path.startswith("/admin") and method != "get":
+        statuses.append(409)
+    return sorted(set(statuses))
+
+
+def _fault(path: str, status: int) -> dict[str, Any]:
+    problem = not path.startswith("/v1/")
+    model = "Problem" if problem else "ErrorOut"
+    media = "application/problem+json" if problem else "application/json"
+    fault: dict[str, Any] = {
+        "description": HTTPStatus(status).phrase,
+        "content": {media: {"schema": {"$ref": REF.format(model=model)}}},
+    }
+    if status in (429, 503):
+        wait = {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+        fault["headers"] = {"Retry-After": wait}
+    return fault
+
+
+def _drop_default_fault(responses: dict[str, Any]) -> None:
+    """FastAPI's own 422, which no route answers with."""
+    content = responses.get("422", {}).get("content", {}).get("application/json", {})
+    if content.get("schema", {}).get("$ref", "").endswith("/HTTPValidationError"):
+        del responses["422"]
+
+
+def _add_examples(path: str, method: str, operation: dict[str, Any]) -> None:
+    for media, examples in REQUESTS.get((method, path), {}).items():
+        content = operation["requestBody"]["content"][media]
+        content["examples"] = {name: {"value": value} for name, value in examples.items()}
+    for status, content in operation["responses"].items():
+        example = RESPONSES.get((method, path))
+        if status.startswith("2") and example is not None:
+            for media, value in example.items():
+                content["content"][media]["example"] = value

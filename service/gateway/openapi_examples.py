@@ -1,0 +1,2 @@
+REQUESTS: dict = {}
+RESPONSES: dict = {}
