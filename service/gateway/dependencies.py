@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
-
 from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.access import Principal

@@ -105,7 +105,8 @@ class Preparer:
         found = await self._find(checked, context)
         started = time.perf_counter()
         plan = await self._plan(checked, found, context, prefetch)
-        max_tokens, warnings = self._room(request.max_tokens, plan, context)
+        max_tokens, clamped = self._room(request.max_tokens, plan, context)
+        warnings = [*found.warnings, *clamped]
         if checked.top_k and not found.passages:
             warnings.append("there are no documents to answer from: the answer cites nothing")
         generate = Generate(
@@ -121,6 +122,8 @@ class Preparer:
         )
         plan_s = time.perf_counter() - started
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": plan_s}
+        if request.rerank:
+            stages["rerank"] = found.rerank_s
         return Prepared(found, generate, plan.tokens, stages, warnings)
 
     # -- checks ----------------------------------------------------------------------------------
@@ -195,6 +198,7 @@ class Preparer:
             checked.filter,
             scope=checked.scope,
             mode=request.retrieval or self._settings.retrieval,
+            reranked=request.rerank,
         )
 
     async def _cut(self, documents: Sequence[InlineDocument]) -> list[Passage]:
@@ -239,8 +243,8 @@ class Preparer:
 
 
 def _refuse_searching(request: GenerateRequest) -> None:
-    for name in ("top_k", "documents", "collection", "filter", "retrieval"):
-        if getattr(request, name) is not None:
+    for name in ("top_k", "documents", "collection", "filter", "retrieval", "rerank"):
+        if getattr(request, name) not in (None, False):
             raise InvalidRequest(
                 f"{name} chooses among stored documents, and inline_documents are used instead of "
                 "these: leave one of the two out",

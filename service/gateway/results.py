@@ -38,6 +38,7 @@ def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]
             dense_score=passage.dense_score,
             sparse_rank=passage.sparse_rank,
             sparse_score=passage.sparse_score,
+            rerank_score=passage.rerank_score,
             text=passage.chunk.text if with_text else None,
         )
         for index, passage in enumerate(passages, 1)

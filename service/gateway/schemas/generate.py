@@ -65,6 +65,9 @@ class Choices(BaseModel):
     retrieval: Literal["dense", "sparse", "hybrid"] | None = Field(
         None, description="by meaning, by words, or both; none: the service's default"
     )
+    rerank: bool = Field(
+        False, description="ask the service's reranker, which has a deadline of its own"
+    )
     inline_documents: (
         Annotated[list[InlineDocument], Field(min_length=1, max_length=MAX_INLINE_DOCUMENTS)] | None
     ) = Field(None, description="answer from these texts, all of them, instead of searching")
@@ -110,6 +113,7 @@ class Citation(BaseModel):
     dense_score: float | None = None
     sparse_rank: int | None = None
     sparse_score: float | None = None
+    rerank_score: float | None = None
     text: str | None = None
 
 

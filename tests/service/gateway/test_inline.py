@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.gateway.fake_worker import FakeWorker
 from service.messages import Abort, Generate, Prefetch
-from tests.service.gateway.rig import DOCUMENTS, Rig
+from tests.retriever.http_endpoint import endpoint
+from tests.service.gateway.rig import DOCUMENTS, Rig, running
 
 TEXT = "The lighthouse of Skagen is forty-six metres high. " * 8
 
@@ -146,3 +148,60 @@ def test_a_deadline_that_passes_before_the_answer_begins_is_504(rig: Rig) -> Non
         response = rig.http.post("/v1/rag/generate", json=body, headers=headers)
         assert response.status_code == 422
         assert response.json()["error"]["param"].lower() == "x-request-deadline-ms"
+
+
+YEARS = [
+    {"doc_id": "old", "text": "The bridge was painted green.", "metadata": {"year": 1950}},
+    {"doc_id": "new", "text": "The bridge was painted blue.", "metadata": {"year": 2020}},
+]
+
+
+def cited(rig: Rig, **body: Any) -> list[dict[str, Any]]:
+    response = rig.ask(question="How was the bridge painted?", **body)
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()["citations"]
+    return found
+
+
+def test_filters_and_search_modes_reach_the_retriever(rig: Rig) -> None:
+    rig.ingest(YEARS)
+    assert [c["doc_id"] for c in cited(rig, filter={"year": {"gte": 2000}})] == ["new"]
+    both = cited(rig, retrieval="hybrid")
+    assert {c["doc_id"] for c in both} == {"old", "new"}
+    assert all(c["dense_rank"] and c["sparse_rank"] for c in both)
+    assert all(c["dense_rank"] is None for c in cited(rig, retrieval="sparse"))
+    chat = {"messages": [{"role": "user", "content": "bridge"}],
+            "kvstitch": {"filter": {"year": 1950}, "retrieval": "sparse"}}  # fmt: skip
+    found = rig.http.post("/v1/chat/completions", json=chat).json()["kvstitch"]["citations"]
+    assert [c["doc_id"] for c in found] == ["old"]
+    assert cited(rig, collection="elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"filter": {"year": {"near": 3}}}, "filter.year.near"),
+        ({"filter": []}, "filter"),
+        ({"retrieval": "magic"}, "retrieval"),
+        ({"rerank": True}, "rerank"),
+        ({"inline_documents": [{"text": "a"}], "rerank": True}, "rerank"),
+    ],
+)
+def test_wrong_searches_are_named(shared: Rig, body: dict[str, Any], field: str) -> None:
+    response = shared.ask(**body)
+    assert response.status_code == 422 and response.json()["error"]["param"] == field
+
+
+def test_the_reranker_decides(folder: Path, data: Path) -> None:
+    """One that likes whatever is blue; what it gives is cited, and its time is a stage."""
+
+    def scores(path: str, body: Any) -> tuple[int, Any]:
+        texts = body["texts"]
+        return 200, [{"index": i, "score": float("blue" in t)} for i, t in enumerate(texts)]
+
+    with endpoint(scores) as model, running(folder, data, reranker_url=model.url) as rig:
+        rig.ingest(YEARS)
+        result = rig.ask(question="Which bridge was painted green?", rerank=True, top_k=1).json()
+        assert [c["doc_id"] for c in result["citations"]] == ["new"]
+        assert result["citations"][0]["rerank_score"] == 1.0
+        assert result["stages"]["rerank"] > 0
