@@ -33,18 +33,8 @@ STAGE_BUCKETS = (
     *(0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 STAGES = (
-    *(
-        "embed",
-        "retrieve",
-        "rerank",
-        "plan",
-        "queue",
-        "load",
-        "prefill",
-        "evict",
-        "first_token",
-        "decode",
-    ),
+    *("embed", "retrieve", "rerank", "plan", "queue", "load", "prefill", "evict"),
+    *("first_token", "decode"),
 )
 PROMPT_SOURCES = ("memory", "ssd", "redis", "recomputed", "cold", "question")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
