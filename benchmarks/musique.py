@@ -102,14 +102,16 @@ def percentile(
     return Percentile(name, quantile, seen, estimate, (low, high), agree)
 
 
+def passage_id(text: str) -> str:
+    """The doc_id a passage is ingested under."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Questions, and one document for every distinct passage."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     passages = dict.fromkeys(text for row in rows for text in row["passages"])
-    documents = [
-        {"doc_id": hashlib.sha256(text.encode()).hexdigest()[:16], "text": text}
-        for text in passages
-    ]
+    documents = [{"doc_id": passage_id(text), "text": text} for text in passages]
     return [row["question"] for row in rows], documents
 
 
