@@ -104,8 +104,8 @@ class DecoderAdapter:
 
     def logits(self, x: Tensor) -> Tensor:
         """Next-token logits in fp32 of the last layer's rows: `[m, vocabulary]`."""
-        out: Tensor = self.model.lm_head(self.model.model.norm(x)).float()
-        return out
+        head = self.model.lm_head
+        return wide.linear(self.model.model.norm(x), head.weight, head.bias).float()
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from service.worker.kernels import few_rows
+
 # From here on the faster product pays for widening the weights (measured at 32 and 64 rows of one
 # shape; 48 lies between).
 MIN_ROWS = 48
@@ -44,6 +46,8 @@ def pays(x: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x `[m, in]`, weight `[out, in]` → `[m, out]` in x's dtype, whichever way is fastest."""
+    if few_rows.serves(x, weight):
+        return few_rows.linear(x, weight, bias)
     if len(x) < MIN_ROWS_LEFT or not slow_narrow(x):
         return F.linear(x, weight, bias)
     if len(x) < MIN_ROWS:

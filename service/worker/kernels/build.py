@@ -1,0 +1,45 @@
+"""Builds the kernels written in C beside their sources: `python -m service.worker.kernels.build`.
+
+Installing the package does it too (pyproject.toml, `ext-modules`); this is for a checkout that is
+run without being installed, and for tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("few_rows.c")
+# OpenMP is compiled for and not linked: torch has brought its own, and two of them would each
+# start as many threads as there are cores.
+COMPILE = ("-O3", "-fopenmp", "-fPIC")
+
+
+def compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def build(folder: Path = SOURCE.parent) -> Path:
+    """The library, in `folder`. Raises RuntimeError without a compiler that can build it."""
+    tool = compiler()
+    if tool is None:
+        raise RuntimeError("there is no C compiler: install gcc")
+    built, compiled = folder / "_few_rows.so", folder / "_few_rows.o"
+    for command in (
+        [tool, *COMPILE, "-c", str(SOURCE), "-o", str(compiled)],
+        [tool, "-shared", str(compiled), "-o", str(built)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}:\n{done.stderr}")
+    compiled.unlink()
+    return built
+
+
+if __name__ == "__main__":
+    try:
+        print(build())
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,147 @@
+/* Few rows times a bfloat16 weight as the checkpoint has it, at the speed of reading it.
+ *
+ * y[m][n] = bfloat16(bias[n] + sum_c x[m][c] * w[n][c]), products and sums in fp32. Libraries
+ * rearrange such a weight before they multiply, at every call, or keep a second copy of it; and
+ * this machine's bfloat16 products take twice as long as fp32's.
+ *
+ * A bfloat16 is the upper half of an fp32, so a register of 32 of them is two of fp32: a shift gives
+ * those at even places, a mask those at odd ones. x is put into that order beforehand. Some rows of
+ * w are read once and multiplied with up to ROWS rows of x. Every sum runs over c in the same order
+ * whatever the number of rows is: a row's result does not depend on the rows beside it. Threads are
+ * those of the OpenMP that torch has loaded.
+ */
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ROWS 8
+#define SUMS 16 /* of rows x weights rows at once, one register each */
+#define LANES 32 /* bfloat16 per register */
+#define TARGET __attribute__((target("avx512f")))
+#define INLINE static inline __attribute__((always_inline))
+
+int few_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+
+INLINE float widened(uint16_t narrow)
+{
+    uint32_t bits = (uint32_t)narrow << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+TARGET INLINE __m512 even(__m512i narrow)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(narrow, 16));
+}
+
+TARGET INLINE __m512 odd(__m512i narrow)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(narrow, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* The sixteen sums of sixteen registers, each added up in the same order. */
+TARGET INLINE __m512 added_up(const __m512 *v)
+{
+    __m512 pair[8], four[4], eight[2];
+    for (int i = 0; i < 8; i++)
+        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                                _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; i++)
+        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88),
+                         _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
+}
+
+/* To bfloat16, ties to even; what is not a number stays so. */
+TARGET INLINE __m256i rounded(__m512 value)
+{
+    __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
+    __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    up = _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+}
+
+/* rows x weights results from row n of w on; x is rearranged. */
+TARGET INLINE void block(const float *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
+                         ptrdiff_t n, ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t stride,
+                         int rows, int weights)
+{
+    __m512 sums[SUMS];
+    for (int i = 0; i < SUMS; i++)
+        sums[i] = _mm512_setzero_ps();
+    for (ptrdiff_t c = 0; c < columns; c += LANES) {
+        __m512 evens[4], odds[4];
+        for (int k = 0; k < weights; k++) {
+            __m512i narrow = _mm512_loadu_si512(w + (n + k) * stride + c);
+            evens[k] = even(narrow);
+            odds[k] = odd(narrow);
+        }
+        for (int m = 0; m < rows; m++) {
+            __m512 first = _mm512_loadu_ps(x + m * columns + c);
+            __m512 second = _mm512_loadu_ps(x + m * columns + c + LANES / 2);
+            for (int k = 0; k < weights; k++) {
+                __m512 *sum = &sums[m * weights + k];
+                *sum = _mm512_fmadd_ps(second, odds[k], _mm512_fmadd_ps(first, evens[k], *sum));
+            }
+        }
+    }
+    __m512 total = added_up(sums);
+    if (bias) {
+        float added[SUMS] = {0};
+        for (int i = 0; i < rows * weights; i++)
+            added[i] = widened(bias[n + i % weights]);
+        total = _mm512_add_ps(total, _mm512_loadu_ps(added));
+    }
+    uint16_t out[SUMS];
+    _mm256_storeu_si256((__m256i *)out, rounded(total));
+    for (int m = 0; m < rows; m++)
+        for (int k = 0; k < weights; k++)
+            y[m * outs + n + k] = out[m * weights + k];
+}
+
+/* Constants for `rows` and `weights` let the compiler keep the sums in registers. */
+#define EACH(ROWS_NOW, WEIGHTS_NOW)                                                              \
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")           \
+    for (ptrdiff_t n = 0; n < outs / (WEIGHTS_NOW); n++)                                         \
+        block(x, w, bias, y, n * (WEIGHTS_NOW), outs, columns, stride, ROWS_NOW, WEIGHTS_NOW);   \
+    for (ptrdiff_t n = outs / (WEIGHTS_NOW) * (WEIGHTS_NOW); n < outs; n++)                      \
+        block(x, w, bias, y, n, outs, columns, stride, ROWS_NOW, 1);                             \
+    break;
+
+/* x [rows, columns], w [outs, columns] with rows `stride` apart, y [rows, outs]; bias may be NULL;
+ * scratch [rows, columns] fp32. columns is a multiple of LANES. */
+TARGET void few_rows_linear(const uint16_t *narrow_x, const uint16_t *w, const uint16_t *bias,
+                            uint16_t *y, float *scratch, ptrdiff_t rows, ptrdiff_t outs,
+                            ptrdiff_t columns, ptrdiff_t stride, int threads)
+{
+    for (ptrdiff_t c = 0; c < rows * columns; c += LANES) {
+        __m512i narrow = _mm512_loadu_si512(narrow_x + c);
+        _mm512_storeu_ps(scratch + c, even(narrow));
+        _mm512_storeu_ps(scratch + c + LANES / 2, odd(narrow));
+    }
+    for (ptrdiff_t at = 0; at < rows; at += ROWS) {
+        const float *x = scratch + at * columns;
+        ptrdiff_t left = rows - at < ROWS ? rows - at : ROWS;
+        switch (left) {
+        case 1: EACH(1, 4)
+        case 2: EACH(2, 4)
+        case 3: EACH(3, 4)
+        case 4: EACH(4, 4)
+        case 5: EACH(5, 3)
+        case 6: EACH(6, 2)
+        case 7: EACH(7, 2)
+        default: EACH(8, 2)
+        }
+        y += left * outs;
+    }
+}

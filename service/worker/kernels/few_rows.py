@@ -1,0 +1,84 @@
+"""Products of few rows with bfloat16 weights on a CPU: decoding, which is bound by reading weights.
+
+The kernel (`few_rows.c`, built when the package is installed where there is a C compiler) reads a
+weight as it lies in memory, once. torch's own product rearranges it at every call, at about two
+thirds of the speed for one row; a rearranged copy would be as fast, and twice the memory. Without
+the built kernel, or on a CPU that lacks AVX-512, everything goes on with torch's. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# The kernel holds so many rows of x at once; from about here on it gains nothing.
+MAX_ROWS = 8
+LANES = 32
+# Less is computed sooner than threads are woken.
+MIN_PARALLEL = 1 << 19
+
+
+class Kernel:
+    """The library at `path`. Raises OSError if it cannot be loaded."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._linear = library.few_rows_linear
+        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+        self._linear.argtypes = [*[pointer] * 5, *[size] * 4, ctypes.c_int]
+        self._linear.restype = None
+        self.supported = bool(library.few_rows_supported())
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
+        x, out = x.contiguous(), x.new_empty((len(x), len(weight)))
+        scratch = x.new_empty(x.shape, dtype=torch.float32)
+        self._linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            scratch.data_ptr(),
+            len(x),
+            len(weight),
+            x.shape[1],
+            weight.stride(0),
+            torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1,
+        )
+        return out
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel, if it is built and this CPU can run it."""
+    for path in sorted(Path(__file__).parent.glob("_few_rows*.so")):
+        try:
+            found = Kernel(path)
+        except (OSError, AttributeError):
+            continue  # built for another machine
+        if found.supported:
+            return found
+    return None
+
+
+def serves(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel takes this product."""
+    return (
+        len(x) <= MAX_ROWS
+        and x.dtype == weight.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and x.shape[1] % LANES == 0
+        and weight.stride(1) == 1
+        and kernel() is not None
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product that `serves` allowed."""
+    built = kernel()
+    assert built is not None
+    return built.linear(x, weight, bias)
