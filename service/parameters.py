@@ -16,6 +16,9 @@ from service.errors import InvalidRequest
 
 Schema = dict[str, dict[str, Any]]
 
+AUTO = "auto"
+"""A value that the worker replaces by one of its own, where a parameter allows it."""
+
 _NAMES = {float: "number", int: "integer", bool: "boolean", str: "string", tuple: "numbers"}
 
 
@@ -27,13 +30,16 @@ def parameter(
     le: float | None = None,
     choices: Sequence[str] | None = None,
     layer: bool = False,
+    auto: bool = False,
 ) -> Any:
     """A dataclass field holding `default`, with its range or choices and a line of explanation.
-    `layer`: it is the number of a layer, so at most the served model's last.
+    `layer`: it is the number of a layer, so at most the served model's last. `auto`: a request may
+    say "auto" instead, and the worker's planner chooses.
     A tuple takes a list of numbers, each within the range."""
     kind = _NAMES[type(default)]
     metadata = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices}
     metadata["layer"] = layer or None
+    metadata["auto"] = auto or None
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -78,6 +84,8 @@ def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str,
 
 def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
     kind = facts["type"]
+    if facts.get("auto") and value == AUTO:
+        return AUTO
     if kind == "numbers":
         if not isinstance(value, list | tuple):
             raise InvalidRequest(f"{field} must be a list of numbers, not {value!r}", field=field)
@@ -108,11 +116,12 @@ def _accepted(facts: Mapping[str, Any]) -> str:
     text = {"number": "a number", "integer": "an integer", "boolean": "true or false"}.get(
         facts["type"], "a string"
     )
+    auto = f' or "{AUTO}"' if facts.get("auto") else ""
     low, high = facts.get("ge"), facts.get("le")
     if low is not None and high is not None:
-        return f"{text} from {low:g} to {high:g}"
+        return f"{text} from {low:g} to {high:g}{auto}"
     if low is not None:
-        return f"{text} of at least {low:g}"
+        return f"{text} of at least {low:g}{auto}"
     if high is not None:
-        return f"{text} of at most {high:g}"
-    return text
+        return f"{text} of at most {high:g}{auto}"
+    return f"{text}{auto}"

@@ -248,6 +248,8 @@ class FakeWorker:
             1024 * tokens,
             0.001,
             0 if known else tokens,
+            plan="load" if known else "recompute",
+            why="" if known else "not stored",
         )
 
     async def _beat(self) -> None:

@@ -75,6 +75,7 @@ def cache(report: Report, passages: Sequence[Passage]) -> CacheReport:
         kept_ratio=report.kept_ratio,
         recomputed_ratio=report.recomputed_ratio,
         recomputed_tokens=report.recomputed_tokens,
+        ratio=report.ratio,
     )
 
 
@@ -134,4 +135,6 @@ def _segment(segment: SegmentReport) -> dict[str, Any]:
         "rows_recomputed": segment.rows_recomputed,
         "load_s": segment.load_s,
         "problems": segment.problems,
+        "plan": segment.plan,
+        "why": segment.why,
     }

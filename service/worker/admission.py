@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from service.errors import InvalidRequest, PromptTooLong
+from service.parameters import AUTO
 from service.records import Chunk
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address, Addressing
@@ -16,9 +17,6 @@ from service.worker.methods import make_eviction, make_fusion
 from service.worker.request import Request
 from service.worker.sampler import Sampler
 from service.worker.sequence import Sequence
-
-# A ratio that the planner chooses when the prompt starts; until then it is the method's default.
-AUTO = "auto"
 
 
 class Admission:
@@ -52,6 +50,7 @@ class Admission:
     def sequence(self, request: Request) -> Sequence:
         """Raises UnknownMethod, InvalidRequest or PromptTooLong."""
         parameters = dict(request.fusion.parameters)
+        # The planner chooses it when the prompt starts; until then it is the method's default.
         auto_ratio = parameters.get("ratio") == AUTO
         if auto_ratio:
             del parameters["ratio"]

@@ -26,6 +26,7 @@ class Everything:
     switch: bool = parameter(False, "yes or no")
     metric: str = parameter("V", "a choice", choices=("V", "K"))
     name: str = parameter("x", "free text")
+    chosen: float = parameter(0.15, "or left to the worker", ge=0, le=1, auto=True)
     hidden: int = dataclasses.field(default=3)
 
 
@@ -163,3 +164,13 @@ def test_input_is_not_changed() -> None:
     values = {"count": 4.0}
     check(SCHEMA, values, where="fusion")
     assert values == {"count": 4.0} and type(values["count"]) is float
+
+
+def test_auto_is_taken_where_it_is_offered_and_nowhere_else() -> None:
+    assert SCHEMA["chosen"]["auto"] is True and "auto" not in SCHEMA["share"]
+    assert checked(chosen="auto")["chosen"] == "auto"
+    assert checked(chosen=0.5)["chosen"] == 0.5
+    with pytest.raises(InvalidRequest, match="a number from 0 to 1, not 'auto'"):
+        checked(share="auto")
+    with pytest.raises(InvalidRequest, match='a number from 0 to 1 or "auto"'):
+        checked(chosen="automatic")

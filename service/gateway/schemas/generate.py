@@ -130,7 +130,8 @@ class Usage(BaseModel):
 
 class CacheSegment(BaseModel):
     """What happened to one segment's KV; tier is memory, ssd, redis or cold (recomputed); `bytes`
-    were read of the `stored_bytes` that its whole KV has."""
+    were read of the `stored_bytes` that its whole KV has. plan: what the planner chose, "load" or
+    "recompute", empty where there was no choice; why it was recomputed."""
 
     tier: str
     bytes: int
@@ -139,6 +140,8 @@ class CacheSegment(BaseModel):
     rows_recomputed: int
     load_s: float
     problems: list[str]
+    plan: str
+    why: str
 
 
 class CacheDocument(CacheSegment):
@@ -147,6 +150,8 @@ class CacheDocument(CacheSegment):
 
 
 class CacheReport(BaseModel):
+    """ratio: the fusion method's, as it was used; None if it has none."""
+
     system: CacheSegment
     documents: list[CacheDocument]
     rows_per_layer: list[int]
@@ -157,6 +162,7 @@ class CacheReport(BaseModel):
     kept_ratio: float
     recomputed_ratio: float
     recomputed_tokens: int
+    ratio: float | None
 
 
 class Timing(BaseModel):

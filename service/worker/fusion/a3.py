@@ -33,7 +33,9 @@ class Method(FusionMethod):
     """Recompute the document tokens that the question attends to most, ranked at one early layer
     whose keys and queries are exact."""
 
-    ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
     selection_layer: int = parameter(
         1, "layer at which tokens are ranked (paper: 1)", ge=1, layer=True
     )

@@ -30,7 +30,9 @@ class Method(FusionMethod):
     """Recompute the document tokens whose stored KV differs most from the true one, measured at
     one early layer; the question plays no part in the choice."""
 
-    ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
     metric: str = parameter("V", "deviation of values or of keys", choices=("V", "K"))
     check_layer: int = parameter(
         1, "layer at which deviation is measured (paper: 1)", ge=1, layer=True

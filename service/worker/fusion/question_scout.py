@@ -36,7 +36,9 @@ class Method(FusionMethod):
 
     scouts: ClassVar[bool] = True
 
-    ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
     edge: int = parameter(
         2, "first tokens of every document, charged to ratio, at most half of it", ge=0
     )

@@ -37,6 +37,7 @@ def test_answer_says_all_that_was_promised(rig: Rig) -> None:
     first = result["cache"]["documents"][0]
     assert first["doc_id"] == "oslo" and first["tier"] == "memory" and first["bytes"] > 0
     assert first["rows_recomputed"] == 0 and first["problems"] == []
+    assert first["plan"] == "load" and first["why"] == ""
     assert {"embed", "retrieve", "plan", "queue", "load", "prefill"} <= set(result["stages"])
     assert 0 < result["timing"]["ttft_s"] <= result["timing"]["total_s"]
     assert result["fusion"] == {"method": "a3", "ratio": 0.15} and result["eviction"] is None
