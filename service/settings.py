@@ -154,7 +154,9 @@ class Settings(BaseSettings):
         path = Path(self.model)
         return path.resolve().name if path.is_dir() else self.model
 
-    def worker(self, model_folder: Path, address: str) -> WorkerSettings:
+    def worker(
+        self, model_folder: Path, address: str, *, tenants_secret: str = ""
+    ) -> WorkerSettings:
         """The worker's slice, for the model in `model_folder` behind `address`."""
         return WorkerSettings(
             model=str(model_folder),
@@ -175,6 +177,7 @@ class Settings(BaseSettings):
             threads=self.threads,
             methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
             tenant_secret=self.tenant_secret,
+            tenants_secret=self.tenant_secret or tenants_secret,
         )
 
 

@@ -36,6 +36,7 @@ from service.gateway.prompts import Prompts
 from service.gateway.purges import Purges
 from service.gateway.quotas import Limits, Quotas
 from service.gateway.receipts import ReceiptStore
+from service.gateway.secret_file import own_secret
 from service.gateway.supervisor import COMMAND, Supervisor
 from service.messages import Stats
 from service.metrics import Metrics
@@ -74,7 +75,9 @@ class Gateway:
         self._address = worker_address
         self._supervisor = Supervisor(
             self.worker,
-            lambda address: settings.worker(model_folder, address),
+            lambda address: settings.worker(
+                model_folder, address, tenants_secret=own_secret(settings.data_dir)
+            ),
             on_refused=self.give_up,
             on_restart=self.metrics.worker_restarts.inc,
             command=worker_command,

@@ -77,6 +77,7 @@ def serve(settings: WorkerSettings) -> int:
         fingerprint=mark,
         codec=settings.codec,
         secret=bytes.fromhex(settings.tenant_secret),
+        tenants_secret=bytes.fromhex(settings.tenants_secret),
     )
     server: list[Server] = []
 

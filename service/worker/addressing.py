@@ -25,15 +25,27 @@ class Address:
 
 
 class Addressing:
-    """Addresses under one model, codec and secret."""
+    """Addresses under one model and codec.
+
+    Args:
+        secret: keys the unnamed tenant's chunks; empty: plain hashes of their content.
+        tenants_secret: what each named tenant's own secret is derived from.
+    """
 
     def __init__(
-        self, adapter: DecoderAdapter, *, fingerprint: str, codec: str, secret: bytes = b""
+        self,
+        adapter: DecoderAdapter,
+        *,
+        fingerprint: str,
+        codec: str,
+        secret: bytes = b"",
+        tenants_secret: bytes = b"",
     ) -> None:
         self._adapter = adapter
         self._fingerprint = fingerprint
         self._codec = codec
         self._secret = secret
+        self._tenants_secret = tenants_secret or secret
         self._dtype = str(adapter.dtype).removeprefix("torch.")
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
@@ -82,4 +94,4 @@ class Addressing:
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:
             return self._secret
-        return hmac.new(self._secret or b"kvstitch", tenant.encode(), hashlib.sha256).digest()
+        return hmac.new(self._tenants_secret, tenant.encode(), hashlib.sha256).digest()

@@ -54,6 +54,10 @@ class Service:
             self.kill_nine()
         self.http.close()
 
+    def configure(self, **settings: object) -> None:
+        """Other settings from the next start on."""
+        self._settings |= settings
+
     # -- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
