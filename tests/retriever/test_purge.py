@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,36 @@ def test_purge_changes_no_result(open_retriever: OpenRetriever) -> None:
     retriever.purge()
     retriever.purge()
     assert retriever.search("xylo5word7 wq9", 50, mode="hybrid") == before
+
+
+def test_purge_comes_through_beside_endless_searches(
+    open_retriever: OpenRetriever, tmp_path: Path
+) -> None:
+    """The log can be emptied only between reads; reads that come later must not hold it up."""
+    retriever = open_retriever()
+    retriever.ingest(filler(n) for n in range(20))
+    stop = threading.Event()
+    failed: list[Exception] = []
+
+    def search() -> None:
+        while not stop.is_set():
+            try:
+                assert retriever.search("xylo5word7 wq9", 5, mode="hybrid")
+            except Exception as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=search) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(5):
+            retriever.ingest([Document("a", f"{SECRET} {number}")])
+            retriever.delete(["a"])
+            retriever.purge()
+            assert files_with(tmp_path, TRACES[0]) == set()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
