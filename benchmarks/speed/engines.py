@@ -115,6 +115,7 @@ def place(
     chunks: Mapping[str, EncodedChunk] | None = None,
     *,
     planner: bool = False,
+    codec: str = "raw",
 ) -> Iterator[Engine]:
     """An engine on a store of that tier alone, which gets the chunks."""
     with TieredStore([tier]) as store:
@@ -123,7 +124,7 @@ def place(
         store.flush(60)
         loader = Loader(store, threads=4)
         loader.start()
-        addressing = Addressing(adapter, fingerprint="random", codec="raw")
+        addressing = Addressing(adapter, fingerprint="random", codec=codec)
         try:
             yield Engine(
                 adapter, addressing, store, loader, pool_tokens=pool_tokens + 512, planner=planner

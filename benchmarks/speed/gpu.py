@@ -1,0 +1,243 @@
+"""The GPU's table: figures against what the device itself can do, measured in the same run.
+
+    python -m benchmarks.speed.gpu [--quick] [--repetitions 5] [--out FOLDER]
+
+Random-weight Llama-3-8B shape in bfloat16; chunks are random KV in host memory. Without a GPU it
+says so and ends with 2; `--quick --device cpu` runs the same code at a tiny shape, which shows that
+it runs and nothing else. `benchmarks/speed/gpu.sh` runs the GPU's tests before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.environment import describe
+from benchmarks.speed.contexts import decode, evict, filled, pool_for
+from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, answer, place
+from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
+from benchmarks.speed.paired import Paired, Work, run_paired
+from benchmarks.speed.records import save
+from benchmarks.speed.report import text
+from kvstore import MemoryTier
+from service.worker.adapters.base import DecoderAdapter, adapter_for
+from service.worker.flops import full_prefill
+
+RESULTS = Path(__file__).parent.parent / "results" / "speed"
+LLAMA_3_8B = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+}  # fmt: skip
+TINY = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 211,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """tokens: of the prompt and of every decoded context; square: side of the matrices whose
+    product is the device's rate; budget: entries left per head on average."""
+
+    adapter: DecoderAdapter
+    repetitions: int
+    tokens: int = 8192
+    chunks: int = 16
+    square: int = 8192
+    copied: int = 4 << 30
+    batch: int = 64
+    budget: int = 1024
+    steps: int = 16
+
+
+def prefill(run: Run) -> Outcome:
+    """Full prefill over the rate of matrix products; A3 over full prefill; raw against int8."""
+    adapter, number = run.adapter, count()
+    prompt = Prompt(adapter, run.tokens, run.chunks, 0)
+    ways: dict[str, Work] = {"product": synchronised(adapter, _product(run))}
+    sizes: dict[str, int] = {}
+    raw, int8 = (MemoryTier(64 << 30) for _ in "ab")
+    with (
+        place(adapter, raw, len(prompt.ids)) as plain,
+        place(adapter, int8, len(prompt.ids), codec="int8") as small,
+    ):
+        for name, engine in ((A3, plain), ("a3, int8", small)):
+            chunks = prompt.random_chunks(engine, adapter)
+            for key, chunk in chunks.items():
+                engine.store.put(key, chunk)
+            sizes[name] = sum(chunk.nbytes for chunk in chunks.values())
+
+            def ttft(engine: Any, method: str) -> None:
+                answer(engine, prompt.request(str(next(number)), METHODS[method]))
+
+            ways[name] = synchronised(adapter, partial(ttft, engine, A3))
+        ways[FULL] = synchronised(adapter, partial(ttft, plain, FULL))
+        paired = run_paired(ways, run.repetitions)
+    work = full_prefill(adapter, len(prompt.ids)) / (2.0 * run.square**3)
+    figures = [
+        paired.figure(
+            f"full prefill of {run.tokens} tokens, operations/s over a matrix product's",
+            "product", FULL, at_least(0.5), work,
+        ),
+        paired.figure("A3 r=0.15 from host memory over full prefill", A3, FULL, at_most(0.25)),
+        Figure("bytes of int8 chunks over raw", [sizes["a3, int8"] / sizes[A3]], at_most(0.55)),
+        paired.figure("TTFT with int8 chunks over raw", "a3, int8", A3, at_most(1.0)),
+    ]  # fmt: skip
+    return Outcome(figures, {"seconds": paired.raw(), "bytes": sizes})
+
+
+def transfer(run: Run) -> Outcome:
+    """Chunks' layers to the device over one copy of as many pinned bytes."""
+    adapter = run.adapter
+    prompt = Prompt(adapter, run.tokens, run.chunks, 0)
+    with place(adapter, MemoryTier(64 << 30), len(prompt.ids)) as engine:
+        chunks = list(prompt.random_chunks(engine, adapter).values())
+    pinned = torch.empty(sum(c.nbytes for c in chunks), dtype=torch.uint8)
+    if adapter.device.type == "cuda":
+        pinned = pinned.pin_memory()
+
+    def ours() -> None:
+        for layer in range(adapter.layers):
+            for chunk in chunks:
+                for half in chunk.layer(layer):
+                    half.to(adapter.device, non_blocking=True)
+
+    def bare() -> None:
+        pinned.to(adapter.device, non_blocking=True)
+
+    ways = {"ours": synchronised(adapter, ours), "bare": synchronised(adapter, bare)}
+    paired = run_paired(ways, run.repetitions)
+    what = "host to device, bytes/s over pinned"
+    figure = paired.figure(what, "bare", "ours", at_least(0.8))
+    return Outcome([figure], {"seconds": paired.raw()})
+
+
+def decoding(run: Run) -> Outcome:
+    """TPOT at batch 1 over reading weights and KV once; a large batch over the same evicted."""
+    adapter, steps = run.adapter, run.steps
+    room = steps * (run.repetitions + 1) * 2 + 1
+    pool = pool_for(adapter, [run.tokens] * run.batch, room)
+    contexts = [filled(pool, run.tokens, room) for _ in range(run.batch)]
+    weights = sum(p.nbytes for p in adapter.model.parameters())
+    weights -= adapter.model.get_input_embeddings().weight.nbytes  # a row of it is read
+    once = weights + run.tokens * adapter.kv_bytes_per_token
+    source = torch.empty(run.copied, dtype=torch.uint8, device=adapter.device)
+    target = torch.empty_like(source)
+    ways: dict[str, Work] = {
+        "copy": synchronised(adapter, partial(target.copy_, source)),
+        "one": synchronised(adapter, partial(decode, adapter, contexts[:1], steps)),
+    }
+    alone = run_paired(ways, run.repetitions)
+    del source, target, ways
+    whole = synchronised(adapter, lambda: decode(adapter, contexts, steps))
+    before = run_paired({"all": whole}, run.repetitions)
+    for number, context in enumerate(contexts):
+        evict(context, run.budget / run.tokens, room, seed=number)
+    after = run_paired({"evicted": whole}, run.repetitions)
+    both = Paired(before.taken | after.taken)
+    bound = 2 * run.copied / (once * steps)  # a copy reads and writes
+    return Outcome(
+        [
+            alone.figure(
+                "TPOT at batch 1 over (weights + KV) / bandwidth",
+                "one", "copy", at_most(1.3), bound,
+            ),
+            both.figure(
+                f"TPOT at batch {run.batch}, {run.tokens} context, over budget {run.budget}",
+                "all", "evicted", at_least(2.5),
+            ),
+        ],
+        {"seconds": alone.raw() | both.raw(), "bytes": once},
+    )  # fmt: skip
+
+
+def synchronised(adapter: DecoderAdapter, work: Work) -> Work:
+    """Work whose end is the device's, not the moment it was asked for."""
+
+    def done() -> None:
+        work()
+        if adapter.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return done
+
+
+def _product(run: Run) -> Work:
+    a, b = (
+        torch.randn(run.square, run.square, dtype=torch.bfloat16, device=run.adapter.device)
+        for _ in "ab"
+    )
+    return lambda: a @ b
+
+
+LINES: dict[str, Callable[[Run], Outcome]] = {
+    "gpu_prefill": prefill,
+    "gpu_transfer": transfer,
+    "gpu_decode": decoding,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny shape")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("there is no GPU here: nothing was measured", file=sys.stderr)
+        return 2
+    sizes = TINY if given.quick else LLAMA_3_8B
+    adapter = adapter_for(_model(sizes, given.device))
+    run = Run(adapter, given.repetitions)
+    if given.quick:
+        run = Run(adapter, given.repetitions, 128, 4, 64, 1 << 20, 3, 32, 2)
+    for name, line in LINES.items():
+        started = time.perf_counter()
+        with torch.inference_mode():
+            outcome = line(run)
+        record = {
+            "line": name,
+            "threads": torch.get_num_threads(),
+            "repetitions": given.repetitions,
+            "seed": 0,
+            "shape": sizes,
+            "environment": describe(),
+            "took_s": round(time.perf_counter() - started, 1),
+            "figures": [figure.to_json() for figure in outcome.figures],
+            "notes": list(outcome.notes),
+            "samples": dict(outcome.samples),
+        }
+        save(given.out, record)
+        print(f"{name}, {record['took_s']} s\n{text(record)}", flush=True)
+    return 0
+
+
+def _model(sizes: dict[str, int], device: str) -> Any:
+    config = LlamaConfig(
+        **sizes, max_position_embeddings=32768, rope_theta=500_000.0, eos_token_id=None,
+        bos_token_id=None, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval().requires_grad_(False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

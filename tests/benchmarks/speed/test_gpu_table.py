@@ -1,0 +1,34 @@
+"""The GPU's table: the code behind it runs, and without a GPU it says so and measures nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+COMMAND = [sys.executable, "-m", "benchmarks.speed.gpu", "--quick", "--repetitions", "2"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_every_line_at_a_tiny_shape(tmp_path: Path) -> None:
+    done = run("--device", "cpu", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("gpu_*.json")]
+    figures = [figure for record in records for figure in record["figures"]]
+    assert [r["shape"]["hidden_size"] for r in records] == [64] * 3
+    assert len(figures) == 7 and all(f["verdict"] for f in figures)
+    assert all(value > 0 for f in figures for value in f["samples"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    done = run("--out", str(tmp_path))
+    assert done.returncode == 2 and "no GPU" in done.stderr
+    assert not list(tmp_path.iterdir())
