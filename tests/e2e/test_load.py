@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
+
 from benchmarks.musique import measure, percentile, read
-from tests.e2e.service import Service
+from tests.e2e.conftest import Documents, Serve
+from tests.e2e.service import HANG_S, Service, events
 
 SLICE = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 PASSAGES = 8
@@ -40,6 +45,40 @@ def test_musique_at_concurrency_eight(service: Service) -> None:
     assert tokens["cold"] == 0
     assert tokens["memory"] + tokens["ssd"] > tokens["recomputed"] > 0
     assert service.metrics().value("kvstitch_requests_in_flight") == 0
+
+
+CLIENTS = 50
+QUEUE = 8
+
+
+def test_fifty_clients_before_a_queue_of_eight(serve: Serve, twelve: Documents) -> None:
+    """Every one of them ends in a whole answer or in a refusal that says when to come back, with
+    and without a stream; none hangs, and nothing is left of them."""
+    with serve(max_running=4, max_waiting=QUEUE - 4) as service:
+        service.ingest(twelve[:4])
+        together = threading.Barrier(CLIENTS)
+
+        def client(number: int) -> tuple[int, str]:
+            body = {"question": "Which colour?", "max_tokens": 8, "stream": number % 2 == 0}
+            with httpx.Client(base_url=service.http.base_url, timeout=HANG_S) as http:
+                together.wait()
+                reply = http.post("/v1/rag/generate", json=body)
+            if reply.status_code == 200:
+                if body["stream"]:
+                    return 200, list(events(iter(reply.text.splitlines())))[-1][0]
+                return 200, "done" if reply.json()["usage"]["completion_tokens"] == 8 else "short"
+            return reply.status_code, reply.headers.get("retry-after", "")
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            ended = list(pool.map(client, range(CLIENTS)))
+        answered = [how for status, how in ended if status == 200]
+        refused = [(status, how) for status, how in ended if status != 200]
+        assert len(answered) >= QUEUE and set(answered) == {"done"}
+        assert refused, "the queue has no bound"
+        assert all(status in (429, 503) and int(how) >= 1 for status, how in refused)
+        assert service.metrics().value("kvstitch_requests_rejected_total") == len(refused)
+        assert service.settled_metrics().value("kvstitch_requests_in_flight") == 0
+        assert service.metrics().value("kvstitch_pool_free_ratio") == 1
 
 
 def test_percentiles_are_estimated_as_prometheus_does() -> None:
