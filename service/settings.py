@@ -172,7 +172,8 @@ class Settings(BaseSettings):
             redis_ttl_s=self.redis_ttl_s,
             pool_tokens=self.pool_tokens,
             max_running=self.max_running,
-            max_waiting=self.max_waiting,
+            # The gateway is the gate. All it admits may come before the worker begins any of it.
+            max_waiting=self.max_running + self.max_waiting,
             planner=self.planner,
             threads=self.threads,
             methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
