@@ -89,7 +89,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_done_twice(serve: Serve) ->
             documents = [document(name) for name in names]
             calls = [documents[i : i + CALL] for i in range(0, len(documents), CALL)]
             ingest = Ingest(service, calls)
-            # Anything from the first call under way to KV being computed.
+            # From the first acknowledgement on: calls coming in, documents indexed, KV computed.
+            service.until(lambda: bool(ingest.acknowledged), "nothing is acknowledged")  # noqa: B023
             time.sleep(chance.uniform(0.05, 2.0 + DOCUMENTS / 50))
             service.kill_nine()
             ingest.join()
