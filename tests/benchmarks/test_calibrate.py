@@ -210,7 +210,7 @@ def test_the_worker_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
     """Written beside the weights, the same for the same seed; other facts stay; a damaged file is
     replaced."""
     folder = tmp_path / "model"
-    shutil.copytree(DEMO, folder)
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns(FILE))
     run = [str(folder), "--probes", "demo", "--samples", "6", "--dtype", "float32"]
     (folder / FILE).write_text('{"other": 1}')
     assert main(run) == 0
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(DEMO, folder)
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns(FILE))
     (folder / "calibration.part").mkdir()  # in the way of the new file
     assert main([str(folder), "--probes", "demo", "--samples", "6", "--dtype", "float32"]) == 1
     assert "must be writable" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_it_is_written_beside_the_weights(
 
 def test_documents_that_are_too_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(demo_model(), folder)
+    shutil.copytree(demo_model(), folder, ignore=shutil.ignore_patterns("calibration.json"))
     (tmp_path / "short.jsonl").write_text('{"text": "Velen lives in Mirton."}\n')
     assert main([str(folder), "--documents", str(tmp_path / "short.jsonl")]) == 1
     assert "longer" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.quality.__main__ import main as compare
 from benchmarks.quality.report.__main__ import main as report
+from service.settings import demo_model
 
 ONE_SAMPLE = ["--tasks", "single", "--samples", "1", "--seed", "3"]
 TWO = ["multidoc", *ONE_SAMPLE, "--fusion", "vanilla", "pie"]
@@ -39,7 +40,6 @@ def answers(out: Path) -> list[str]:
         (["multidoc", "--fusion", "a3:share=1"], "fusion.share is not a parameter"),
         (["multidoc", "--fusion", "a3:ratio"], "name:parameter=value"),
         (["multidoc", "--eviction", "snapkv:budget=0"], "eviction.budget"),
-        (["multidoc", "--eviction", "headkv"], "calibration.json"),
         (["multidoc", "--codec", "int3"], "int3"),
         (["multidoc", "--tasks", "nothing"], "nothing"),
         (["multidoc", "--samples", "0"], "at least 1"),
@@ -54,6 +54,17 @@ def test_what_is_wrong_is_said_before_any_work(
     assert compare([*given, "--out", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_was_not_calibrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(demo_model(), folder, ignore=shutil.ignore_patterns("calibration.json"))
+    given = ["multidoc", "--model", str(folder), "--eviction", "headkv", "--out", str(out)]
+    assert compare(given) == 2
+    assert "calibration.json" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_the_report_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
