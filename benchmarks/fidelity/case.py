@@ -25,7 +25,7 @@ from service.worker.kv_pool import SequenceKV
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout
 from service.worker.prefill import Capture, PrefillResult, prefill, run
-from service.worker.scout import scout
+from service.worker.scout import Scouted, scout
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Case:
             try:
                 next(steps)
             except StopIteration as end:
-                evidence: Tensor = end.value
-                return evidence, flops.total
+                scouted: Scouted = end.value
+                return scouted.evidence, flops.total
 
 
 class Recipe(Protocol):

@@ -149,7 +149,7 @@ class _Besides(FusionMethod):
     ) -> Tensor | None:
         return answer_rows(weights).sum(0)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
         left = evidence.clone()
         left[self.done] = -1.0
         return replace(self.pick, first=0, last=0).rows(layout, left)

@@ -86,7 +86,7 @@ class ScoutVariant(FusionMethod):
         }[self.question_rows]()
         return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
         return self.pick.rows(layout, evidence)
 
 

@@ -21,11 +21,19 @@ EVICTIONS = (
     "gemfilter", "kvec",
 )  # fmt: skip
 FULL, GUESS = "full prefill", "guess"
-OURS = "question_scout"
+OURS = "question_trail"
+SCOUT = "question_scout"
 SAMKV_CHUNK_TOKENS = 192
 """Three of its blocks; shorter chunks it computes whole."""
-RANKED_BY_RATIO = ("cacheblend", "a3", OURS)
+RANKED_BY_RATIO = ("cacheblend", "a3", SCOUT, OURS)
 RANDOM = "random_rows"
+OURS_WITHOUT: dict[str, dict[str, float]] = {
+    "no leads": {"leads": 0.0},
+    "no second look": {"breadth": 1.0},
+    "evidence of all layers but the last": {"from_depth": 0.0},
+    "no first tokens": {"edge": 0},
+}
+"""Parts of our own method that are left out one at a time."""
 
 
 def fusion(
@@ -55,12 +63,16 @@ def fusion(
 
 
 def variants(prefix_mode: str) -> list[Configuration]:
-    """What random rows and exact first layers are worth, and chunks precomputed bare."""
+    """What random rows, exact first layers and the parts of our own method are worth, and chunks
+    precomputed bare."""
     full = Configuration(FULL, Method("vanilla"), curve=FULL)
     exact = Method("pie", {"exact_layers": 2})
     pie = Configuration("pie", Method("pie"), prefix_mode=prefix_mode, curve="pie")
-    ours = [_ranked(name, RATIO, prefix_mode, ratio=RATIO) for name in ("a3", OURS)]
+    ours = [_ranked(name, RATIO, prefix_mode, ratio=RATIO) for name in ("a3", SCOUT, OURS)]
     found = [full, pie, *ours]
+    for name, change in OURS_WITHOUT.items():
+        method = Method(OURS, {"ratio": RATIO, **change})
+        found.append(Configuration(f"{at(OURS, RATIO)}, {name}", method, prefix_mode=prefix_mode))
     found.append(Configuration("pie, exact layers 0-1", exact, prefix_mode=prefix_mode))
     found += [_ranked(RANDOM, ratio, prefix_mode, ratio=ratio) for ratio in RATIOS]
     if prefix_mode != "none":

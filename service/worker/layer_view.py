@@ -26,7 +26,8 @@ class LayerView:
     RoPE; k, v `[kv_heads, n, d]`: the layer's cache after RoPE, fresh KV of the rows in place;
     fresh_q `[m, heads, d]`, fresh_k, both before RoPE, and fresh_v `[m, kv_heads, d]`: what was
     just computed; cached: stored KV by segment, None if cold.
-    `flops`: where a method counts work of its own.
+    `flops`: where a method counts work of its own. evidence `[n]` fp32: what a first pass found,
+    None without one.
     """
 
     layer: int
@@ -41,3 +42,4 @@ class LayerView:
     cached: Sequence[CachedSegment | None]
     scale: float
     flops: FlopCount
+    evidence: Tensor | None = None

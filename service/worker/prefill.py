@@ -94,10 +94,11 @@ def prefill(
     progress = progress or Progress()
     flops = progress.flops = progress.flops or FlopCount(adapter)
     forced = layout.forced_rows
-    scouted = method.scouts and bool(len(layout.cached_document_rows))
-    if scouted:
-        evidence = yield from scout(adapter, layout, cached, method, kv, flops, arrival)
-        rows = union(method.scouted_rows(layout, evidence), forced)
+    evidence, placed = None, 0
+    if method.scouts and len(layout.cached_document_rows):
+        found = yield from scout(adapter, layout, cached, method, kv, flops, arrival)
+        evidence, placed = found.evidence, found.placed
+        rows = union(method.scouted_rows(layout, evidence, adapter.layers), forced)
     else:
         rows = union(method.start_rows(layout), forced)
     key_positions = method.key_positions(layout)
@@ -113,14 +114,26 @@ def prefill(
             progress.layer, progress.x = layer, x
             progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
         k_all, v_all = kv.prompt_layer(layer, n)
-        if arrival is not None and layer >= method.unread_layers and not scouted:
+        if arrival is not None and layer >= max(method.unread_layers, placed):
             yield from arrival(layer)
-        if len(rows) < n and not scouted:
+        if len(rows) < n and layer >= placed:
             place(adapter, layout, cached, layer, key_positions, k_all, v_all)
         q, fresh_q, k, v = yield from project(adapter, layer, x, rows, k_all, v_all)
         flops.project(len(rows))
         view = LayerView(
-            layer, layout, rows, q, k_all, v_all, fresh_q, k, v, cached, adapter.scale, flops
+            layer,
+            layout,
+            rows,
+            q,
+            k_all,
+            v_all,
+            fresh_q,
+            k,
+            v,
+            cached,
+            adapter.scale,
+            flops,
+            evidence,
         )
         if capture is not None:
             capture(view)

@@ -1,15 +1,19 @@
-"""The question's first pass over the stitched cache: which of its tokens does it look at?
+"""A first pass over the stitched cache: which of its tokens does the question look at?
 
 Only the question's rows run (about one percent of a prefill), over cached keys at their global
-positions; cold segments, whose keys do not exist yet, are not seen. One softmax serves both the
-rows' own attention and the method's evidence. Afterwards every cached segment is in place at every
-layer, so the layer loop that follows need not place it again. Pauses after every layer, so that it
-can follow a cache that arrives layer by layer.
+positions; cold segments, whose keys do not exist yet, are not seen. A method may then send some
+document rows the same way, to see what these look at (`FusionMethod.lead_rows`). One softmax serves
+both the rows' own attention and the method's evidence. Afterwards every cached segment is in place
+at the layers that were gone through, with the KV of the rows that ran, so the layer loop that
+follows need not place it again there. Pauses after every layer, so that it can follow a cache that
+arrives layer by layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +27,21 @@ from service.worker.layout import PromptLayout
 from service.worker.place import PromptKV, place, write_rows
 from service.worker.steps import Steps
 
-# Question rows scored at once: bounds the [heads, rows, n] weights in fp32.
+# Rows scored at once: bounds the [heads, rows, n] weights in fp32.
 TILE = 64
+
+Prepare = Callable[[int], Steps[None]]
+Looked = Callable[[int, Tensor, Tensor], Tensor | None]
+"""Evidence `[seen]` of a layer, from the weights `[heads, m, seen]` of the rows `[m]`."""
+
+
+@dataclass(frozen=True)
+class Scouted:
+    """evidence `[n]` fp32, summed over layers, zero at tokens of cold segments; placed: first
+    layers at which the cache is in place now."""
+
+    evidence: Tensor
+    placed: int
 
 
 def scout(
@@ -35,22 +52,57 @@ def scout(
     kv: PromptKV,
     flops: FlopCount,
     arrival: Callable[[int], Steps[None]] | None = None,
-) -> Steps[Tensor]:
-    """Evidence `[n]` fp32, summed over layers; zero at tokens of cold segments. `arrival` waits
-    until the cache has a layer."""
-    n, rows = layout.tokens, layout.question_rows
+) -> Steps[Scouted]:
+    """The question's pass and, if the method asks for it, the leads'. `arrival` waits until the
+    cache has a layer."""
     key_positions = method.key_positions(layout)
-    seen = layout.warm_rows
+    looked = method.scouted_layers(adapter.layers)
+
+    def place_cache(layer: int) -> Steps[None]:
+        if arrival is not None:
+            yield from arrival(layer)
+        k_all, v_all = kv.prompt_layer(layer, layout.tokens)
+        place(adapter, layout, cached, layer, key_positions, k_all, v_all)
+
+    def asked(layer: int, weights: Tensor, rows: Tensor) -> Tensor | None:
+        return method.scout(layer, weights, rows, layout)
+
+    look = partial(_look, adapter, layout, kv, flops, looked)
+    evidence = yield from look(layout.question_rows, asked, place_cache)
+    leads = method.lead_rows(layout, evidence)
+    if len(leads):
+        first = evidence
+
+        def followed(layer: int, weights: Tensor, rows: Tensor) -> Tensor | None:
+            return method.follow(weights, rows, first)
+
+        second = yield from look(leads, followed)
+        evidence = method.joined(layout, first, leads, second)
+    return Scouted(evidence, looked.stop)
+
+
+def _look(
+    adapter: DecoderAdapter,
+    layout: PromptLayout,
+    kv: PromptKV,
+    flops: FlopCount,
+    looked: range,
+    rows: Tensor,
+    found: Looked,
+    prepare: Prepare | None = None,
+) -> Steps[Tensor]:
+    """Run `rows` up to the last layer of `looked`; their evidence `[n]`. `prepare`: before a layer,
+    if its cache is not in place yet."""
+    n, seen = layout.tokens, layout.warm_rows
     everything = len(seen) == n
     evidence = torch.zeros(n, dtype=torch.float32, device=layout.ids.device)
     x = adapter.embed(layout.ids[rows])
     pairs = float(len(rows)) * len(seen)
-    last_layer = adapter.layers - 1
-    for layer in range(adapter.layers):
-        if arrival is not None:
-            yield from arrival(layer)
+    last_layer = looked.stop - 1
+    for layer in range(looked.stop):
+        if prepare is not None:
+            yield from prepare(layer)
         k_all, v_all = kv.prompt_layer(layer, n)
-        place(adapter, layout, cached, layer, key_positions, k_all, v_all)
         q, k, v = adapter.qkv(layer, x)
         q = adapter.rope.rotate(q, rows)
         write_rows(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
@@ -61,9 +113,9 @@ def scout(
             weights = attention_probabilities(
                 q[tile], keys, rows[tile], adapter.scale, key_rows=None if everything else seen
             )
-            found = method.scout(layer, weights, rows[tile], layout)
-            if found is not None:
-                evidence.index_add_(0, seen, found)
+            told = found(layer, weights, rows[tile]) if layer in looked else None
+            if told is not None:
+                evidence.index_add_(0, seen, told)
             if layer < last_layer:  # nobody reads what the last one would give
                 attended.append(weighted_values(weights, values))
         flops.project(len(rows))

@@ -11,6 +11,7 @@ from service.worker.fusion.cacheblend import Method as CacheBlend
 from service.worker.fusion.legolink import Method as LegoLink
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
+from service.worker.fusion.question_trail import Method as QuestionTrail
 from service.worker.fusion.vanilla import Method as Vanilla
 from tests.worker.reference_fusion import (
     Shape,
@@ -21,6 +22,7 @@ from tests.worker.reference_fusion import (
     legolink_rows,
     scouted_rows,
 )
+from tests.worker.reference_trail import trail
 from tests.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 IDS = [*S, *D1, *D2, *D3, *Q]
@@ -50,6 +52,10 @@ def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
             return [fixed] * layers
         case LegoLink():
             rows = legolink_rows(prompt, method.first, method.last)
+        case QuestionTrail():
+            found = trail(reference, prompt, method.ratio)
+            begun, goes_on = (sorted({*r, *fixed}) for r in (found.begin, found.go_on))
+            return [begun] * 2 + [goes_on] * (layers - 2)
         case QuestionScout():
             rows = scouted_rows(reference, prompt, method.ratio, method.edge)
         case CacheBlend():
@@ -69,7 +75,18 @@ METHODS = [
     CacheBlend(ratio=0.2),
     A3(ratio=0.2),
     QuestionScout(ratio=0.3, edge=2),
+    QuestionTrail(ratio=0.3),
 ]
+
+
+def first_pass(model: Tiny, rows: list[int], layers: int) -> float:
+    """It scores whole rectangles; its last layer ends with the scores."""
+    shape = shape_of(model)
+    wide = shape.heads * shape.head_dim
+    linear = flops(shape, [rows] * layers, [[]] * layers) - 2 * shape.hidden * shape.vocabulary
+    mlp = 2 * wide * shape.hidden + 6 * shape.hidden * shape.mlp
+    pairs = len(rows) * len(IDS)
+    return linear + (layers - 1) * len(rows) * mlp + (2 * layers - 1) * pairs * 2 * wide
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__module__.rpartition(".")[2])
@@ -79,16 +96,13 @@ def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> No
     question = list(range(len(IDS) - len(Q), len(IDS)))
     scored = [question] if isinstance(method, A3) else []
     expected = flops(shape_of(any_family), computed, finished, scored)
-    if isinstance(method, QuestionScout):
-        layers = any_family.adapter.layers
-        shape = shape_of(any_family)
-        every_pair = len(Q) * len(IDS)  # the first pass scores whole rectangles
-        wide = shape.heads * shape.head_dim
-        linear = flops(shape, [question] * layers, [[]] * layers)
-        linear -= 2 * shape.hidden * shape.vocabulary
-        mlp = 2 * wide * shape.hidden + 6 * shape.hidden * shape.mlp
-        expected += linear + (layers - 1) * len(Q) * mlp
-        expected += (2 * layers - 1) * every_pair * 2 * wide
+    layers = any_family.adapter.layers
+    if isinstance(method, QuestionTrail):
+        leads = trail(any_family.reference, any_family.prompt(), method.ratio).leads
+        expected += first_pass(any_family, question, layers - 1)
+        expected += first_pass(any_family, leads, layers - 1)
+    elif isinstance(method, QuestionScout):
+        expected += first_pass(any_family, question, layers)
     assert any_family.stitch(method).result.flops == pytest.approx(expected, rel=1e-9)
 
 

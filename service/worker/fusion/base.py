@@ -44,17 +44,38 @@ class FusionMethod:
     def check(self, model: ModelFacts) -> None:
         """Raise InvalidRequest if the parameters do not fit this model."""
 
+    def scouted_layers(self, layers: int) -> range:
+        """Layers whose attention is evidence, of so many; a pass ends behind the last of them."""
+        return range(layers)
+
     def scout(
         self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
     ) -> Tensor | None:
         """Evidence `[seen]` fp32 of one layer of the first pass, from the attention `[heads, m,
-        seen]` fp32 of the question rows at indices `rows` `[m]`, a tile of them; the loop sums it
+        seen]` fp32 of the question rows at indices `rows` `[m]`, a tile of them; the pass sums it
         over layers and tiles. None: nothing to say."""
         raise NotImplementedError
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+    def lead_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+        """Document rows, ascending, that run over the stitched cache after the question did, given
+        its summed evidence `[n]`: what they look at is evidence too."""
+        return layout.ids.new_empty(0)
+
+    def follow(self, weights: Tensor, rows: Tensor, evidence: Tensor) -> Tensor:
+        """Evidence `[seen]` fp32 of one layer of that second pass, like `scout`'s; `evidence` is
+        the question's."""
+        raise NotImplementedError
+
+    def joined(
+        self, layout: PromptLayout, evidence: Tensor, leads: Tensor, followed: Tensor
+    ) -> Tensor:
+        """The evidence `[n]` to choose rows by, from both passes'."""
+        raise NotImplementedError
+
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
         """Rows to compute from the embedding on, beside the forced ones, given the summed
-        evidence `[n]`. Called instead of `start_rows` after a first pass."""
+        evidence `[n]`, on a model of so many layers. Called instead of `start_rows` after a first
+        pass."""
         raise NotImplementedError
 
     def start_rows(self, layout: PromptLayout) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.calibration import ModelFacts
+from service.worker.deviation import squared_deviation
 from service.worker.fusion.base import FusionMethod, share_of
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
@@ -79,21 +80,4 @@ class Method(FusionMethod):
         return union(candidates[top], layout.question_rows)
 
     def _deviation(self, view: LayerView) -> Tensor:
-        """Squared distance of fresh from stored KV `[n]` fp32; zero where there are not both.
-
-        Keys are compared before RoPE, which turns both alike and keeps their distance.
-        """
-        at = torch.full((view.layout.tokens,), -1, device=view.rows.device)
-        at[view.rows] = torch.arange(len(view.rows), device=view.rows.device)
-        fresh = view.fresh_v if self.metric == "V" else view.fresh_k
-        out = torch.zeros(view.layout.tokens, device=view.rows.device)
-        for segment, stored in zip(view.layout.segments, view.cached, strict=True):
-            if stored is None or segment.cold or not segment.tokens:
-                continue
-            k, v = stored.layer(view.layer)
-            kept = v if self.metric == "V" else k
-            here = at[segment.start : segment.end]
-            rows = torch.nonzero(here >= 0).squeeze(1)
-            gap = fresh[here[rows]].float() - kept.to(fresh.device)[rows].float()
-            out[segment.start + rows] = gap.square().sum((1, 2))
-        return out
+        return squared_deviation(view, keys=self.metric == "K", values=self.metric == "V")

@@ -54,13 +54,17 @@ class Method(FusionMethod):
             evidence = evidence + by_row[-1]
         return evidence
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
-        candidates = layout.stale_document_rows
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
         wanted = share_of(layout, self.ratio)
-        edges = self._edges(layout)[: wanted // 2]
-        # One ranking: edges first, then evidence. Stable, so that ties go to the lower index.
+        return self._best(layout, layout.stale_document_rows, evidence, wanted)
+
+    def _best(
+        self, layout: PromptLayout, candidates: Tensor, evidence: Tensor, wanted: int
+    ) -> Tensor:
+        """`wanted` of the candidates: first tokens of documents, at most half of them, then those
+        with most evidence. One stable ranking, so that ties go to the lower index."""
         rank = evidence.clone()
-        rank[edges] = float("inf")
+        rank[self._edges(layout)[: wanted // 2]] = float("inf")
         return candidates[stable_topk(rank[candidates], wanted)]
 
     def _edges(self, layout: PromptLayout) -> Tensor:

@@ -18,6 +18,7 @@ from tests.worker.eviction.harness import EXPECTED, Case, Shape, head_scores, sh
 from tests.worker.reference import Prompt, Reference, Trace
 from tests.worker.reference_eviction import Kept
 from tests.worker.reference_fusion import cacheblend, legolink, scouted
+from tests.worker.reference_trail import trail
 from tests.worker.test_evict import ANSWER, decoded
 from tests.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, tiny
 
@@ -32,6 +33,7 @@ FUSION: dict[str, tuple[dict[str, Any], Callable[[Reference, Prompt], Trace]]] =
     "cacheblend": ({}, lambda r, p: cacheblend(r, p, [0.15])),
     "legolink": ({"first": 2, "last": 1}, lambda r, p: legolink(r, p, 2, 1)),
     "question_scout": ({"edge": 1}, lambda r, p: scouted(r, p, 0.15, 1)),
+    "question_trail": ({}, lambda r, p: trail(r, p, 0.15).trace),
 }
 
 

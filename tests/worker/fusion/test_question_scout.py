@@ -9,7 +9,7 @@ from service.worker.flops import FlopCount, full_prefill
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
 from service.worker.prefill import prefill
-from service.worker.scout import scout
+from service.worker.scout import Scouted, scout
 from tests.worker.fusion.rows import document_rows
 from tests.worker.reference_fusion import edge_tokens, evidence, scouted, scouted_rows, share
 from tests.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
@@ -37,8 +37,8 @@ def evidence_of(model: Tiny, **changes: object) -> torch.Tensor:
         try:
             next(steps)
         except StopIteration as end:
-            found: torch.Tensor = end.value
-            return found
+            scouted: Scouted = end.value
+            return scouted.evidence
 
 
 def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:

@@ -1,0 +1,97 @@
+"""Question trail: what the question reads, and what that reads, where reuse got it wrong.
+
+kvstitch's own method, `question_scout` carried on in three ways (measured, docs/quality.md):
+
+1. Evidence is taken from the layers in which answers are read: not the first third, where
+   attention is about neighbours, and not the last one. The first pass ends there.
+2. The few tokens that the question reads most, the *leads*, then run over the stitched cache
+   themselves. What a lead looks at counts as if the question had: a fact that is two documents
+   away, which no question sees in caches that were made apart.
+3. More rows than the ratio begin; at layer 1, where their own KV shows how far the stored one was
+   off, those with the most evidence times deviation go on. A row that was right needs no repair.
+
+Rows go on so that their mean over the layers is `ratio`:
+
+    layer          0             1              2 ... L-1
+    rows    b · ratio · n   b · ratio · n   ratio · n · (L - b) / (L - 1)      computed KV
+                            └ only the latter attend ┘
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.deviation import squared_deviation
+from service.worker.fusion.base import share_of
+from service.worker.fusion.question_scout import Method as QuestionScout
+from service.worker.layer_view import LayerView
+from service.worker.layout import PromptLayout
+from service.worker.topk import stable_topk
+
+CHECK_LAYER = 1
+"""The first layer whose KV depends on other tokens."""
+_SHALLOW = 6
+"""Layers that one more share of rows to begin with takes: a shallow model could not pay for it."""
+
+
+@dataclass(frozen=True)
+class Method(QuestionScout):
+    """question_scout, which also follows what the tokens read by the question read themselves, and
+    goes on only with rows whose stored KV was off."""
+
+    leads: float = parameter(
+        0.1, "rows that are followed, as a share of the rows to recompute", ge=0, le=1
+    )
+    breadth: float = parameter(
+        2.0, "rows to begin with, before those that were right are left, over ratio", ge=1, le=8
+    )
+    from_depth: float = parameter(
+        0.33, "share of the layers, from the first, whose attention says nothing", ge=0, le=0.9
+    )
+
+    def scouted_layers(self, layers: int) -> range:
+        return range(math.ceil(self.from_depth * layers - 1e-9), max(1, layers - 1))
+
+    def lead_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+        candidates = layout.stale_document_rows
+        wanted = share_of(layout, self.ratio * self.leads)
+        if self.leads and share_of(layout, self.ratio):
+            wanted = max(1, wanted)  # a short prompt has one too
+        return candidates[stable_topk(evidence[candidates], wanted)]
+
+    def follow(self, weights: Tensor, rows: Tensor, evidence: Tensor) -> Tensor:
+        followed: Tensor = torch.einsum("hmn,m->n", weights, evidence[rows])
+        return followed
+
+    def joined(
+        self, layout: PromptLayout, evidence: Tensor, leads: Tensor, followed: Tensor
+    ) -> Tensor:
+        """Both kinds of evidence weigh the same, summed over the candidates."""
+        candidates = layout.stale_document_rows
+        followed = followed.index_fill(0, leads, 0.0)
+        total = followed[candidates].sum()
+        if not total > 0:
+            return evidence
+        return evidence + followed * (evidence[candidates].sum() / total)
+
+    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
+        wanted = share_of(layout, self._begin(layers))
+        return self._best(layout, layout.stale_document_rows, evidence, wanted)
+
+    def select(self, view: LayerView) -> Tensor | None:
+        if view.layer != CHECK_LAYER or view.evidence is None:
+            return None
+        layers, candidates = view.flops.shape.layers, view.layout.stale_document_rows
+        begun = candidates[torch.isin(candidates, view.rows)]
+        go_on = (self.ratio * layers - self._begin(layers)) / (layers - 1)
+        rank = view.evidence * squared_deviation(view, keys=True, values=True).sqrt()
+        return self._best(view.layout, begun, rank, share_of(view.layout, go_on))
+
+    def _begin(self, layers: int) -> float:
+        """Share of the prompt's rows to begin with."""
+        return min(1.0, self.ratio * min(self.breadth, 1 + (layers - 1) / _SHALLOW))
