@@ -13,6 +13,7 @@ from service.worker.fusion.full_reuse import Method as FullReuse
 from service.worker.fusion.legolink import Method as LegoLink
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
+from service.worker.fusion.question_trail import Method as QuestionTrail
 from service.worker.fusion.samkv import Method as SamKV
 from service.worker.fusion.vanilla import Method as Vanilla
 
@@ -63,6 +64,7 @@ def methods(*, block: int, document_tokens: int, prefix_mode: str) -> list[Compa
         f"EPIC (LegoLink {ends} + {ends})": LegoLink(ends, ends),
         "A3 15 %": A3(RATIO),
         "question_scout 15 %": QuestionScout(RATIO),
+        "question_trail 15 %": QuestionTrail(RATIO),
         "SamKV-overwrite": samkv,
         "SamKV-fusion": replace(samkv, update="fusion"),
     }

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.fidelity.answers import NEXT
-from benchmarks.fidelity.prompts import of_tasks, tokenizer_of
+from benchmarks.fidelity.prompts import Prompt, of_tasks, tokenizer_of
 from benchmarks.fidelity.records import RecordFile
 from benchmarks.fidelity.runner import complete, found, measure_all
 from benchmarks.quality import tables
@@ -46,7 +46,8 @@ OUT = Path("benchmarks/results/quality")
 NAME = "sparse"
 ABOUT = """\
 Contexts cut into documents of {document} tokens, SamKV's blocks (and Multi-InfLLM's) of {block};
-documents stored with prefix mode {prefix}; {samples} prompts of each task.
+documents stored with prefix mode {prefix}; {samples} prompts of each task, {parts} of them for
+SamKV's parts.
 """
 
 
@@ -59,6 +60,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a model folder (default: the demo model)")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--samples", type=int, default=100, help="prompts a task")
+    parser.add_argument(
+        "--parts", type=int, help="prompts a task for the table of SamKV's parts (default: all)"
+    )
     parser.add_argument("--document-tokens", type=int, default=128)
     parser.add_argument("--block", type=int, default=16, help="tokens of a block")
     parser.add_argument(
@@ -71,8 +75,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(given)
-    if min(args.samples, args.document_tokens, args.block) < 1:
-        parser.error("--samples, --document-tokens and --block are at least 1")
+    args.parts = args.samples if args.parts is None else args.parts
+    if min(args.samples, args.parts, args.document_tokens, args.block) < 1:
+        parser.error("--samples, --parts, --document-tokens and --block are at least 1")
     return args
 
 
@@ -103,28 +108,33 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     compared = methods(block=args.block, document_tokens=args.document_tokens, prefix_mode=prefix)
     ablated = ablation(block=args.block, prefix_mode=prefix)
-    everything = list({c.key: c for c in [*compared, *(a.compared for a in ablated)]}.values())
+    parts = [a.compared for a in ablated]
+    fewer = prompts[: args.parts * len(args.tasks)]
     records = RecordFile(args.out / f"{NAME}-samples-{model[:12]}-{args.dtype}.jsonl", Answer)
     if args.fresh:
         records.discard()
     records.load()
     answerer = Answerer(adapter, known, tokenizer_of(folder).decode, longest=longest)
-    made = measure_all(answerer, prompts, everything, records)
-    measured = complete(prompts, everything, records)
-    if not measured:
+    made = measure_all(answerer, prompts, compared, records)
+    made += measure_all(answerer, fewer, parts, records)
+    measured = complete(prompts, compared, records)
+    measured_parts = complete(fewer, parts, records)
+    if not measured or not measured_parts:
         print("no prompt was measured", file=sys.stderr)
         return 1
-    tasks = [p.task for p in measured]
-    baseline = found(measured, compared[0], records)
 
-    def scores(of: Compared) -> tables.Scores:
-        return tables.Scores.of(of, found(measured, of, records), baseline, tasks, args.seed)
+    def scores(of: Compared, prompts: Sequence[Prompt]) -> tables.Scores:
+        baseline = found(prompts, compared[0], records)
+        tasks = [p.task for p in prompts]
+        return tables.Scores.of(of, found(prompts, of, records), baseline, tasks, args.seed)
 
     facts: dict[str, Any] = {
         "what": f"Sparse and dense methods: {folder.name}, {len(measured)} prompts",
         "model": {"folder": folder.name, "fingerprint": model, "dtype": args.dtype},
         "threads": args.threads,
         "seed": args.seed,
+        "samples": args.samples,
+        "samples_of_parts": args.parts,
         "document_tokens": args.document_tokens,
         "block": args.block,
         "prefix_mode": prefix,
@@ -132,12 +142,16 @@ def main(given: Sequence[str] | None = None) -> int:
         "records_made_now": made,
     }
     about = ABOUT.format(
-        document=args.document_tokens, block=args.block, prefix=prefix, samples=args.samples
+        document=args.document_tokens,
+        block=args.block,
+        prefix=prefix,
+        samples=args.samples,
+        parts=args.parts,
     )
     paths = tables.write(
         args.out, NAME, facts, about, measured,
-        [scores(c) for c in compared],
-        [(a, scores(a.compared)) for a in ablated],
+        [scores(c, measured) for c in compared],
+        [(a, scores(a.compared, measured_parts)) for a in ablated],
     )  # fmt: skip
     print("\n".join(map(str, paths)))
     return 0

@@ -25,7 +25,8 @@ _COLOURS = {
     "legolink": "tab:green",
     "cacheblend": "tab:orange",
     "a3": "tab:blue",
-    "question_scout": "tab:red",
+    "question_scout": "salmon",
+    "question_trail": "tab:red",
 }
 _OTHERS = plt.get_cmap("tab10")
 
