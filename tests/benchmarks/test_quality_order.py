@@ -24,6 +24,7 @@ from service.worker.fusion.full_reuse import Method as FullReuse
 from service.worker.fusion.legolink import Method as LegoLink
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
+from service.worker.fusion.question_trail import Method as QuestionTrail
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.model import load
 
@@ -35,6 +36,7 @@ METHODS = {
     "cacheblend": CacheBlend(0.3),
     "a3": A3(0.3),
     "question_scout": QuestionScout(0.3),
+    "question_trail": QuestionTrail(0.3),
 }
 TASKS = ("border", "pronoun", "update", "chain")
 
@@ -61,13 +63,14 @@ def test_answers_come_nearer(measured: dict[str, list[Record]]) -> None:
     }
     assert kl["vanilla"] < 1e-8
     assert kl["pie"] < kl["full_reuse"]
-    for name in ("legolink", "cacheblend", "question_scout"):
+    for name in ("legolink", "cacheblend", "question_scout", "question_trail"):
         assert kl[name] < kl["pie"], kl
-    assert kl["question_scout"] < min(kl["a3"], kl["cacheblend"], kl["legolink"]), kl
+    for ours in ("question_scout", "question_trail"):
+        assert kl[ours] < min(kl["a3"], kl["cacheblend"], kl["legolink"]), kl
 
 
 def test_kv_comes_nearer(measured: dict[str, list[Record]]) -> None:
     error = {name: fmean(fmean(r.k_error) for r in rows) for name, rows in measured.items()}
     assert error["vanilla"] < 1e-6
-    for name in ("legolink", "cacheblend", "a3", "question_scout"):
+    for name in ("legolink", "cacheblend", "a3", "question_scout", "question_trail"):
         assert error[name] < error["pie"] < error["full_reuse"], error
