@@ -9,7 +9,8 @@ passages that are among the first k, and hit, whether any is. `first_chunks` is 
 k chunks that a request with top_k = k gets, several of which can be of one passage.
 
 Without --url and --library a service is started on a fresh folder, with a random model: what is
-retrieved does not depend on it. Nothing is tuned on these questions: hybrid is RRF with K = 60.
+retrieved does not depend on it. Hybrid is RRF with K = 60, as published; other K and weights were
+looked at on these questions and not taken.
 """
 
 from __future__ import annotations
