@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels import wide
+from service.worker.kernels import scattered, wide
 
 # Rows per tile. A tile reads keys only up to its last row, so half of a causal triangle is never
 # computed; smaller tiles skip more, larger ones amortise the call.
@@ -50,6 +50,8 @@ def attend_rows(
     if m == n and key_rows is None:
         out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(m, heads * d).to(dtype)
+    if key_rows is None and scattered.serves(q, d):
+        return scattered.attend(q, k, v, rows, scale)
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
     for a, b, open_to, seen in _tiles(rows, index):
