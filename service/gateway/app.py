@@ -11,7 +11,8 @@ from service import __version__
 from service.gateway import problems
 from service.gateway.gateway import Gateway
 from service.gateway.middleware import Authentication, RequestContext
-from service.gateway.openapi import describe
+from service.gateway.openai_models import listed
+from service.gateway.openapi import Description, Offer
 from service.gateway.routes import (
     collections,
     corpus,
@@ -46,5 +47,13 @@ def create_app(gateway: Gateway) -> FastAPI:
     problems.install(app)
     for module in (rag, openai, models, corpus, jobs, documents, collections, health):
         app.include_router(module.router)
-    app.openapi = describe(app)  # type: ignore[method-assign]
+    app.openapi = Description(app, lambda: _offer(gateway))  # type: ignore[method-assign]
     return app
+
+
+def _offer(gateway: Gateway) -> Offer:
+    ready = gateway.worker.ready
+    if ready is None:
+        return Offer()
+    names = [model.id for model in listed(gateway.prompts.model, gateway.prompts.created, ready)]
+    return Offer(tuple(names), tuple(info.name for info in (*ready.fusion, *ready.eviction)))

@@ -6,6 +6,7 @@ Errors are the same everywhere (problems.py), so they are written here once and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -23,30 +24,42 @@ STREAMS = {
     "/v1/completions": "text_completion objects, then [DONE]",
 }
 REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True)
+class Offer:
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+
 SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "kvstitch keys create"}}
 METHODS = ("get", "put", "post", "patch", "delete")
 
 
-def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """The function that `app` is to answer /openapi.json with."""
+class Description:
+    """What /openapi.json answers. `offer` gives the names of models and methods, none of either
+    while the worker is not ready: they are part of the description."""
 
-    def described() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _complete(
-                get_openapi(
-                    title=app.title,
-                    version=app.version,
-                    description="RAG answers from stitched KV caches. docs/api.md has a tour.",
-                    routes=app.routes,
-                    separate_input_output_schemas=False,
-                )
+    def __init__(self, app: FastAPI, offer: Callable[[], Offer]) -> None:
+        self._app = app
+        self._offer = offer
+        self._made: tuple[Offer, dict[str, Any]] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        offer = self._offer()
+        if self._made is None or self._made[0] != offer:
+            schema = get_openapi(
+                title=self._app.title,
+                version=self._app.version,
+                description="RAG answers from stitched KV caches. docs/api.md has a tour.",
+                routes=self._app.routes,
+                separate_input_output_schemas=False,
             )
-        return app.openapi_schema
+            self._made = offer, _complete(schema, offer)
+        return self._made[1]
 
-    return described
 
-
-def _complete(schema: dict[str, Any]) -> dict[str, Any]:
+def _complete(schema: dict[str, Any], offer: Offer) -> dict[str, Any]:
     components = schema.setdefault("components", {})
     models = components.setdefault("schemas", {})
     for model in (ErrorOut, Problem):
@@ -55,6 +68,11 @@ def _complete(schema: dict[str, Any]) -> dict[str, Any]:
         models[model.__name__] = own
     for name in ("HTTPValidationError", "ValidationError"):
         models.pop(name, None)
+    if offer.methods:
+        models["MethodChoice"]["properties"]["method"]["enum"] = offer.methods
+    if offer.models:
+        for name in ("ChatRequest", "CompletionRequest"):
+            models[name]["properties"]["model"]["enum"] = [*offer.models, None]
     components["securitySchemes"] = SECURITY
     for path, operations in schema["paths"].items():
         for method in METHODS:
@@ -67,8 +85,10 @@ def _describe(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     _drop_default_fault(responses)
     if path in STREAMS:
-        stream = {"schema": {"type": "string", "description": STREAMS[path]}}
-        responses["200"]["content"]["text/event-stream"] = stream
+        responses["200"]["content"]["text/event-stream"] = {"schema": _events(STREAMS[path])}
+    for media, body in operation.get("requestBody", {}).get("content", {}).items():
+        if media.startswith("text/"):
+            body["schema"] = {}  # every text is one
     if path not in CALM:
         # A service without keys takes requests without one.
         operation["security"] = [{"key": []}, {}]
@@ -104,6 +124,17 @@ def _fault(path: str, status: int) -> dict[str, Any]:
         wait = {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
         fault["headers"] = {"Retry-After": wait}
     return fault
+
+
+def _events(description: str) -> dict[str, Any]:
+    """Of one server-sent event; its data is JSON, or [DONE]."""
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {"event": text, "data": text},
+        "required": ["data"],
+    }
 
 
 def _drop_default_fault(responses: dict[str, Any]) -> None:

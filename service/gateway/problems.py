@@ -175,7 +175,7 @@ def _path(loc: Sequence[int | str]) -> str:
     for part in loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc:
         if isinstance(part, int):
             out += f"[{part}]"
-        elif part.startswith(("constrained-", "list[")) or part in ("str", "int", "function-after"):
+        elif part.startswith(("constrained-", "list[", "function-")) or part in ("str", "int"):
             continue  # a branch of a union: not something the client wrote
         else:
             out += f".{part}" if out else part

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import APIRouter
 
+from service.errors import KvstitchError
 from service.gateway.dependencies import GatewayDep
 from service.gateway.openai_requests import of_chat, of_completion
 from service.gateway.openai_results import Chunks, Envelope, whole
@@ -16,6 +18,7 @@ from service.gateway.schemas.openai import (
     ChatRequest,
     Completion,
     CompletionRequest,
+    Extension,
 )
 from service.gateway.stream import Answer
 
@@ -49,9 +52,22 @@ async def _answer(
             citations=body.kvstitch is None or body.kvstitch.include_citations,
         )
 
+    own = "messages" if isinstance(body, ChatRequest) else "prompt"
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    return await exchange.answer(
-        asked,
-        lambda answer: Chunks(envelope(answer), include_usage=usage),
-        lambda answer, result: whole(envelope(answer), result),
-    )
+    try:
+        return await exchange.answer(
+            asked,
+            lambda answer: Chunks(envelope(answer), include_usage=usage),
+            lambda answer, result: whole(envelope(answer), result),
+        )
+    except KvstitchError as error:
+        error.field = _as_sent(error.field, own)
+        raise
+
+
+def _as_sent(field: str | None, own: str) -> str | None:
+    """The name of a field in the client's request: the question's, or one of the extension's."""
+    if field == "question":
+        return own
+    root = re.split(r"[.\[]", field or "")[0]
+    return f"kvstitch.{field}" if root in Extension.model_fields else field

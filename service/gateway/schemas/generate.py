@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.schemas.fields import STRICT, DocId, Stops, Title, Unicode
 from service.prompt import Turn
@@ -39,6 +40,9 @@ class Message(BaseModel):
 
     role: Literal["system", "user", "assistant"]
     content: Unicode
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class InlineDocument(BaseModel):
@@ -79,8 +83,18 @@ class Choices(BaseModel):
 class GenerateRequest(Choices):
     """POST /v1/rag/generate. Fields left out take the model's defaults."""
 
-    question: Unicode | None = Field(None, description="this, or messages")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    model_config = ConfigDict(
+        **STRICT,
+        json_schema_extra={"oneOf": [{"required": ["question"]}, {"required": ["messages"]}]},
+    )
+
+    question: Unicode | SkipJsonSchema[None] = Field(
+        None, description="this, or messages", json_schema_extra={"pattern": r"\S"}
+    )
+    messages: (
+        Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+        | SkipJsonSchema[None]
+    ) = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(0.0, ge=0, le=10, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
