@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.gateway.openapi_examples import REQUESTS, RESPONSES
+from service.gateway.openapi_examples import examples
 from service.gateway.schemas.errors import ErrorOut, Problem
 
 # Routes that need no key and cannot fail.
@@ -145,11 +145,12 @@ def _drop_default_fault(responses: dict[str, Any]) -> None:
 
 
 def _add_examples(path: str, method: str, operation: dict[str, Any]) -> None:
-    for media, examples in REQUESTS.get((method, path), {}).items():
+    example = examples().get((method, path))
+    if example is None:
+        return
+    for media, bodies in example.requests.items():
         content = operation["requestBody"]["content"][media]
-        content["examples"] = {name: {"value": value} for name, value in examples.items()}
-    for status, content in operation["responses"].items():
-        example = RESPONSES.get((method, path))
-        if status.startswith("2") and example is not None:
-            for media, value in example.items():
-                content["content"][media]["example"] = value
+        content["examples"] = {name: {"value": body} for name, body in bodies.items()}
+    content = next(r for status, r in operation["responses"].items() if status.startswith("2"))
+    for media, body in example.response.items():
+        content["content"][media]["example"] = body

@@ -1,10 +1,29 @@
-"""Examples of every route for OpenAPI. Knows no code."""
+"""Examples of every route for OpenAPI, recorded by scripts/record_api_examples.py."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-# (method, path) → media type → name → body
-REQUESTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-# (method, path) → media type → body of the first 2xx
-RESPONSES: dict[tuple[str, str], dict[str, Any]] = {}
+
+@dataclass(frozen=True)
+class Example:
+    """requests: media type → name → body; response: media type → body."""
+
+    requests: dict[str, dict[str, Any]]
+    response: dict[str, Any]
+
+
+@cache
+def examples() -> dict[tuple[str, str], Example]:
+    """By method, in lower case, and path as it is routed."""
+    text = files("service.gateway").joinpath("openapi_examples.json").read_text(encoding="utf-8")
+    return {_key(route): Example(**recorded) for route, recorded in json.loads(text).items()}
+
+
+def _key(route: str) -> tuple[str, str]:
+    method, _, path = route.partition(" ")
+    return method.lower(), path

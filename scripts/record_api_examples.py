@@ -1,0 +1,133 @@
+"""Records the examples of the API's description from a running service:
+
+    kvstitch serve --port 8123 --data-dir $(mktemp -d) &
+    python scripts/record_api_examples.py http://127.0.0.1:8123
+
+The requests are below, in an order that makes sense; the answers are what the service said. Run it
+again when a route changes (a test says so); the data folder must be new.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+FILE = Path(__file__).parents[1] / "service" / "gateway" / "openapi_examples.json"
+JSON = "application/json"
+WHO, WHICH = "Which animal does Quentin Bruvik keep?", "What is the symbol of Old Zanska?"
+QUENTIN = {
+    "doc_id": "person-01",
+    "title": "Quentin Bruvik",
+    "text": "Quentin Bruvik keeps a goat. The coat of Quentin Bruvik is purple.",
+    "metadata": {"kind": "person"},
+}
+TOWN = {
+    "doc_id": "town-03",
+    "title": "Old Zanska",
+    "text": "The symbol of Old Zanska is the eagle. Old Zanska lies on the river Nile.",
+    "metadata": {"kind": "town"},
+}
+RAG: dict[str, Any] = {
+    "question": {"question": WHO, "top_k": 2, "fusion": {"method": "a3", "ratio": 0.15}},
+    "stream": {"question": WHO, "stream": True},
+    "messages": {
+        "messages": [
+            {"role": "system", "content": "Answer in one word."},
+            {"role": "user", "content": WHO},
+        ],
+        "retrieval": "hybrid",
+        "filter": {"kind": "person"},
+    },
+    "inline": {
+        "question": WHICH,
+        "inline_documents": [{"title": TOWN["title"], "text": TOWN["text"]}],
+        "include_text": True,
+    },
+    "explain": {"question": WHO, "explain": True},
+}
+CHAT: dict[str, Any] = {
+    "plain": {
+        "model": "kvstitch-demo",
+        "messages": [{"role": "user", "content": WHO}],
+        "max_tokens": 16,
+    },
+    "extension": {
+        "model": "kvstitch-demo:pie",
+        "messages": [{"role": "user", "content": WHICH}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "kvstitch": {"collection": "default", "top_k": 1, "include_text": True},
+    },
+}
+TEXT: dict[str, Any] = {"plain": {"model": "kvstitch-demo", "prompt": WHO, "max_tokens": 16}}
+DOCUMENTS = {"documents": {"documents": [QUENTIN, TOWN]}}
+DELETION = {"by filter": {"filter": {"kind": "town"}}}
+
+
+class Recorder:
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self.examples: dict[str, dict[str, Any]] = {}
+
+    def __call__(
+        self,
+        method: str,
+        route: str,
+        path: str = "",
+        requests: dict[str, Any] | None = None,
+    ) -> Any:
+        """Ask with the first of `requests`; the others must be answered too."""
+        first: Any = None
+        for body in list((requests or {"": None}).values()):
+            answer = self.http.request(method, path or route, json=body)
+            assert answer.status_code < 300, (method, route, answer.text)
+            if first is None:
+                first = answer
+        media = first.headers["content-type"].partition("; charset")[0]
+        reply = first.json() if media == JSON else first.text[:400]
+        self.examples[f"{method} {route}"] = {
+            "requests": {JSON: requests} if requests else {},
+            "response": {first.headers["content-type"] if media != JSON else JSON: reply},
+        }
+        return reply
+
+
+def main(url: str) -> None:
+    record = Recorder(url)
+    job = record("POST", "/admin/precompute", requests=DOCUMENTS)["job_id"]
+    while record("GET", "/admin/jobs/{job_id}", f"/admin/jobs/{job}")["state"] != "succeeded":
+        time.sleep(0.2)
+    record("GET", "/admin/jobs")
+    many = [{**TOWN, "doc_id": f"town-{number}"} for number in range(1000)]
+    long = {"collection": "archive", "documents": many}  # long enough to be cancelled
+    cancelled = record.http.post("/admin/precompute", json=long).json()["job_id"]
+    record("DELETE", "/admin/jobs/{job_id}", f"/admin/jobs/{cancelled}")
+    record.http.delete("/admin/collections/archive").raise_for_status()
+    record("POST", "/v1/rag/generate", requests=RAG)
+    record("POST", "/v1/chat/completions", requests=CHAT)
+    record("POST", "/v1/completions", requests=TEXT)
+    record("GET", "/v1/models")
+    record("GET", "/v1/models/{model_id}", "/v1/models/kvstitch-demo:pie")
+    record("GET", "/v1/methods")
+    record("GET", "/admin/documents")
+    record("GET", "/admin/documents/{doc_id}", "/admin/documents/person-01")
+    record("PUT", "/admin/pins/{doc_id}", "/admin/pins/person-01")
+    record("DELETE", "/admin/pins/{doc_id}", "/admin/pins/person-01")
+    record("GET", "/admin/collections")
+    receipt = record("POST", "/admin/deletions", requests=DELETION)["receipt_id"]
+    record("GET", "/admin/receipts/{receipt_id}", f"/admin/receipts/{receipt}")
+    record("DELETE", "/admin/documents/{doc_id}", "/admin/documents/person-01")
+    record("DELETE", "/admin/collections/{collection}", "/admin/collections/default")
+    for path in ("/health/live", "/health/ready", "/status", "/metrics"):
+        record("GET", path)
+    FILE.write_text(json.dumps(record.examples, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(record.examples)} examples in {FILE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
