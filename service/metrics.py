@@ -200,6 +200,12 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.tokens_after_leaving = histogram(
+            "kvstitch_tokens_after_leaving",
+            "Tokens computed for a client after it was seen to have left, by the worker's count.",
+            buckets=(0, 1, 2, 3, 5, 10, 100),
+            registry=registry,
+        )
         self.disconnects = counter(
             "kvstitch_disconnects_total",
             "Clients that left before their answer was complete.",

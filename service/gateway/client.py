@@ -57,7 +57,9 @@ RETRY_AFTER_S = 5.0
 class WorkerClient:
     """A `Worker` over a ZeroMQ DEALER socket.
 
-    `on_stats` sees every heartbeat, `on_change` every change between ready and not ready.
+    `on_left` gets, for every request that was left early, how many tokens the worker made for it
+    after that, by the worker's own count. `on_stats` sees every heartbeat, `on_change` every
+    change between ready and not ready.
     """
 
     def __init__(
@@ -67,11 +69,14 @@ class WorkerClient:
         hello_every_s: float = 0.5,
         on_stats: Callable[[Stats], None] = lambda stats: None,
         on_change: Callable[[bool], None] = lambda up: None,
+        on_left: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._hello_every_s = hello_every_s
         self._on_stats = on_stats
         self._on_change = on_change
+        self._on_left = on_left
+        self._left: dict[str, int] = {}  # request left early → tokens it had sent until then
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,6 +117,7 @@ class WorkerClient:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._left.clear()
         was_ready, self.ready, self.reason = self.ready is not None, None, reason
         for call_id, queue in self._calls.items():
             queue.put_nowait(Failed(call_id, WorkerUnavailable.code, reason))
@@ -144,15 +150,18 @@ class WorkerClient:
         Left early (closed or cancelled), it aborts the sequence in the worker.
         """
         with self._call(request.id, request) as queue:
-            ended = False
+            ended, tokens = False, 0
             try:
                 while not ended:
                     event = await queue.get()
+                    tokens += isinstance(event, TokenItem)
                     if isinstance(event, TokenItem | Done | Failed):
                         ended = not isinstance(event, TokenItem)
                         yield event
             finally:
-                if not ended:
+                unread = [queue.get_nowait() for _ in range(queue.qsize())]
+                if not ended and all(isinstance(event, TokenItem) for event in unread):
+                    self._left[request.id] = tokens + len(unread)
                     self.abort(request.id, "disconnect")
 
     async def explain(self, request: Generate) -> Forecast:
@@ -260,7 +269,11 @@ class WorkerClient:
                 self._deliver(message.id, message)
 
     def _deliver(self, call_id: str, message: FromWorker | TokenItem) -> None:
-        # Calls that were left early are gone; what still comes for them is of no use.
+        # Calls that were left early are gone; of what still comes for them only the end counts.
+        if isinstance(message, Done | Failed):
+            before = self._left.pop(call_id, None)
+            if before is not None and isinstance(message, Done):
+                self._on_left(message.report.completion_tokens - before)
         if (queue := self._calls.get(call_id)) is not None:
             queue.put_nowait(message)
 

@@ -71,6 +71,7 @@ class Gateway:
             heartbeat_timeout_s=heartbeat_timeout_s,
             on_stats=self._on_stats,
             on_change=self._on_change,
+            on_left=self.metrics.tokens_after_leaving.observe,
         )
         self._address = worker_address
         self._supervisor = Supervisor(

@@ -54,8 +54,16 @@ def demo(folder: Path) -> Path:
     return folder
 
 
-def tiny(folder: Path, text: list[str], *, context: int) -> Path:
-    """Random weights, two layers, and a byte-level BPE tokenizer trained on `text`.
+def tiny(
+    folder: Path,
+    text: list[str],
+    *,
+    context: int,
+    hidden: int = 64,
+    intermediate: int = 96,
+    layers: int = 3,
+) -> Path:
+    """Random weights and a byte-level BPE tokenizer trained on `text`.
 
     Its alphabet is ASCII, so that whatever it generates is whole characters.
     """
@@ -73,9 +81,9 @@ def tiny(folder: Path, text: list[str], *, context: int) -> Path:
     _write(folder / "tokenizer_config.json", {"bos_token": "<s>", "unk_token": "<unk>"})
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,

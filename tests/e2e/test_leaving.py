@@ -1,0 +1,68 @@
+"""A client that leaves ends its sequence within three decode steps, by the worker's own count.
+
+The count is the metric kvstitch_tokens_after_leaving: tokens in the worker's final report, less
+those that had come when the gateway saw the client go. A step of the model here takes some ten
+milliseconds, which is what a step takes where it matters, and longer than a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Documents
+from tests.e2e.models import tiny
+from tests.e2e.service import Service
+
+METRIC = "kvstitch_tokens_after_leaving"
+CHAT = {"messages": [{"role": "user", "content": "Which colour is it?"}]}
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/rag/generate", {"question": "Which colour is it?"}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", {"prompt": "Which colour is it?"}),
+]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory, twelve: Documents) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("slow")
+    model = tiny(
+        folder / "model",
+        [d["text"] for d in twelve],
+        context=16_384,
+        hidden=768,
+        intermediate=1536,
+        layers=8,
+    )
+    with Service(model, folder / "data", dtype="float32", pool_tokens=40_000) as service:
+        service.ingest(twelve[:2])
+        yield service
+
+
+def left(service: Service) -> tuple[float, float]:
+    """How many clients have left, and how many of them cost at most three steps more."""
+    metrics = service.metrics()
+    return metrics.value(f"{METRIC}_count"), metrics.value(f"{METRIC}_bucket", le="3.0")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_client_that_leaves_costs_three_steps_at_most(
+    slow: Service, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    count, in_time = left(slow)
+    asked = {**body, "max_tokens": 10_000, "stream": stream}
+    with httpx.Client(base_url=slow.http.base_url, timeout=60 if stream else 3) as client:
+        if stream:
+            with client.stream("POST", path, json=asked) as reply:
+                data = (line for line in reply.iter_lines() if line.startswith("data: "))
+                for _ in range(6):
+                    next(data)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(path, json=asked)
+    slow.until(lambda: left(slow)[0] == count + 1, "the worker does not say that it stopped")
+    assert left(slow) == (count + 1, in_time + 1)
