@@ -71,7 +71,7 @@ CASES = [
         "/admin/documents/nobody", "GET"),
     Bad("unknown document to delete", 404, "doc_id", ("GET /admin/documents",),
         "/admin/documents/nobody", "DELETE"),
-    Bad("unknown job", 404, "job_id", ("POST /admin/precompute",), "/admin/jobs/nothing",
+    Bad("unknown job", 404, "job_id", ("GET /admin/jobs",), "/admin/jobs/nothing",
         "GET"),
     Bad("huge page", 422, "limit", ("1000",), "/admin/documents?limit=99999", "GET"),
     ingest("no documents at all", 422, "documents", "at least 1", json={"documents": []}),
