@@ -23,12 +23,13 @@ from service.worker.addressing import Addressing
 from service.worker.calibration import ModelFacts
 from service.worker.engine import Engine
 from service.worker.loader import Loader
-from service.worker.methods import add_folder
+from service.worker.methods import add_folder, fusion_methods
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 
 MAX_RUNNING = 64
 # Short: there may be nothing left to wait for.
 _WAIT_S = 0.002
+_ATTEMPTS = 5
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -69,6 +70,13 @@ class _Asked:
     tokens: list[int]
     report: Report | None = None
     text: str = ""
+
+    @property
+    def cold(self) -> bool:
+        """Whether a document was computed that the method would have read from the store."""
+        assert self.report is not None
+        reads = fusion_methods()[self.configuration.fusion.name].reads_cache
+        return reads and any(d.tier == "cold" and d.tokens for d in self.report.documents)
 
 
 class Bench:
@@ -123,7 +131,7 @@ class Bench:
                 name = self._submit(engine, sample, configuration, sample.text.answer_tokens)
                 asked.setdefault(engine, {})[name] = _Asked(sample, configuration, [])
         for engine, running in asked.items():
-            self._answer(engine, running)
+            self._answer_warm(engine, running)
         return [self._result(each) for running in asked.values() for each in running.values()]
 
     def time(self, sample: Sample, configurations: Sequence[Configuration]) -> list[Timing]:
@@ -132,13 +140,17 @@ class Bench:
         timings = []
         for configuration in configurations:
             engine = self._engine(configuration.codec)
-            started = time.perf_counter()
-            name = self._submit(engine, sample, configuration, 1)
-            running = {name: _Asked(sample, configuration, [])}
-            while not running[name].tokens and running[name].report is None:
-                self._step(engine, running)
-            timings.append(Timing(sample.key, configuration.key, time.perf_counter() - started))
-            self._answer(engine, running)
+            for _ in range(_ATTEMPTS):
+                started = time.perf_counter()
+                name = self._submit(engine, sample, configuration, 1)
+                running = {name: _Asked(sample, configuration, [])}
+                while not running[name].tokens and running[name].report is None:
+                    self._step(engine, running)
+                seconds = time.perf_counter() - started
+                self._answer(engine, running)
+                if not running[name].cold:
+                    break
+            timings.append(Timing(sample.key, configuration.key, seconds))
         return timings
 
     def precompute(self, sample: Sample, configurations: Sequence[Configuration]) -> None:
@@ -192,6 +204,27 @@ class Bench:
             )
         )
         return name
+
+    def _answer_warm(self, engine: Engine, running: dict[str, _Asked]) -> None:
+        """With all in place that methods read. On a busy machine the store can miss its deadline;
+        the service computes such a document, which would lend the method rows that are not its own:
+        it is asked again."""
+        for _ in range(_ATTEMPTS):
+            self._answer(engine, running)
+            cold = [name for name, asked in running.items() if asked.cold]
+            if not cold:
+                return
+            again = [running.pop(name) for name in cold]
+            for asked in again:
+                self.precompute(asked.sample, [asked.configuration])
+            for asked in again:
+                sample, configuration = asked.sample, asked.configuration
+                name = self._submit(engine, sample, configuration, sample.text.answer_tokens)
+                running[name] = _Asked(sample, configuration, [])
+        raise WorkerFault(
+            f"documents were not in the store when they were read, {_ATTEMPTS} times: give it more "
+            "memory, or the machine less else to do"
+        )
 
     def _answer(self, engine: Engine, running: dict[str, _Asked]) -> None:
         """Until every one of `running` is done and nothing is left to write back."""

@@ -13,7 +13,7 @@ from benchmarks.quality.report.subject import Place, Subject, longest
 from benchmarks.quality.sample import Sample
 from benchmarks.quality.suites import Choice, draw
 from kvstore import MemoryTier, TieredStore
-from service.errors import PromptTooLong
+from service.errors import PromptTooLong, WorkerFault
 from service.records import Chunk, Method, Sampling
 from service.settings import demo_model
 from service.worker.addressing import Addressing
@@ -177,3 +177,20 @@ def test_a_refused_request_is_an_error(bench: Bench, samples: list[Sample]) -> N
     long = replace(samples[0], documents=samples[0].documents * 20)
     with pytest.raises(PromptTooLong):
         bench.measure([long], [[FULL]])
+
+
+def test_a_method_is_never_lent_rows(subject: Subject, samples: list[Sample]) -> None:
+    """A store without room for a sample's chunks: its documents would be computed instead."""
+    adapter, facts = subject.adapter, subject.facts
+    with (
+        Bench.open(
+            adapter,
+            facts,
+            subject.fingerprint,
+            lambda tokens: "",
+            pool_tokens=longest(samples) * 4,
+            memory_bytes=100_000,
+        ) as bench,
+        pytest.raises(WorkerFault, match="not in the store"),
+    ):
+        bench.measure(samples[:1], [[PIE]])
