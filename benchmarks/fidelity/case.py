@@ -93,7 +93,7 @@ class Case:
                 next(steps)
             except StopIteration as end:
                 scouted: Scouted = end.value
-                return scouted.evidence, flops.total
+                return scouted.evidence.asked, flops.total
 
 
 class Recipe(Protocol):

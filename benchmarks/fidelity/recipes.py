@@ -18,7 +18,7 @@ from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.picking import Pick
 from benchmarks.fidelity.variants import ScoutVariant, answer_rows, random_ranks
 from service.worker.fusion.base import FusionMethod
-from service.worker.layer_view import CachedSegment, LayerView
+from service.worker.layer_view import CachedSegment, Evidence, LayerView
 from service.worker.layout import PromptLayout, union
 from service.worker.prefill import PrefillResult
 
@@ -149,8 +149,8 @@ class _Besides(FusionMethod):
     ) -> Tensor | None:
         return answer_rows(weights).sum(0)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
-        left = evidence.clone()
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+        left = evidence.asked.clone()
         left[self.done] = -1.0
         return replace(self.pick, first=0, last=0).rows(layout, left)
 

@@ -13,7 +13,7 @@ from benchmarks.fidelity.picking import Pick
 from service.worker.attention import attention_probabilities
 from service.worker.fusion.base import FusionMethod, share_of
 from service.worker.fusion.cacheblend import Method as CacheBlend
-from service.worker.layer_view import LayerView
+from service.worker.layer_view import Evidence, LayerView
 from service.worker.layout import PromptLayout, union
 
 
@@ -86,8 +86,8 @@ class ScoutVariant(FusionMethod):
         }[self.question_rows]()
         return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
-        return self.pick.rows(layout, evidence)
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+        return self.pick.rows(layout, evidence.asked)
 
 
 @dataclass(frozen=True)

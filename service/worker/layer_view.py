@@ -19,6 +19,16 @@ class CachedSegment(Protocol):
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What a first pass over the stitched cache found, `[n]` fp32 each, summed over layers, zero at
+    tokens of cold segments. asked: what the question's rows look at; followed: what the leads do,
+    rows that a method sent after it (zero without any)."""
+
+    asked: Tensor
+    followed: Tensor
+
+
+@dataclass(frozen=True)
 class LayerView:
     """A layer of a prompt after QKV, before its attention.
 
@@ -26,8 +36,8 @@ class LayerView:
     RoPE; k, v `[kv_heads, n, d]`: the layer's cache after RoPE, fresh KV of the rows in place;
     fresh_q `[m, heads, d]`, fresh_k, both before RoPE, and fresh_v `[m, kv_heads, d]`: what was
     just computed; cached: stored KV by segment, None if cold.
-    `flops`: where a method counts work of its own. evidence `[n]` fp32: what a first pass found,
-    None without one.
+    `flops`: where a method counts work of its own. evidence: what a first pass found, None without
+    one.
     """
 
     layer: int
@@ -42,4 +52,4 @@ class LayerView:
     cached: Sequence[CachedSegment | None]
     scale: float
     flops: FlopCount
-    evidence: Tensor | None = None
+    evidence: Evidence | None = None

@@ -22,7 +22,7 @@ from service.worker.adapters.base import DecoderAdapter
 from service.worker.attention import attention_probabilities, weighted_values
 from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
-from service.worker.layer_view import CachedSegment
+from service.worker.layer_view import CachedSegment, Evidence
 from service.worker.layout import PromptLayout
 from service.worker.place import PromptKV, place, write_rows
 from service.worker.steps import Steps
@@ -37,10 +37,9 @@ Looked = Callable[[int, Tensor, Tensor], Tensor | None]
 
 @dataclass(frozen=True)
 class Scouted:
-    """evidence `[n]` fp32, summed over layers, zero at tokens of cold segments; placed: first
-    layers at which the cache is in place now."""
+    """placed: first layers at which the cache is in place now."""
 
-    evidence: Tensor
+    evidence: Evidence
     placed: int
 
 
@@ -68,17 +67,16 @@ def scout(
         return method.scout(layer, weights, rows, layout)
 
     look = partial(_look, adapter, layout, kv, flops, looked)
-    evidence = yield from look(layout.question_rows, asked, place_cache)
-    leads = method.lead_rows(layout, evidence)
-    if len(leads):
-        first = evidence
+    found = yield from look(layout.question_rows, asked, place_cache)
+    leads = method.lead_rows(layout, found)
+    if not len(leads):
+        return Scouted(Evidence(found, torch.zeros_like(found)), looked.stop)
 
-        def followed(layer: int, weights: Tensor, rows: Tensor) -> Tensor | None:
-            return method.follow(weights, rows, first)
+    def followed(layer: int, weights: Tensor, rows: Tensor) -> Tensor | None:
+        return method.follow(weights, rows, found)
 
-        second = yield from look(leads, followed)
-        evidence = method.joined(layout, first, leads, second)
-    return Scouted(evidence, looked.stop)
+    second = yield from look(leads, followed)
+    return Scouted(Evidence(found, second), looked.stop)
 
 
 def _look(

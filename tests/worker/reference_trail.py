@@ -24,11 +24,12 @@ from tests.worker.reference_fusion import (
 
 @dataclass(frozen=True)
 class Trail:
-    """layers: whose attention counts; leads; total: evidence by token; begin: rows of layers 0 and
-    1; go_on: rows from layer 2 on; trace: the prompt."""
+    """layers: whose attention counts; leads; asked: the question's evidence by token; total: the
+    leads' too; begin: rows of layers 0 and 1; go_on: rows from layer 2 on; trace: the prompt."""
 
     layers: range
     leads: list[int]
+    asked: list[float]
     total: list[float]
     begin: list[int]
     go_on: list[int]
@@ -43,6 +44,7 @@ def trail(
     edge: int = 2,
     leads: float = 0.1,
     breadth: float = 2.0,
+    sure: float = 0.5,
     from_depth: float = 0.33,
     prefix: Sequence[int] = (),
 ) -> Trail:
@@ -82,10 +84,15 @@ def trail(
             placed[layer][1][led] = pass_of_leads.v[layer][led]
 
     def best(scores: Sequence[float], among: Sequence[int], share: Fraction) -> list[int]:
-        count = min(len(among), math.floor(share * n))
-        edges = edge_tokens(prompt, edge, prefix)[: math.floor(share * n) // 2]
-        others = [t for t in among if t not in edges]
-        return sorted([*edges, *top(scores, others, count - len(edges))])
+        """Edges, at most half; `sure` of the rows (edges among them) by the question's evidence;
+        the rest by `scores`."""
+        count = math.floor(share * n)
+        certain = math.floor(Fraction(str(sure)) * count)
+        early = edge_tokens(prompt, edge, prefix)[: certain // 2]
+        picked = {*early, *top(first, [t for t in among if t not in early], certain - len(early))}
+        picked |= set(edge_tokens(prompt, edge, prefix)[: count // 2])
+        others = [t for t in among if t not in picked]
+        return sorted([*picked, *top(scores, others, max(0, count - len(picked)))])[: len(among)]
 
     start = min(Fraction(1), exact * min(Fraction(str(breadth)), 1 + Fraction(depth - 1, 6)))
     begin = best(total, stale, start)
@@ -105,4 +112,4 @@ def trail(
     )
     goes_on = sorted({*go_on, *fixed})
     trace = reference.stitched(prompt.ids, placed, [begun] * 2 + [goes_on] * (depth - 2))
-    return Trail(used, led, total, begin, go_on, trace)
+    return Trail(used, led, first, total, begin, go_on, trace)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.worker.calibration import ModelFacts
-from service.worker.layer_view import LayerView
+from service.worker.layer_view import Evidence, LayerView
 from service.worker.layout import PromptLayout
 
 
@@ -56,26 +56,19 @@ class FusionMethod:
         over layers and tiles. None: nothing to say."""
         raise NotImplementedError
 
-    def lead_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+    def lead_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
         """Document rows, ascending, that run over the stitched cache after the question did, given
         its summed evidence `[n]`: what they look at is evidence too."""
         return layout.ids.new_empty(0)
 
-    def follow(self, weights: Tensor, rows: Tensor, evidence: Tensor) -> Tensor:
-        """Evidence `[seen]` fp32 of one layer of that second pass, like `scout`'s; `evidence` is
-        the question's."""
+    def follow(self, weights: Tensor, rows: Tensor, asked: Tensor) -> Tensor:
+        """Evidence `[seen]` fp32 of one layer of that second pass, like `scout`'s; `asked` is the
+        question's."""
         raise NotImplementedError
 
-    def joined(
-        self, layout: PromptLayout, evidence: Tensor, leads: Tensor, followed: Tensor
-    ) -> Tensor:
-        """The evidence `[n]` to choose rows by, from both passes'."""
-        raise NotImplementedError
-
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
-        """Rows to compute from the embedding on, beside the forced ones, given the summed
-        evidence `[n]`, on a model of so many layers. Called instead of `start_rows` after a first
-        pass."""
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+        """Rows to compute from the embedding on, beside the forced ones, on a model of so many
+        layers. Called instead of `start_rows` after a first pass."""
         raise NotImplementedError
 
     def start_rows(self, layout: PromptLayout) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.fusion.base import FusionMethod, share_of
+from service.worker.layer_view import Evidence
 from service.worker.layout import PromptLayout
 from service.worker.topk import stable_topk
 
@@ -54,9 +55,9 @@ class Method(FusionMethod):
             evidence = evidence + by_row[-1]
         return evidence
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
         wanted = share_of(layout, self.ratio)
-        return self._best(layout, layout.stale_document_rows, evidence, wanted)
+        return self._best(layout, layout.stale_document_rows, evidence.asked, wanted)
 
     def _best(
         self, layout: PromptLayout, candidates: Tensor, evidence: Tensor, wanted: int

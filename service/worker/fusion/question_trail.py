@@ -8,7 +8,9 @@ kvstitch's own method, `question_scout` carried on in three ways (measured, docs
    themselves. What a lead looks at counts as if the question had: a fact that is two documents
    away, which no question sees in caches that were made apart.
 3. More rows than the ratio begin; at layer 1, where their own KV shows how far the stored one was
-   off, those with the most evidence times deviation go on. A row that was right needs no repair.
+   off, those with the most evidence times deviation go on. A row that was right needs no repair;
+   but a deviation that builds up in later layers does not show there, so half of the rows are
+   still the question's own choice.
 
 Rows go on so that their mean over the layers is `ratio`:
 
@@ -29,7 +31,7 @@ from service.parameters import parameter
 from service.worker.deviation import squared_deviation
 from service.worker.fusion.base import share_of
 from service.worker.fusion.question_scout import Method as QuestionScout
-from service.worker.layer_view import LayerView
+from service.worker.layer_view import Evidence, LayerView
 from service.worker.layout import PromptLayout
 from service.worker.topk import stable_topk
 
@@ -50,6 +52,9 @@ class Method(QuestionScout):
     breadth: float = parameter(
         2.0, "rows to begin with, before those that were right are left, over ratio", ge=1, le=8
     )
+    sure: float = parameter(
+        0.5, "share of the rows that the question's own evidence chooses, however right", ge=0, le=1
+    )
     from_depth: float = parameter(
         0.33, "share of the layers, from the first, whose attention says nothing", ge=0, le=0.9
     )
@@ -57,40 +62,51 @@ class Method(QuestionScout):
     def scouted_layers(self, layers: int) -> range:
         return range(math.ceil(self.from_depth * layers - 1e-9), max(1, layers - 1))
 
-    def lead_rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+    def lead_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
         candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio * self.leads)
         if self.leads and share_of(layout, self.ratio):
             wanted = max(1, wanted)  # a short prompt has one too
-        return candidates[stable_topk(evidence[candidates], wanted)]
+        return candidates[stable_topk(asked[candidates], wanted)]
 
-    def follow(self, weights: Tensor, rows: Tensor, evidence: Tensor) -> Tensor:
-        followed: Tensor = torch.einsum("hmn,m->n", weights, evidence[rows])
+    def follow(self, weights: Tensor, rows: Tensor, asked: Tensor) -> Tensor:
+        followed: Tensor = torch.einsum("hmn,m->n", weights, asked[rows])
         return followed
 
-    def joined(
-        self, layout: PromptLayout, evidence: Tensor, leads: Tensor, followed: Tensor
-    ) -> Tensor:
-        """Both kinds of evidence weigh the same, summed over the candidates."""
-        candidates = layout.stale_document_rows
-        followed = followed.index_fill(0, leads, 0.0)
-        total = followed[candidates].sum()
-        if not total > 0:
-            return evidence
-        return evidence + followed * (evidence[candidates].sum() / total)
-
-    def scouted_rows(self, layout: PromptLayout, evidence: Tensor, layers: int) -> Tensor:
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
         wanted = share_of(layout, self._begin(layers))
-        return self._best(layout, layout.stale_document_rows, evidence, wanted)
+        everything = self._joined(layout, evidence)
+        return self._chosen(layout, layout.stale_document_rows, evidence.asked, everything, wanted)
 
     def select(self, view: LayerView) -> Tensor | None:
         if view.layer != CHECK_LAYER or view.evidence is None:
             return None
-        layers, candidates = view.flops.shape.layers, view.layout.stale_document_rows
+        layout, layers = view.layout, view.flops.shape.layers
+        candidates = layout.stale_document_rows
         begun = candidates[torch.isin(candidates, view.rows)]
         go_on = (self.ratio * layers - self._begin(layers)) / (layers - 1)
-        rank = view.evidence * squared_deviation(view, keys=True, values=True).sqrt()
-        return self._best(view.layout, begun, rank, share_of(view.layout, go_on))
+        off = squared_deviation(view, keys=True, values=True).sqrt()
+        rank = self._joined(layout, view.evidence) * off
+        return self._chosen(layout, begun, view.evidence.asked, rank, share_of(layout, go_on))
+
+    def _chosen(
+        self, layout: PromptLayout, candidates: Tensor, asked: Tensor, rank: Tensor, wanted: int
+    ) -> Tensor:
+        """`wanted` of the candidates: as many as `sure` says by what the question reads, first
+        tokens of documents (at most half), the others by `rank`."""
+        sure = self._best(layout, candidates, asked, math.floor(self.sure * wanted + 1e-9))
+        return self._best(layout, candidates, rank.index_fill(0, sure, float("inf")), wanted)
+
+    def _joined(self, layout: PromptLayout, evidence: Evidence) -> Tensor:
+        """Both kinds of evidence, of the same weight over the candidates. Leads are not evidence
+        for each other: all of them were read."""
+        candidates = layout.stale_document_rows
+        leads = self.lead_rows(layout, evidence.asked)
+        followed = evidence.followed.index_fill(0, leads, 0.0)
+        total = followed[candidates].sum()
+        if not total > 0:
+            return evidence.asked
+        return evidence.asked + followed * (evidence.asked[candidates].sum() / total)
 
     def _begin(self, layers: int) -> float:
         """Share of the prompt's rows to begin with."""

@@ -38,7 +38,7 @@ def evidence_of(model: Tiny, **changes: object) -> torch.Tensor:
             next(steps)
         except StopIteration as end:
             scouted: Scouted = end.value
-            return scouted.evidence
+            return scouted.evidence.asked
 
 
 def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:

@@ -37,7 +37,9 @@ def documents_of(view: LayerView) -> list[int]:
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.7])
-@pytest.mark.parametrize("given", [{}, {"leads": 0.0}, {"leads": 1.0}, {"breadth": 1.0, "edge": 0}])
+@pytest.mark.parametrize(
+    "given", [{}, {"leads": 0.0}, {"leads": 1.0}, {"breadth": 1.0, "edge": 0}, {"sure": 0.0}]
+)
 def test_is_the_reference(any_model: Tiny, ratio: float, given: dict[str, Any]) -> None:
     """Rows, logits and KV at every layer."""
     expected = trail(any_model.reference, any_model.prompt(), ratio, **given)
@@ -50,7 +52,7 @@ def test_evidence_and_rows_by_layer(any_family: Tiny) -> None:
     expected = trail(any_family.reference, any_family.prompt(), 0.3)
     shown = views(any_family, QuestionTrail(ratio=0.3))
     assert shown[0].evidence is not None
-    assert_close("trail: evidence", shown[0].evidence, torch.tensor(expected.total))
+    assert_close("trail: evidence", shown[0].evidence.asked, torch.tensor(expected.asked))
     assert documents_of(shown[0]) == documents_of(shown[1]) == expected.begin
     assert documents_of(shown[2]) == documents_of(shown[-1]) == expected.go_on
     assert set(expected.go_on) < set(expected.begin)
