@@ -3,63 +3,70 @@
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from typing import Any
 
+import httpx
+
+from service.cli import ask_tables
+from service.cli.compare import compare
+from service.cli.fields import parse_pairs
 from service.cli.http import Refused, checked, client, events
+from service.cli.output import console, emit, emit_line, plain
+
+PATH = "/v1/rag/generate"
 
 
 def run(given: argparse.Namespace) -> int:
-    fusion: dict[str, Any] = {"method": given.method}
-    if given.ratio is not None:
-        fusion["ratio"] = given.ratio
-    body: dict[str, Any] = {"question": given.question, "fusion": fusion}
-    for name, value in (
-        ("top_k", given.top_k),
-        ("documents", given.document),
-        ("max_tokens", given.max_tokens),
-    ):
-        if value is not None:
-            body[name] = value
-    with client(given.url) as http:
-        if given.json:
-            result = checked(http.post("/v1/rag/generate", json=body))
-            print(json.dumps(result, indent=2, ensure_ascii=False))
+    """Ask one question; 1 if a method of --compare failed."""
+    body = _body(given)
+    with client(given) as http:
+        if given.compare is not None:
+            return compare(http, body, given.compare, given.ratio, as_json=given.json)
+        body["fusion"] = {"method": given.method}
+        if given.ratio is not None:
+            body["fusion"]["ratio"] = given.ratio
+        if given.explain:
+            return _explain(http, body, as_json=given.json)
+        if given.json and not given.stream:
+            emit(checked(http.post(PATH, json=body)))
             return 0
-        request = http.stream("POST", "/v1/rag/generate", json={**body, "stream": True})
-        with request as response:
-            for event, data in events(response):
-                if event == "token":
-                    print(data["text"], end="", flush=True)
-                elif event == "done":
-                    print("\n")
-                    print(summary(data))
-                    return 0
+        return _stream(http, body, as_json=given.json)
+
+
+def _body(given: argparse.Namespace) -> dict[str, Any]:
+    fields = {
+        "question": given.question,
+        "top_k": given.top_k,
+        "documents": given.document,
+        "max_tokens": given.max_tokens,
+        "collection": given.collection,
+        "retrieval": given.retrieval,
+        "filter": parse_pairs(given.filter, "--filter") or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _explain(http: httpx.Client, body: dict[str, Any], *, as_json: bool) -> int:
+    result = checked(http.post(PATH, json={**body, "explain": True}))
+    if as_json:
+        emit(result)
+    else:
+        ask_tables.show_forecast(console(), result)
+    return 0
+
+
+def _stream(http: httpx.Client, body: dict[str, Any], *, as_json: bool) -> int:
+    with http.stream("POST", PATH, json={**body, "stream": True}) as response:
+        for event, data in events(response):
+            if as_json:
+                emit_line({"event": event, "data": data})
+            elif event == "token":
+                sys.stdout.write(plain(data["text"]))
+                sys.stdout.flush()
+            elif event == "done":
+                print()
+                ask_tables.show_result(console(), data)
+            if event == "done":
+                return 0
     raise Refused("the stream ended without a result")
-
-
-def summary(result: dict[str, Any]) -> str:
-    """Citations, then one line of facts."""
-    tiers = {d["chunk_id"]: d for d in result["cache"]["documents"]}
-    lines = []
-    for cited in result["citations"]:
-        segment = tiers.get(cited["chunk_id"], {"tier": "?", "rows_recomputed": 0, "tokens": 0})
-        lines.append(
-            f"[{cited['index']}] {cited['title'] or cited['doc_id']} "
-            f"({cited['doc_id']}:{cited['char_start']}-{cited['char_end']}, "
-            f"score {cited['score']:.2f}) {segment['tier']}, "
-            f"{segment['rows_recomputed']}/{segment['tokens']} rows recomputed"
-        )
-    usage, timing = result["usage"], result["timing"]
-    facts = [
-        f"TTFT {1000 * timing['ttft_s']:.0f} ms",
-        f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']} prompt tokens "
-        "from the cache",
-        f"{usage['completion_tokens']} tokens",
-        f"{result['fusion']['method']}",
-        result["finish_reason"],
-    ]
-    if timing["tpot_s"] is not None:
-        facts.insert(1, f"TPOT {1000 * timing['tpot_s']:.1f} ms")
-    lines += ["", " · ".join(facts), *(f"warning: {text}" for text in result["warnings"])]
-    return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""Talking to a running service. Knows its errors and its events; no command."""
+"""Talking to a running service. Knows its errors, pages and events; no command."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Iterator
@@ -12,43 +13,90 @@ import httpx
 
 from service.errors import KvstitchError
 
+PAGE = 200
+
 
 class Refused(KvstitchError):
-    """The service answered with an error, or not at all."""
+    """What a command cannot go on with: the service's own error, no service, or no usable input.
+
+    `code` is the service's, `unreachable`, or `refused`; `http_status` is None where nothing
+    answered.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "refused",
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        http_status: int | None = None,
+    ) -> None:
+        super().__init__(message, field=field, retry_after_s=retry_after_s)
+        self.code = code
+        self.http_status = http_status
 
 
 @contextmanager
-def client(url: str) -> Iterator[httpx.Client]:
-    """A client for the service at `url`; KVSTITCH_API_KEY is its key. Raises Refused with what to
-    do."""
-    key = os.environ.get("KVSTITCH_API_KEY", "")
+def client(given: argparse.Namespace) -> Iterator[httpx.Client]:
+    """A client for the service at --url, with --api-key or KVSTITCH_API_KEY. Raises Refused with
+    what to do."""
+    key = (given.api_key or os.environ.get("KVSTITCH_API_KEY", "")).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise Refused("the API key has characters that no key has: copy it again", code="bad_key")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(600.0, connect=5.0)
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=timeout) as http:
+        with httpx.Client(base_url=given.url, headers=headers, timeout=timeout) as http:
             yield http
     except httpx.ConnectError:
         raise Refused(
-            f"no service answers at {url}: start one with `kvstitch serve`, or give --url"
+            f"no service answers at {given.url}: start one with `kvstitch serve`, or give --url",
+            code="unreachable",
         ) from None
     except httpx.InvalidURL as error:
-        raise Refused(f"{url} is not a URL: {error}") from None
+        raise Refused(f"{given.url} is not a URL: {error}") from None
     except httpx.HTTPError as error:
-        raise Refused(f"the service at {url} failed: {error or type(error).__name__}") from error
+        raise Refused(
+            f"the service at {given.url} failed: {error or type(error).__name__}",
+            code="unreachable",
+        ) from error
 
 
 def checked(response: httpx.Response) -> Any:
     """The JSON of a response. Raises Refused with the service's message."""
     if response.is_error:
-        raise Refused(_message(response))
-    return response.json()
+        raise refusal(response)
+    try:
+        return response.json()
+    except ValueError:
+        raise Refused(
+            f"{response.request.url} answered, but not as kvstitch does: is --url right?"
+        ) from None
+
+
+def pages(
+    http: httpx.Client, path: str, name: str, limit: int | None, **query: Any
+) -> Iterator[dict[str, Any]]:
+    """The items of a list that comes in pages, at most `limit` of them (None: all)."""
+    left, cursor = limit, None
+    while left is None or left > 0:
+        size = PAGE if left is None else min(PAGE, left)
+        wanted = {**query, "limit": size, "cursor": cursor}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        page = checked(http.get(path, params=given))
+        yield from page[name]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return
+        left = None if left is None else left - len(page[name])
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
     """(event, data) of a stream. Raises Refused for an error, before or within it."""
     if response.is_error:
         response.read()
-        raise Refused(_message(response))
+        raise refusal(response)
     event = ""
     for line in response.iter_lines():
         if line.startswith("event: "):
@@ -56,14 +104,28 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
         elif line.startswith("data: "):
             data = json.loads(line.removeprefix("data: "))
             if event == "error":
-                raise Refused(data["error"]["message"])
+                error = data["error"]
+                raise Refused(error["message"], code=error["code"], field=error["param"])
             yield event, data
 
 
-def _message(response: httpx.Response) -> str:
+def refusal(response: httpx.Response) -> Refused:
+    """The error of a response that is one; the body has been read."""
+    code, field, message = "refused", None, ""
     try:
         content = response.json()
-        message = content.get("detail") or content["error"]["message"]
-    except (ValueError, KeyError, AttributeError, TypeError):
-        message = response.text[:200] or response.reason_phrase
-    return f"{message} (HTTP {response.status_code})"
+        error = content.get("error") or content
+        message = error.get("detail") or error.get("message") or ""
+        code = error.get("code") or code
+        field = error.get("field") or error.get("param")
+    except (ValueError, AttributeError):
+        pass
+    message = message or response.text[:200] or response.reason_phrase
+    after = response.headers.get("retry-after", "")
+    return Refused(
+        f"{message} (HTTP {response.status_code})",
+        code=code,
+        field=field,
+        retry_after_s=float(after) if after.isdigit() else None,
+        http_status=response.status_code,
+    )

@@ -1,114 +1,176 @@
-"""`kvstitch ingest`: files to documents, documents to jobs, and a bar until their KV is stored."""
+"""`kvstitch ingest`: documents to jobs, and a bar until their KV is stored.
+
+    files ── batches ── POST with a key made of their content ── jobs ── polled until they end
+
+An ingest that was cut off can be given again: a batch whose job is still open is answered with that
+job. One whose job has ended is sent anew, which changes nothing that is stored as it is.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from service.cli.http import Refused, checked, client
+from service.cli.fields import parse_pairs
+from service.cli.files import SUFFIXES, Sendable, Unreadable, count, find, read
+from service.cli.http import Refused, client
+from service.cli.output import console, emit, plain
+from service.cli.sending import Batch, batches, submit
+from service.cli.watching import ended, poll
 
-SUFFIXES = (".txt", ".md", ".markdown", ".jsonl")
-POLL_S = 0.2
+POLLED = 4  # open jobs asked for at a time: they are done in their order
+MANY = 20  # errors shown of one ingest, unless as JSON
 
 
 def run(given: argparse.Namespace) -> int:
-    """Ingest all documents below the given paths; 1 if any of them failed."""
-    documents = list(read_all([Path(path) for path in given.paths]))
-    if not documents:
+    """Ingest all documents below the given paths; 1 if any of them is not stored."""
+    metadata = parse_pairs(given.metadata, "--metadata")
+    sources, others = find(given.paths)
+    if not sources:
         raise Refused(f"no documents: {', '.join(given.paths)} hold no {', '.join(SUFFIXES)} files")
-    batches = [documents[i : i + given.batch] for i in range(0, len(documents), given.batch)]
-    with client(given.url) as http:
-        jobs = [
-            checked(http.post("/admin/precompute", json={"documents": batch}))["job_id"]
-            for batch in batches
-        ]
-        if given.no_wait:
-            print("\n".join(jobs))
-            return 0
-        finished = _watch(http, jobs, len(documents))
-    errors = [error for job in finished for error in job["errors"]]
-    chunks = sum(job["chunks"] for job in finished)
-    print(f"{len(documents) - len(errors)} documents in {chunks} chunks, {len(errors)} failed")
-    for error in errors:
-        print(f"  {error['doc_id']}: {error['message']}", file=sys.stderr)
-    return 1 if errors else 0
-
-
-def read_all(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Documents of files and folders; doc_id is the path relative to the folder given.
-
-    Raises Refused naming a file that is missing or not UTF-8.
-    """
-    for path in paths:
-        if path.is_dir():
-            for file in sorted(path.rglob("*")):
-                if file.suffix.lower() in SUFFIXES and file.is_file():
-                    yield from _read(file, file.relative_to(path).as_posix())
-        else:
-            yield from _read(path, path.name)
-
-
-def _read(file: Path, doc_id: str) -> Iterator[dict[str, Any]]:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Refused(
-            f"{file} is not valid UTF-8 (byte {error.start}): convert it, e.g. with "
-            f"iconv -f latin1 -t utf-8 {file}"
-        ) from None
-    except OSError as error:
-        raise Refused(f"{file} cannot be read: {error.strerror}") from None
-    if file.suffix.lower() == ".jsonl":
-        yield from _lines(file, text)
-    else:
-        yield {"doc_id": doc_id, "title": _title(file, text), "text": text}
-
-
-def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
+    ingest = _Ingest(given, metadata, total=count(sources), others=others)
+    with client(given) as http, ingest.bar:
+        for batch in batches(ingest.readable(read(sources, metadata)), given.batch):
+            ingest.send(http, batch)
+        if not given.no_wait:
             try:
-                document = json.loads(line)
-                known = {k: document[k] for k in ("title", "metadata") if k in document}
-                yield {"doc_id": document["doc_id"], "text": document["text"], **known}
-            except (ValueError, KeyError, TypeError) as error:
-                raise Refused(
-                    f"{file}, line {number}: expected an object with doc_id and text ({error!r})"
-                ) from None
+                ingest.watch(http)
+            except KeyboardInterrupt:
+                ingest.say("the jobs go on without this command: `kvstitch jobs` shows them")
+                raise
+    return ingest.finish()
 
 
-def _title(file: Path, text: str) -> str:
-    """The first markdown heading, else the file's name."""
-    if file.suffix.lower() != ".txt":
-        for line in text.split("\n"):
-            if line.startswith("# "):
-                return line[2:].strip()
-    return file.stem
+class _Ingest:
+    """What has been sent, what became of it, and the bar that shows it."""
 
+    def __init__(
+        self, given: argparse.Namespace, metadata: dict[str, Any], *, total: int, others: int
+    ) -> None:
+        self._given, self._metadata, self._others = given, metadata, others
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._resumed = self._told = 0
+        self._errors: list[Unreadable] = []
+        stderr = console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=stderr,
+            disable=given.json or not stderr.is_terminal,
+        )
+        self._sent: TaskID = self.bar.add_task("sent  ", total=total, note="")
+        self._stored: TaskID = self.bar.add_task("stored", total=total, note="", start=False)
 
-def _watch(http: httpx.Client, job_ids: Sequence[str], total: int) -> list[Any]:
-    """Poll until all jobs have ended; returns them."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        bar = progress.add_task("precomputing", total=total)
-        finished: dict[str, Any] = {}
+    def say(self, text: str) -> None:
+        if not self._given.json:
+            self.bar.console.print(plain(text), soft_wrap=True)
+
+    def readable(self, found: Iterable[Sendable | Unreadable]) -> Iterator[Sendable]:
+        """The documents of `found` that can be sent; the others are noted."""
+        for document in found:
+            if isinstance(document, Unreadable):
+                self._fail(document)
+                self.bar.advance(self._sent)
+            else:
+                yield document
+
+    def send(self, http: httpx.Client, batch: Batch) -> None:
+        given = self._given
+        done = submit(http, batch, collection=given.collection, metadata=self._metadata)
+        for reply in done.jobs:
+            self._resumed += reply.resumed
+            self._jobs[reply.job["job_id"]] = reply.job
+        for refused in done.refused:
+            self._fail(refused)
+        self.bar.advance(self._sent, len(batch))
+        self.bar.update(self._sent, note=plain(batch[-1].doc_id))
+
+    def watch(self, http: httpx.Client) -> None:
+        """Until every job has ended."""
+        self.bar.start_task(self._stored)
         while True:
-            counted = 0
-            for job_id in job_ids:
-                job = finished.get(job_id) or checked(http.get(f"/admin/jobs/{job_id}"))
-                if job["state"] not in ("queued", "running"):
-                    finished[job_id] = job
-                counted += job["progress"]["done"] + job["progress"]["failed"]
-            progress.update(bar, completed=counted)
-            if len(finished) == len(job_ids):
-                return [finished[job_id] for job_id in job_ids]
-            time.sleep(POLL_S)
+            self._show()
+            still = [job_id for job_id, job in self._jobs.items() if not ended(job)]
+            if not still:
+                return
+            for job in poll(http, still[:POLLED]):
+                known = len(self._jobs[job["job_id"]]["errors"])
+                for error in job["errors"][known:]:
+                    self._tell(error["doc_id"], error["message"])
+                self._jobs[job["job_id"]] = job
+
+    def finish(self) -> int:
+        """Print what became of the documents."""
+        jobs = list(self._jobs.values())
+        errors = [{"doc_id": e.doc_id, "message": e.message} for e in self._errors]
+        errors += [error for job in jobs for error in job["errors"]]
+        parts: Counter[str] = Counter()
+        changes: Counter[str] = Counter()
+        for job in jobs:
+            parts.update(job["progress"])
+            changes.update(job["changes"])
+        failed = len(self._errors) + parts["failed"]
+        result = {
+            "documents": len(self._errors) + parts["total"],
+            "stored": parts["done"],
+            "failed": failed,
+            "cancelled": parts["cancelled"],
+            "chunks": sum(job["chunks"] for job in jobs),
+            "changes": dict(changes),
+            "jobs": list(self._jobs),
+            "resumed_jobs": self._resumed,
+            "errors": errors,
+        }
+        if self._given.json:
+            emit(result)
+        elif self._given.no_wait:
+            print("\n".join(self._jobs))
+        else:
+            self._summary(result)
+        return 1 if failed or parts["cancelled"] else 0
+
+    def _summary(self, result: dict[str, Any]) -> None:
+        line = f"{result['stored']} documents in {result['chunks']} chunks"
+        line += f", {result['failed']} failed"
+        if result["cancelled"]:
+            line += f", {result['cancelled']} cancelled"
+        if changes := ", ".join(f"{n} {name}" for name, n in result["changes"].items() if n):
+            line += f" ({changes})"
+        print(line)
+        if self._resumed:
+            self.say(f"{self._resumed} jobs were under way already and were not sent again")
+        if self._others:
+            self.say(f"{self._others} files of other kinds were left out")
+        shown = min(len(result["errors"]), MANY)
+        if result["failed"] > shown:
+            self.say(f"{result['failed'] - shown} more failed: --json lists them")
+
+    def _show(self) -> None:
+        counts = [job["progress"] for job in self._jobs.values()]
+        failed = len(self._errors) + sum(c["failed"] for c in counts)
+        done = sum(c["done"] + c["failed"] + c["cancelled"] for c in counts) + len(self._errors)
+        self.bar.update(self._stored, completed=done, note=f"{failed} failed" if failed else "")
+
+    def _fail(self, document: Unreadable) -> None:
+        self._errors.append(document)
+        self._tell(document.doc_id, document.message)
+
+    def _tell(self, doc_id: str, message: str) -> None:
+        self._told += 1
+        if self._told <= MANY:
+            self.say(f"  {doc_id}: {message}")

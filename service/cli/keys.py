@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from service.cli.output import console, emit, table
 from service.gateway.key_text import SCOPES
 from service.gateway.keys import KeyStore, StoredKey
 from service.gateway.quotas import Limits
@@ -38,7 +35,7 @@ def create(given: argparse.Namespace) -> int:
             expires=None if days is None else time.time() + days * DAY_S,
         )
     if given.json:
-        print(json.dumps({"key": text, **_fields(key)}))
+        emit({"key": text, **_fields(key)})
         return 0
     print(text)
     print(
@@ -54,12 +51,12 @@ def show(given: argparse.Namespace) -> int:
     with _store(given) as store:
         keys = store.all()
     if given.json:
-        print(json.dumps([_fields(key) for key in keys]))
+        emit([_fields(key) for key in keys])
         return 0
-    table = Table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
+    shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
     for key in keys:
         limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
-        table.add_row(
+        shown.add_row(
             key.key_id,
             key.name,
             _tenant(key),
@@ -69,14 +66,17 @@ def show(given: argparse.Namespace) -> int:
             "never" if key.expires is None else _day(key.expires),
             "\n".join(limits) or "none",
         )
-    Console(soft_wrap=True).print(table)
+    console().print(shown)
     return 0
 
 
 def revoke(given: argparse.Namespace) -> int:
     with _store(given) as store:
         key = store.revoke(given.key_id)
-    print(json.dumps(_fields(key)) if given.json else f"key {key.key_id} is refused from now on")
+    if given.json:
+        emit(_fields(key))
+    else:
+        print(f"key {key.key_id} is refused from now on")
     return 0
 
 

@@ -60,7 +60,7 @@ class Access:
 
     def check_exposure(self, host: str) -> None:
         """Raises InvalidSetting if strangers could use the service at that address."""
-        if self.open and not self._allow_anonymous and not _is_loopback(host):
+        if self.open and not self._allow_anonymous and not is_loopback(host):
             raise InvalidSetting(
                 f"host is {host}, which others can reach, and there is no API key: make one with "
                 "`kvstitch keys create`, or set KVSTITCH_ALLOW_ANONYMOUS=true if something else "
@@ -109,7 +109,8 @@ def _key_in(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key", "").strip() or None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
     if host == "localhost":
         return True
     try:

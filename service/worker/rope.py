@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from service.errors import ModelRefused
-
-# Frequencies fixed by the config; dynamic and longrope change them with the prompt's length, so a
-# key rotated for a short prompt would be wrong in a long one.
-STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+from service.worker.supported import STATIC_ROPE_TYPES
 
 
 class RotaryTable:

@@ -6,73 +6,96 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from service.cli import main
-from service.cli.ingest import read_all
+from service.cli.output import plain
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig
 
 __all__ = ["data", "folder", "rig"]
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    docs = tmp_path / "docs"
-    (docs / "north").mkdir(parents=True)
-    (docs / "north" / "oslo.md").write_text("intro\n# The City of Oslo\nOslo is in Norway.\n")
-    (docs / "rome.txt").write_text("# no title here\nRome is in Italy.")
-    (docs / "more.jsonl").write_text(
-        '{"doc_id": "x/1", "text": "Paris.", "title": "P", "other": 1}\n\n'
-        '{"doc_id": "x/2", "text": "Bern.", "metadata": {"a": 1}}\n'
-    )
-    (docs / "image.png").write_bytes(b"\x89PNG")
-    return docs
-
-
-def test_files_become_documents(files: Path) -> None:
-    found = {d["doc_id"]: d for d in read_all([files, files / "rome.txt"])}
-    assert set(found) == {"north/oslo.md", "rome.txt", "x/1", "x/2"}
-    assert found["north/oslo.md"]["title"] == "The City of Oslo"
-    assert found["rome.txt"]["title"] == "rome" and found["x/2"]["metadata"] == {"a": 1}
-    assert "other" not in found["x/1"]
-
-
-def test_ingest_ask_status(rig: Rig, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ask_status(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.ingest()
     url = ["--url", rig.url]
-    assert main(["ingest", str(files), "--batch", "3", *url]) == 0
-    assert "4 documents in 4 chunks, 0 failed" in capsys.readouterr().out
     assert main(["ask", "Where is Oslo?", "--ratio", "0.3", "--top-k", "2", *url]) == 0
     out = capsys.readouterr().out
-    assert "[1] The City of Oslo (north/oslo.md:0-" in out and "memory" in out
-    assert "TTFT" in out and "a3" in out
-    assert main(["ask", "Where is Oslo?", "--json", "--document", "rome.txt", *url]) == 0
-    assert json.loads(capsys.readouterr().out)["citations"][0]["doc_id"] == "rome.txt"
+    assert "[1]" in out and "Oslo (oslo)" in out and "memory" in out
+    assert "TTFT" in out and "TPOT" in out and "a3" in out
+    assert main(["ask", "Where is Oslo?", "--json", "--document", "rome", *url]) == 0
+    assert json.loads(capsys.readouterr().out)["citations"][0]["doc_id"] == "rome"
     assert main(["status", *url]) == 0
-    assert "4 documents, 4 chunks" in capsys.readouterr().out
+    assert "3 documents, 3 chunks" in capsys.readouterr().out
+    assert main(["status", "--json", *url]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "ready"
 
 
-def test_errors_are_one_readable_line(
-    rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ask", "x", "--method", "magic", "--url", rig.url]) == 1
+def test_every_event_as_a_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.ingest()
+    assert main(["ask", "Where?", "--json", "--stream", "--url", rig.url]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = [line["event"] for line in found]
+    assert names[0] == "sources" and names[-1] == "done" and "token" in names
+    text = "".join(line["data"]["text"] for line in found if line["event"] == "token")
+    assert text == found[-1]["data"]["text"]
+
+
+def test_errors_are_one_readable_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    url = ["--url", rig.url]
+    assert main(["ask", "x", "--method", "magic", *url]) == 1
     assert "known methods: a3, pie, vanilla (HTTP 422)" in capsys.readouterr().err
-    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    assert main(["ingest", str(tmp_path / "latin.txt"), "--url", rig.url]) == 1
-    assert "iconv" in capsys.readouterr().err
-    assert main(["ingest", str(tmp_path / "none"), "--url", rig.url]) == 1
-    assert "cannot be read" in capsys.readouterr().err
-    (tmp_path / "bad.jsonl").write_text('{"doc_id": "a"}\n')
-    assert main(["ingest", str(tmp_path / "bad.jsonl"), "--url", rig.url]) == 1
-    assert "line 1" in capsys.readouterr().err
+    assert main(["ask", "x", "--filter", "year", *url]) == 1
+    assert "write NAME=VALUE" in capsys.readouterr().err
+    assert main(["ask", "x", "--compare", "magic", *url]) == 1
+    assert "known methods: a3, pie, vanilla" in capsys.readouterr().err
+    assert main(["ask", "half of \ud800", *url]) == 1
+    assert "not valid UTF-8" in capsys.readouterr().err
+
+
+def test_errors_of_scripts_are_objects(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "x", "--method", "magic", "--json", "--url", rig.url]) == 1
+    found = capsys.readouterr()
+    error = json.loads(found.err)["error"]
+    assert found.out == "" and error["field"] == "fusion.method"
+    assert error["code"] == "unknown_method"
+
+
+def test_what_answers_is_no_kvstitch(capsys: pytest.CaptureFixture[str]) -> None:
+    class Greeting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<h1>hello</h1>")
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Greeting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["status", "--url", url]) == 1
+        assert "is --url right?" in capsys.readouterr().err
+        assert main(["doctor", "--url", url, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["checks"]
+        assert found[-1]["level"] == "warn" and "not kvstitch" in found[-1]["message"]
+        server.shutdown()
+
+
+def test_text_of_documents_cannot_steer_the_terminal() -> None:
+    assert plain("a\x1b[2Jb\ud800\n") == "a\ufffd[2Jb\ufffd\n"
 
 
 def test_unreachable_service(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["ask", "x"], ["status"]):
+    for command in (["ask", "x"], ["status"], ["jobs"], ["documents"]):
         assert main([*command, "--url", f"http://127.0.0.1:{free_port}"]) == 1
         assert "kvstitch serve" in capsys.readouterr().err
+    assert main(["status", "--url", "no url"]) == 1
+    assert "kvstitch: " in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from service.errors import ModelRefused
 from service.worker.adapters.joined import Joined, join
 from service.worker.kernels import wide
 from service.worker.rope import RotaryTable
+from service.worker.supported import families
 
 
 class DecoderAdapter:
@@ -124,16 +125,12 @@ class DecoderAdapter:
 def adapter_for(model: Any) -> DecoderAdapter:
     """The adapter whose file is named after the config's model_type. Raises ModelRefused."""
     from importlib import import_module
-    from pkgutil import iter_modules
 
-    import service.worker.adapters as package
-
-    families = {m.name for m in iter_modules(package.__path__)} - {"base"}
     name = str(model.config.model_type)
-    if name not in families:
+    if name not in families():
         raise ModelRefused(
-            f"model_type {name!r} has no adapter; served families: {', '.join(sorted(families))}",
+            f"model_type {name!r} has no adapter; served families: {', '.join(sorted(families()))}",
             field="model",
         )
-    adapter: DecoderAdapter = import_module(f"{package.__name__}.{name}").Adapter(model)
+    adapter: DecoderAdapter = import_module(f"service.worker.adapters.{name}").Adapter(model)
     return adapter

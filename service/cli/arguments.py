@@ -1,0 +1,214 @@
+"""What the command line takes. Knows no command's work.
+
+Options that all clients share are left out of the namespace unless given (SUPPRESS): the defaults
+are the outermost parser's, so that `kvstitch jobs --json list` and `jobs list --json` are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TypeAlias
+
+from service import __version__
+from service.cli import ask, doctor, documents, ingest, jobs, keys, serve, status
+from service.gateway.key_text import SCOPES
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="kvstitch",
+        description="RAG serving from stitched KV caches",
+        epilog="Exit codes: 0 done, 1 an error or a document that failed, 2 wrong arguments, "
+        "3 the service cannot be served.",
+    )
+    made.add_argument("--version", action="version", version=__version__)
+    url = os.environ.get("KVSTITCH_URL", DEFAULT_URL)
+    made.set_defaults(url=url, api_key=None, json=False)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    _serve(commands.add_parser("serve", help="run the service"))
+    _ingest(commands.add_parser("ingest", help="put documents into a running service"))
+    _ask(commands.add_parser("ask", help="ask a running service"))
+    _jobs(commands.add_parser("jobs", help="what became of accepted documents"))
+    _documents(commands.add_parser("documents", help="what is stored: look, pin, delete"))
+    _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
+    _status(commands.add_parser("status", help="show how a running service is"))
+    _doctor(commands.add_parser("doctor", help="look for what is wrong, and say what to do"))
+    return made
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run the service. Without options: the demo model on loopback."
+    parser.epilog = "Every setting is also an environment variable, e.g. KVSTITCH_DATA_DIR."
+    _settings(parser)
+    parser.set_defaults(command=serve.run)
+
+
+def _settings(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", help="model folder or Hugging Face id (default: the demo model)")
+    add("--data-dir", help="where documents, jobs and KV are kept")
+    add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0")
+    add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
+    add("--host", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, help="port to listen on (default: 8000)")
+    add("--codec", choices=("int2", "int4", "int8", "raw"), help="how KV is stored")
+    add("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
+    add("--device", help="auto, cpu, cuda or cuda:N")
+    add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
+    add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
+    add("--threads", type=int, help="CPU threads of the worker")
+    add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
+    add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
+    add("--top-k", type=int, help="passages per answer (default: the model folder's)")
+    add("--prefix-mode", help="what a chunk sees when it is precomputed")
+    add("--max-running", type=int, help="sequences decoded together")
+
+
+def _ingest(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Ingest files, folders and patterns. A document is called by its path below the folder "
+        "given; every line of .jsonl is a document of its own."
+    )
+    parser.epilog = "An ingest that was cut off can be given again: nothing is done twice."
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help=".txt, .md, .html, .pdf, .jsonl, a folder, or "
+        "a pattern such as 'docs/**/*.pdf'")  # fmt: skip
+    add("--collection", help="put them there (default: default)")
+    add("--metadata", action="append", metavar="NAME=VALUE", help="of all of them; or a JSON "
+        "object; may be repeated")  # fmt: skip
+    add("--batch", type=_positive, default=200, help="documents per call (default: 200)")
+    add("--no-wait", action="store_true", help="print the jobs and do not wait for the KV")
+    _client(parser)
+    parser.set_defaults(command=ingest.run)
+
+
+def _ask(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("question", metavar="QUESTION")
+    add("--method", default="a3", help="fusion method (default: a3)")
+    add("--ratio", type=float, help="share of the prompt to recompute, where the method has it")
+    add("--top-k", type=int, help="passages to answer from")
+    add("--collection", help="search there (default: default)")
+    add("--document", action="append", metavar="DOC_ID", help="answer from this document only")
+    add("--filter", action="append", metavar="NAME=VALUE", help="only documents with this "
+        "metadata; or a JSON object such as '{\"year\": {\"gte\": 2020}}'")  # fmt: skip
+    add("--retrieval", choices=("dense", "sparse", "hybrid"), help="by meaning, words, or both")
+    add("--max-tokens", type=int)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--explain", action="store_true", help="a dry run: what would be loaded and "
+                     "computed, and the expected TTFT")  # fmt: skip
+    how.add_argument("--compare", nargs="+", metavar="METHOD", help="the same question under "
+                     "these methods (NAME or NAME:RATIO) and full prefill")  # fmt: skip
+    how.add_argument("--stream", action="store_true", help="with --json: every event as a line")
+    _client(parser)
+    parser.set_defaults(command=ask.run)
+
+
+def _jobs(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=jobs.listing, limit=20, state=None, watch=False)
+    _client(parser)
+    actions = parser.add_subparsers(metavar="ACTION")
+    listing = _action(actions, "list", jobs.listing, "jobs, newest first (also without ACTION)")
+    listing.add_argument("--limit", type=_positive, default=20, help="default: 20")
+    listing.add_argument("--state", choices=JOB_STATES)
+    listing.add_argument("--watch", action="store_true", help="until none of them is open")
+    show = _action(actions, "show", jobs.show, "one job with its errors; exit code 1: it failed")
+    show.add_argument("job_id", metavar="JOB_ID")
+    show.add_argument("--watch", action="store_true", help="until it has ended")
+    cancel = _action(actions, "cancel", jobs.cancel, "leave what is not done of a job")
+    cancel.add_argument("job_id", metavar="JOB_ID")
+
+
+def _documents(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=documents.listing, limit=100, all=False, collection=None)
+    _client(parser)
+    actions = parser.add_subparsers(metavar="ACTION")
+    listing = _action(actions, "list", documents.listing, "documents (also without ACTION)")
+    listing.add_argument("--limit", type=_positive, default=100, help="default: 100")
+    listing.add_argument("--all", action="store_true")
+    show = _action(actions, "show", documents.show, "one document")
+    show.add_argument("doc_id", metavar="DOC_ID")
+    show.add_argument("--text", action="store_true", help="its whole text and nothing else")
+    delete = _action(actions, "delete", documents.delete, "remove text, vectors and KV everywhere")
+    delete.add_argument("doc_id", metavar="DOC_ID", nargs="*")
+    delete.add_argument("--filter", action="append", metavar="NAME=VALUE", help="or JSON")
+    delete.add_argument("--all", action="store_true", help="the whole collection")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    receipt = _action(actions, "receipt", documents.receipt, "a deletion's receipt, as it is now")
+    receipt.add_argument("receipt_id", metavar="RECEIPT_ID")
+    pin = _action(actions, "pin", documents.pin, "keep documents' KV stored")
+    pin.add_argument("doc_id", metavar="DOC_ID", nargs="+")
+    unpin = _action(actions, "unpin", documents.unpin, "let it be evicted like any other")
+    unpin.add_argument("doc_id", metavar="DOC_ID", nargs="+")
+    for action in (listing, show, delete, pin, unpin):
+        action.add_argument("--collection", help="default: default")
+    _action(actions, "collections", documents.collections, "collections that have documents")
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Works on the data folder itself, also while a service runs from it."
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    create = commands.add_parser("create", help="make a key; it is shown once")
+    add = create.add_argument
+    add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
+    add("--name", default="", help="a word for people")
+    add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
+    add("--expires-days", type=float, help="default: never")
+    add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
+    add("--max-bytes", type=int, help="bytes of text, likewise")
+    add("--requests-per-minute", type=int)
+    add("--tokens-per-minute", type=int, help="of prompts and answers")
+    create.set_defaults(command=keys.create)
+    listing = commands.add_parser("list", help="show all keys, without their secrets")
+    listing.set_defaults(command=keys.show)
+    revoke = commands.add_parser("revoke", help="refuse a key from now on")
+    revoke.add_argument("key_id", metavar="KEY_ID")
+    revoke.set_defaults(command=keys.revoke)
+    for command in (create, listing, revoke):
+        command.add_argument("--data-dir", help="the service's data folder")
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _status(parser: argparse.ArgumentParser) -> None:
+    _client(parser)
+    parser.set_defaults(command=status.run)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Check what `serve` with the same options and environment would find, and the service at "
+        "--url if one runs. Exit code 1 if anything fails."
+    )
+    _settings(parser)
+    parser.add_argument("--deep", action="store_true", help="also load model and embedder and run "
+                        "the worker's start-up check (takes the model's memory)")  # fmt: skip
+    _client(parser)
+    parser.set_defaults(command=doctor.run, url=None)
+
+
+def _action(actions: Commands, name: str, command: object, help: str) -> argparse.ArgumentParser:
+    made = actions.add_parser(name, help=help)
+    made.set_defaults(command=command)
+    _client(made)
+    return made
+
+
+def _client(parser: argparse.ArgumentParser) -> None:
+    add, later = parser.add_argument, argparse.SUPPRESS
+    add("--url", default=later, help=f"the service (default: KVSTITCH_URL or {DEFAULT_URL})")
+    add("--api-key", default=later, help="default: KVSTITCH_API_KEY, which others cannot see in "
+        "the process list")  # fmt: skip
+    add("--json", action="store_true", default=later, help="JSON on stdout and nothing else")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,95 @@
+"""The data folder: writable, room for the SSD tier, whole databases, who serves from it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from service.cli.checks.base import Finding, fail, ok, warn
+from service.cli.output import size
+from service.settings import Settings
+
+GIB = 1024**3
+DATABASES = ("catalog.db", "jobs.sqlite3", "keys.sqlite3")
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    folder = settings.data_dir
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        yield fail("data folder", f"{there} cannot be written: {error.strerror}",
+                   "give another --data-dir, or the right to write there")  # fmt: skip
+        return
+    state = f"{folder} is writable" if there == folder else f"{folder} will be made"
+    if pid := served_by(folder):
+        state += f"; process {pid} serves from it"
+    yield ok("data folder", state)
+    yield from _disk(settings, there)
+    yield from _databases(folder)
+
+
+def served_by(folder: Path) -> str:
+    """The process that holds the folder, "" if none does."""
+    try:
+        with open(folder / "lock", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "?"
+    except OSError:
+        pass
+    return ""
+
+
+def _disk(settings: Settings, there: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(there).free
+    used = _bytes_below(settings.kv_dir)
+    wanted = settings.ssd_tier_gib * GIB - used
+    text = f"{size(free)} free, the SSD tier holds {size(used)} of {settings.ssd_tier_gib:g} GiB"
+    if not settings.ssd_tier_gib:
+        yield ok("disk", f"{size(free)} free; no SSD tier")
+    elif wanted > free:
+        room = max(0, int((used + free) * 0.8 / GIB))
+        yield warn("disk", f"{text}: it cannot grow to its bound",
+                   f"--ssd-tier-gib {room}, or a data folder on a larger disk")  # fmt: skip
+    else:
+        yield ok("disk", text)
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(path, name)).st_size
+            except OSError:
+                continue  # evicted meanwhile
+    return total
+
+
+def _databases(folder: Path) -> Iterator[Finding]:
+    files = [folder / name for name in DATABASES if (folder / name).is_file()]
+    for file in files:
+        try:
+            # Read and write, as SQLite wants for a log that a crash has left; nothing is written.
+            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
+            try:
+                (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            result = str(error)
+        if result != "ok":
+            yield fail("databases", f"{file} is damaged: {result}",
+                       "restore it from a backup (docs/deployment.md)")  # fmt: skip
+            return
+    if files:
+        yield ok("databases", f"{', '.join(file.name for file in files)} are whole")

@@ -1,0 +1,55 @@
+"""What a start would do: load the model, hold it against transformers, embed a sentence.
+
+The only check that loads torch, and the model's weights with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from retriever.errors import RetrieverError
+from service.cli.checks.base import Finding, fail, ok
+from service.errors import KvstitchError
+from service.gateway.model_folder import resolve
+from service.gateway.retrieval import embedder
+from service.settings import Settings
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    yield _model(settings)
+    yield _embedding(settings)
+
+
+def _model(settings: Settings) -> Finding:
+    from service.worker import selfcheck
+    from service.worker.model import load
+    from service.worker.server import set_threads
+
+    began = time.monotonic()
+    try:
+        set_threads(settings.threads)
+        adapter = load(str(resolve(settings.model)), dtype=settings.dtype, device=settings.device)
+        theirs, stitched = selfcheck.check(adapter)
+    except KvstitchError as error:
+        return fail("start-up check", error.message, "this model cannot be served as it is")
+    except MemoryError:
+        return fail("start-up check", "the model does not fit into memory", "take a smaller one")
+    return ok(
+        "start-up check",
+        f"{adapter.family} in {str(adapter.dtype).removeprefix('torch.')} on {adapter.device}: "
+        f"{theirs:.1g} to transformers, {stitched:.1g} stitched, "
+        f"{time.monotonic() - began:.1f} s",
+    )
+
+
+def _embedding(settings: Settings) -> Finding:
+    model = embedder(settings)
+    try:
+        model.start()
+        dimensions = model.embed(["Is anybody there?"]).shape[1]
+    except RetrieverError as error:
+        return fail("embedding", str(error), "give another --embedder, or mend its endpoint")
+    finally:
+        model.close()
+    return ok("embedding", f"a sentence became {dimensions} numbers")

@@ -1,0 +1,82 @@
+"""The documents' index against the embedder that questions will be embedded with."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from retriever.embedders.folder import ModelFolder
+from retriever.errors import RetrieverError
+from retriever.schema import SCHEMA_VERSION
+from service.cli.checks.base import Finding, fail, ok, warn
+from service.settings import Settings
+
+_SPACES = (
+    "SELECT name, revision, dim, count(*) FROM spaces JOIN documents USING (space_id) "
+    "GROUP BY space_id"
+)
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    try:
+        name, revision = _embedder(settings)
+    except RetrieverError as error:
+        yield fail("embedder", str(error), "give another --embedder")
+        return
+    yield ok("embedder", f"{name}@{revision[:12]}" + (
+        f" at {settings.embedder_url}" if settings.embedder_url else ""))  # fmt: skip
+    file = settings.data_dir / "catalog.db"
+    if not file.is_file():
+        yield ok("index", "no documents yet")
+        return
+    try:
+        version, spaces, generation = _catalog(file)
+    except sqlite3.Error as error:
+        yield fail("index", f"{file} cannot be read: {error}", "restore it from a backup")
+        return
+    if version != SCHEMA_VERSION:
+        word = "older" if version < SCHEMA_VERSION else "newer"
+        remedy = "`kvstitch serve` brings it up to date" if word == "older" else "update kvstitch"
+        yield (warn if word == "older" else fail)("index", f"{file} is of a {word} release", remedy)
+        return
+    if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
+        made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
+        yield fail("index", f"embedded: {made}; the embedder is {name}@{revision[:12]}",
+                   "start with that embedder, or ingest into an empty data folder")  # fmt: skip
+        return
+    yield _saved(settings.data_dir / "index" / "manifest.json", generation, spaces)
+
+
+def _embedder(settings: Settings) -> tuple[str, str]:
+    """Its name and revision. Raises EmbedderUnsupported."""
+    if settings.embedder_url:
+        return settings.embedder or "default", settings.embedder_revision
+    folder = ModelFolder.read(Path(settings.embedder) if settings.embedder else None)
+    return folder.name, folder.revision()
+
+
+def _catalog(file: Path) -> tuple[int, list[Any], int]:
+    connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            return int(version), [], 0
+        (generation,) = connection.execute("SELECT generation FROM state").fetchone()
+        return int(version), connection.execute(_SPACES).fetchall(), int(generation)
+    finally:
+        connection.close()
+
+
+def _saved(manifest: Path, generation: int, spaces: list[Any]) -> Finding:
+    documents = sum(space[3] for space in spaces)
+    try:
+        saved = json.loads(manifest.read_text(encoding="utf-8"))["generation"]
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = None
+    text = f"{documents} documents, all by this embedder"
+    if documents and saved != generation:
+        text += "; the next start rebuilds the index from the catalog"
+    return ok("index", text)

@@ -1,0 +1,124 @@
+"""The model folder: family, RoPE, tokenizer and prompt format, whole weights, room for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from service.cli.checks.base import Finding, fail, ok, warn
+from service.cli.checks.memory import available_bytes
+from service.cli.output import size
+from service.errors import KvstitchError
+from service.gateway.model_folder import resolve
+from service.gateway.prompts import Prompts
+from service.settings import Settings, demo_model
+from service.worker.supported import STATIC_ROPE_TYPES, families
+from service.worker_settings import MIB
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """A model that is not on this machine is not downloaded."""
+    name = settings.model
+    if name.count("/") == 1 and not Path(name).expanduser().exists() and name[0] not in "/.~":
+        yield warn("model", f"{name} is not a folder here, so it was not looked at",
+                   "`kvstitch serve` downloads it; give a folder to have it checked")  # fmt: skip
+        return
+    try:
+        folder = resolve(name)
+        config = _json(folder / "config.json")
+    except KvstitchError as error:
+        yield fail("model", error.message, "give another --model")
+        return
+    except (ValueError, OSError) as error:
+        yield fail("model", f"config.json cannot be read: {error}", "copy the model folder again")
+        return
+    yield from _architecture(folder, config)
+    yield from _prompts(folder, settings)
+    yield from _weights(folder, settings)
+
+
+def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+    family = str(config.get("model_type"))
+    if family not in families():
+        served = ", ".join(sorted(families()))
+        yield fail("model", f"model_type {family} of {folder} is not served",
+                   f"give a model of the families {served}")  # fmt: skip
+        return
+    refused = sorted(set(_rope_types(config)) - set(STATIC_ROPE_TYPES))
+    if refused:
+        yield fail(
+            "model",
+            f"rope_type {', '.join(refused)} changes with the prompt's length, so stored keys "
+            "cannot be moved exactly",
+            f"set one of {', '.join(STATIC_ROPE_TYPES)} in the model's config.json",
+        )
+        return
+    own = " (the demo model)" if folder == demo_model() else ""
+    yield ok(
+        "model",
+        f"{folder}{own}: {family}, {config.get('num_hidden_layers')} layers, context "
+        f"{config.get('max_position_embeddings')}",
+    )
+
+
+def _rope_types(config: dict[str, Any]) -> Iterator[str]:
+    """One for the model, or one per kind of layer; both spellings."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    nested = [value for value in given.values() if isinstance(value, dict)]
+    for rope in nested or [given]:
+        yield str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
+    try:
+        prompts = Prompts(folder, settings)
+    except KvstitchError as error:
+        yield fail("tokenizer", error.message, "copy the model folder again, or mend the file")
+        return
+    fmt = prompts.format
+    yield ok("tokenizer", f"chunks of {fmt.chunk_tokens} tokens, {fmt.top_k} per answer, prefix "
+             f"mode {fmt.prefix_mode}")  # fmt: skip
+
+
+def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        index = folder / "model.safetensors.index.json"
+        wanted = set(_json(index)["weight_map"].values()) if index.is_file() else set()
+    except (ValueError, KeyError, OSError, AttributeError) as error:
+        yield fail("weights", f"{folder}: the index of the weights is damaged ({error!r})",
+                   "copy the model folder again")  # fmt: skip
+        return
+    missing = sorted(wanted - {file.name for file in files})
+    if missing or not (files or list(folder.glob("pytorch_model*.bin"))):
+        what = ", ".join(missing) or "*.safetensors"
+        yield fail("weights", f"{folder} lacks {what}", "copy the model folder again")
+        return
+    for file in files:
+        try:
+            with safe_open(file, "np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            yield fail("weights", f"{file} is damaged: {error}", "copy the file again")
+            return
+    total = sum(file.stat().st_size for file in files)
+    need, free = total + settings.memory_tier_mib * MIB, available_bytes()
+    if settings.device.startswith("cuda") or free is None or need <= free:
+        yield ok("weights", f"{size(total)}, whole")
+    else:
+        yield warn(
+            "weights",
+            f"weights and memory tier may take {size(need)}, and {size(free)} of memory is free",
+            "on a CPU: lower --memory-tier-mib or take a smaller model",
+        )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content

@@ -1,0 +1,180 @@
+"""Files, folders and patterns to documents that can be sent. Knows no service.
+
+A document that cannot be read becomes an Unreadable beside the others: it fails alone.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.cli.http import Refused
+
+MEDIA_TYPES = {
+    ".txt": "text/plain", ".text": "text/plain",
+    ".md": "text/markdown", ".markdown": "text/markdown",
+    ".html": "text/html", ".htm": "text/html", ".xhtml": "application/xhtml+xml",
+    ".pdf": "application/pdf",
+}  # fmt: skip
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (*MEDIA_TYPES, *LINES)
+ROW = "application/x-ndjson"
+_FIELDS = ("title", "metadata", "collection")
+# What a form cannot carry in a file's name unchanged.
+_UNSENDABLE = '"\\'
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, and what its document is called; a file of lines names its own."""
+
+    path: Path
+    doc_id: str
+
+    @property
+    def lines(self) -> bool:
+        return self.path.suffix.lower() in LINES
+
+
+@dataclass(frozen=True)
+class Sendable:
+    """A file's bytes, or one line of JSON (`media_type` is then ROW)."""
+
+    doc_id: str
+    media_type: str
+    content: bytes
+    collection: str = ""  # of a line that names one
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    doc_id: str
+    message: str
+
+
+def find(paths: Sequence[str]) -> tuple[list[Source], int]:
+    """Files of paths, folders and patterns, and how many of other kinds folders hold.
+
+    A doc_id is the path relative to the folder given, or to the fixed part of the pattern. Raises
+    Refused for a path that is not there.
+    """
+    found: dict[Path, Source] = {}
+    others = 0
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            inside = [file for file in sorted(path.rglob("*")) if file.is_file()]
+            known = [file for file in inside if file.suffix.lower() in SUFFIXES]
+            others += len(inside) - len(known)
+            chosen = [Source(file, file.relative_to(path).as_posix()) for file in known]
+        elif path.exists() or not glob.has_magic(text):
+            if not path.exists():
+                raise Refused(f"{text} cannot be read: there is no such file or folder")
+            chosen = [Source(path, path.name)]
+        else:
+            chosen = _matching(text)
+        for source in chosen:
+            found.setdefault(source.path.resolve(), source)
+    return list(found.values()), others
+
+
+def _matching(pattern: str) -> list[Source]:
+    fixed: list[str] = []
+    for part in Path(pattern).parts:
+        if glob.has_magic(part):
+            break
+        fixed.append(part)
+    root = Path(*fixed)
+    files = [Path(f) for f in sorted(glob.glob(pattern, recursive=True)) if Path(f).is_file()]
+    if not files:
+        raise Refused(f"{pattern} matches no file")
+    return [Source(file, file.relative_to(root).as_posix()) for file in files]
+
+
+def count(sources: Sequence[Source]) -> int:
+    """Documents in all files, as far as a look at the lines tells."""
+    total = 0
+    for source in sources:
+        if not source.lines:
+            total += 1
+            continue
+        try:
+            with source.path.open("rb") as file:
+                total += sum(1 for line in file if line.strip())
+        except OSError:
+            total += 1
+    return total
+
+
+def read(sources: Sequence[Source], metadata: dict[str, Any]) -> Iterator[Sendable | Unreadable]:
+    """Their documents, one after another; `metadata` is for lines, whose own goes before it.
+
+    A doc_id that was there before in the same collection is Unreadable: the later one would
+    silently replace the earlier.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    for source in sources:
+        for document in _lines(source, metadata) if source.lines else [_file(source)]:
+            if isinstance(document, Sendable):
+                name = (document.collection, document.doc_id)
+                if name in seen:
+                    yield Unreadable(
+                        document.doc_id,
+                        f"{source.path}: this doc_id is already that of {seen[name]}; ingest them "
+                        "as one folder, or rename one",
+                    )
+                    continue
+                seen[name] = str(source.path)
+            yield document
+
+
+def _file(source: Source) -> Sendable | Unreadable:
+    path, doc_id = source.path, source.doc_id
+    try:
+        doc_id.encode()
+    except UnicodeEncodeError:
+        return Unreadable(doc_id, f"{path}: its name is not valid UTF-8; rename it")
+    if not doc_id.isprintable() or any(char in doc_id for char in _UNSENDABLE):
+        return Unreadable(doc_id, f"{path}: its name has quotes or control characters; rename it")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return Unreadable(doc_id, f"{path} cannot be read: {error.strerror}")
+    media_type = MEDIA_TYPES.get(path.suffix.lower(), "text/plain")
+    if media_type in ("text/plain", "text/markdown") and not content.startswith(b"%PDF-"):
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            return Unreadable(
+                doc_id,
+                f"{path} is not valid UTF-8 (byte {error.start}): convert it, e.g. with iconv -f "
+                f"latin1 -t utf-8 {path}",
+            )
+    return Sendable(doc_id, media_type, content)
+
+
+def _lines(source: Source, metadata: dict[str, Any]) -> Iterator[Sendable | Unreadable]:
+    try:
+        with source.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _line(f"{source.path}, line {number}", line, metadata)
+    except OSError as error:
+        yield Unreadable(source.doc_id, f"{source.path} cannot be read: {error.strerror}")
+
+
+def _line(place: str, line: bytes, metadata: dict[str, Any]) -> Sendable | Unreadable:
+    try:
+        given = json.loads(line.decode("utf-8-sig"))
+        row = {"doc_id": given["doc_id"], "text": given["text"]}
+        row |= {name: given[name] for name in _FIELDS if given.get(name) is not None}
+        if metadata:
+            row["metadata"] = {**metadata, **row.get("metadata", {})}
+        content = json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Unreadable(place, f"{place}: expected an object with doc_id and text ({error!r})")
+    return Sendable(str(row["doc_id"]), ROW, content, str(row.get("collection", "")))

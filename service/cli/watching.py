@@ -1,0 +1,39 @@
+"""Waiting for jobs. Prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpx
+
+from service.cli.http import checked
+
+POLL_S = 0.25
+AWAY_S = 120.0  # a service that is restarted goes on with its jobs
+
+
+def ended(job: dict[str, Any]) -> bool:
+    return job["state"] not in ("queued", "running")
+
+
+def poll(http: httpx.Client, job_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """How these jobs are, after a pause. Raises Refused; httpx.TransportError only if the service
+    stays away."""
+    time.sleep(POLL_S)
+    for job_id in job_ids:
+        give_up_at = time.monotonic() + AWAY_S
+        while True:
+            try:
+                response = http.get(f"/admin/jobs/{job_id}")
+            except httpx.TransportError:
+                if time.monotonic() > give_up_at:
+                    raise
+            else:
+                if response.status_code != 503:
+                    yield checked(response)
+                    break
+                if time.monotonic() > give_up_at:
+                    checked(response)
+            time.sleep(1.0)
