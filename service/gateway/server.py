@@ -75,9 +75,13 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(1)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(1)
+        except OSError:
+            bound.close()
+            raise
     except OSError as error:
         raise InvalidSetting(
             f"cannot listen on {host}:{port} ({error.strerror or error}): give another --port or "

@@ -15,7 +15,7 @@ from service.cli.checks.base import Finding, fail, ok, warn
 from service.settings import Settings
 
 _SPACES = (
-    "SELECT name, revision, dim, count(*) FROM spaces JOIN documents USING (space_id) "
+    "SELECT name, spaces.revision, dim, count(*) FROM spaces JOIN documents USING (space_id) "
     "GROUP BY space_id"
 )
 
