@@ -79,7 +79,7 @@ def _fusion(text: str, offered: dict[str, Any], ratio: float | None) -> dict[str
             return {"method": name, "ratio": float(own)}
         except ValueError:
             raise Refused(f"--compare {text}: the ratio is not a number", field="compare") from None
-    takes = any(parameter["name"] == "ratio" for parameter in offered[name]["parameters"])
+    takes = "ratio" in offered[name]["parameters"]
     return {"method": name, "ratio": ratio} if takes and ratio is not None else {"method": name}
 
 

@@ -20,9 +20,15 @@ PIPE_WIDTH = 160  # columns where no terminal says how many there are
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """As for any other print: main() knows what it means. rich would end with an error."""
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """Colours only on a terminal; tables as wide as it is."""
-    found = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    found = _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not found.is_terminal:
         found.width = PIPE_WIDTH
     return found
