@@ -1,4 +1,7 @@
-"""What routes ask for, as `Annotated` aliases. Knows where things are kept, not what they do."""
+"""What routes ask for, as `Annotated` aliases. Knows where things are kept, not what they do.
+
+All of them are coroutines: plain functions would be run in threads, a hop each per request.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,29 @@ from service.gateway.job_records import Incoming
 from service.gateway.uploads import UploadLimits, read_documents
 
 
-def _gateway(request: Request) -> Gateway:
+def _of(request: Request) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
 
 
-def _answerer(request: Request) -> Answerer:
-    return _gateway(request).answerer
+async def _gateway(request: Request) -> Gateway:
+    return _of(request)
 
 
-def _corpus(request: Request) -> Corpus:
-    return _gateway(request).corpus
+async def _answerer(request: Request) -> Answerer:
+    return _of(request).answerer
 
 
-def _ping_s(request: Request) -> float:
-    return _gateway(request).settings.stream_ping_s
+async def _corpus(request: Request) -> Corpus:
+    return _of(request).corpus
 
 
-def _upload(request: Request) -> AsyncIterator[Incoming]:
-    settings = _gateway(request).settings
+async def _ping_s(request: Request) -> float:
+    return _of(request).settings.stream_ping_s
+
+
+async def _upload(request: Request) -> AsyncIterator[Incoming]:
+    settings = _of(request).settings
     limits = UploadLimits(
         settings.max_documents, settings.max_document_bytes, settings.max_pdf_bytes
     )
@@ -47,7 +54,7 @@ def _having(scope: str) -> Callable[[Request], Awaitable[Principal]]:
 
     async def admitted(request: Request) -> Principal:
         principal: Principal = request.state.principal
-        _gateway(request).access.admit(principal, scope, counted=request.method == "POST")
+        _of(request).access.admit(principal, scope, counted=request.method == "POST")
         return principal
 
     return admitted
