@@ -21,11 +21,13 @@ from service.worker.loader import Loader
 from service.worker.request import DoneEvent, FailedEvent, Request, TokenEvent
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
-FULL, A3, OURS, PIE = "full prefill", "a3 r=0.15", "question_scout r=0.15", "pie"
+FULL, A3, PIE = "full prefill", "a3 r=0.15", "pie"
+SCOUT, TRAIL = "question_scout r=0.15", "question_trail r=0.15"
 METHODS = {
     FULL: Method("vanilla"),
     A3: Method("a3", {"ratio": 0.15}),
-    OURS: Method("question_scout", {"ratio": 0.15}),
+    SCOUT: Method("question_scout", {"ratio": 0.15}),
+    TRAIL: Method("question_trail", {"ratio": 0.15}),
     PIE: Method("pie"),
 }
 

@@ -14,7 +14,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed.engines import A3, FULL, METHODS, OURS, PIE, Prompt, answer, place, precompute
+from benchmarks.speed.engines import (
+    A3,
+    FULL,
+    METHODS,
+    PIE,
+    SCOUT,
+    TRAIL,
+    Prompt,
+    answer,
+    place,
+    precompute,
+)
 from benchmarks.speed.outcome import Outcome, at_most
 from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.setup import Setup
@@ -42,7 +53,8 @@ def run(setup: Setup) -> Outcome:
     where = f"{shape.tokens} tokens in {shape.chunks} chunks, memory tier"
     figures = [
         paired.figure(f"TTFT of A3 r=0.15 over full prefill, {where}", A3, FULL, at_most(0.22)),
-        paired.figure("TTFT of question_scout r=0.15 over full prefill", OURS, FULL, at_most(0.20)),
+        paired.figure(f"TTFT of {SCOUT} over full prefill", SCOUT, FULL, at_most(0.20)),
+        paired.figure(f"TTFT of {TRAIL} over full prefill", TRAIL, FULL, at_most(0.20)),
         paired.figure("TTFT of PIE over full prefill", PIE, FULL, at_most(0.05)),
         paired.figure("full prefill over transformers' forward", FULL, THEIRS, at_most(1.05)),
     ]
