@@ -56,7 +56,8 @@ def trail(
         for t in range(len(prompt.documents[number - 1]))
     ]
     exact = Fraction(str(ratio))
-    used = range(math.ceil(Fraction(str(from_depth)) * depth), max(1, depth - 1))
+    stop = max(1, depth - 1)
+    used = range(min(math.ceil(Fraction(str(from_depth)) * depth), stop - 1), stop)
     asked = evidence(reference, prompt)
     first = [sum(asked[layer][t] for layer in used) for t in range(n)]
 

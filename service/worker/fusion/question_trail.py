@@ -60,7 +60,8 @@ class Method(QuestionScout):
     )
 
     def scouted_layers(self, layers: int) -> range:
-        return range(math.ceil(self.from_depth * layers - 1e-9), max(1, layers - 1))
+        stop = max(1, layers - 1)
+        return range(min(math.ceil(self.from_depth * layers - 1e-9), stop - 1), stop)
 
     def lead_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
         candidates = layout.stale_document_rows

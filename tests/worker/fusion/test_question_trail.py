@@ -38,7 +38,15 @@ def documents_of(view: LayerView) -> list[int]:
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.7])
 @pytest.mark.parametrize(
-    "given", [{}, {"leads": 0.0}, {"leads": 1.0}, {"breadth": 1.0, "edge": 0}, {"sure": 0.0}]
+    "given",
+    [
+        {},
+        {"leads": 0.0},
+        {"leads": 1.0},
+        {"breadth": 1.0, "edge": 0},
+        {"sure": 0.0},
+        {"from_depth": 0.9},
+    ],
 )
 def test_is_the_reference(any_model: Tiny, ratio: float, given: dict[str, Any]) -> None:
     """Rows, logits and KV at every layer."""
