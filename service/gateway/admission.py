@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.errors import Overloaded, WorkerUnavailable
-from service.metrics import Metrics
+from service.gateway.exposition import Metrics
 
 
 class Ticket:
@@ -16,7 +16,7 @@ class Ticket:
 
     def prefilled(self) -> None:
         """The first answer token is there: the prompt no longer waits."""
-        self._owner.waiting_tokens -= self._tokens
+        self._owner.count_waiting(-self._tokens)
         self._tokens = 0
 
     def close(self, seconds: float | None = None) -> None:
@@ -41,6 +41,8 @@ class Admission:
         self.in_flight = 0
         self.waiting_tokens = 0
         self.draining = False
+        metrics.in_flight_limit.set(self._max_in_flight)
+        metrics.waiting_tokens_limit.set(max_waiting_tokens)
 
     @property
     def retry_after_s(self) -> float:
@@ -67,9 +69,14 @@ class Admission:
                 retry_after_s=self.retry_after_s,
             )
         self.in_flight += 1
-        self.waiting_tokens += tokens
         self._metrics.in_flight.set(self.in_flight)
+        self.count_waiting(tokens)
         return Ticket(self, tokens)
+
+    def count_waiting(self, tokens: int) -> None:
+        """So many tokens of a prompt wait; below 0: wait no longer."""
+        self.waiting_tokens += tokens
+        self._metrics.waiting_tokens.set(self.waiting_tokens)
 
     def leave(self, seconds: float | None) -> None:
         self.in_flight -= 1

@@ -17,13 +17,13 @@ from service.errors import DeadlineExceeded, InvalidRequest
 from service.gateway.admission import Admission, Ticket
 from service.gateway.call import Call
 from service.gateway.explaining import explanation
+from service.gateway.exposition import Metrics
 from service.gateway.preparing import Preparer
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.explain import Explanation
 from service.gateway.stream import Answer, outcome_of
 from service.gateway.worker import Worker
-from service.metrics import Metrics
 
 T = TypeVar("T")
 

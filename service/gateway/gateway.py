@@ -24,6 +24,7 @@ from service.gateway.answer import Answerer
 from service.gateway.client import WorkerClient
 from service.gateway.computing import Computing
 from service.gateway.corpus import Corpus
+from service.gateway.exposition import Metrics
 from service.gateway.indexing import Indexing
 from service.gateway.job_database import JobDatabase
 from service.gateway.jobs import JobStore
@@ -39,7 +40,6 @@ from service.gateway.receipts import ReceiptStore
 from service.gateway.secret_file import own_secret
 from service.gateway.supervisor import COMMAND, Supervisor
 from service.messages import Stats
-from service.metrics import Metrics
 from service.settings import Settings
 from service.worker_settings import MIB
 
@@ -65,7 +65,7 @@ class Gateway:
         Raises ModelRefused if the model folder's tokenizer or prompt format cannot be used.
         """
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self.prompts = Prompts(model_folder, settings)
         self.worker = WorkerClient(
             heartbeat_timeout_s=heartbeat_timeout_s,
@@ -237,6 +237,8 @@ class Gateway:
 
     def _on_change(self, up: bool) -> None:
         self.metrics.worker_up.set(int(up))
+        if not up:
+            self.metrics.worker.forget()
 
 
 def _lock(folder: Path) -> IO[str]:

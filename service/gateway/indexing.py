@@ -15,13 +15,14 @@ from typing import TypeVar
 
 from retriever import Document, IngestResult, Scope
 from service.errors import KvstitchError
+from service.gateway.exposition import Metrics
 from service.gateway.forever import Forever
 from service.gateway.job_records import Spooled
 from service.gateway.jobs import JobStore
 from service.gateway.library import Library
 from service.gateway.parsing.parser import Parser
 from service.gateway.purges import Purges
-from service.metrics import JOB_STATES, Metrics
+from service.metrics import JOB_STATES
 
 T = TypeVar("T")
 

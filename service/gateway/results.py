@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retriever import Passage
+from service.gateway.exposition import Metrics
 from service.gateway.schemas import (
     CacheDocument,
     CacheReport,
@@ -19,9 +20,7 @@ from service.gateway.schemas import (
     Usage,
 )
 from service.messages import Method, Report, SegmentReport
-from service.metrics import PROMPT_SOURCES, STAGES, Metrics
-
-TIERS = ("memory", "ssd", "redis")
+from service.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 
 def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]:
@@ -91,8 +90,10 @@ def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> 
     return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in times.items())
 
 
-def observe(metrics: Metrics, times: Timing, stages: dict[str, float], report: Report) -> None:
-    """Count a finished answer."""
+def observe(
+    metrics: Metrics, times: Timing, stages: dict[str, float], report: Report, *, evicted: bool
+) -> None:
+    """Count a finished answer; `evicted`: with an eviction method."""
     metrics.ttft.observe(times.ttft_s)
     metrics.e2e.observe(times.total_s)
     if times.tpot_s is not None:
@@ -107,6 +108,10 @@ def observe(metrics: Metrics, times: Timing, stages: dict[str, float], report: R
         if segment.tier in TIERS:
             metrics.kv_read_bytes.labels(segment.tier).inc(segment.bytes)
             metrics.kv_stored_bytes.labels(segment.tier).inc(segment.stored_bytes)
+    metrics.flops.inc(report.flops)
+    metrics.full_prefill_flops.inc(report.full_prefill_flops)
+    if evicted:
+        metrics.coverage_ratio.observe(report.coverage)
     if report.documents:
         metrics.kept_ratio.observe(report.kept_ratio)
         metrics.recomputed_ratio.observe(report.recomputed_ratio)

@@ -15,12 +15,12 @@ from service.errors import KvstitchError, from_code
 from service.gateway import results
 from service.gateway.admission import Ticket
 from service.gateway.call import Call
+from service.gateway.exposition import Metrics
 from service.gateway.preparing import Prepared
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
 from service.gateway.worker import Worker
 from service.messages import Done, Failed, TokenItem
-from service.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Answer:
         report = done.report
         times = results.timing(ttft_s, total_s, report.completion_tokens)
         stages = {**self.prepared.stages, **report.stages}
-        results.observe(self.metrics, times, stages, report)
         eviction = self.generate.eviction
+        results.observe(self.metrics, times, stages, report, evicted=eviction is not None)
         return GenerateResponse(
             id=self.generate.id,
             model=self.prompts.model,

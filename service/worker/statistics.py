@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from kvstore.stats import StoreStats
+from service.metrics import Sample
 from service.worker.engine import Engine
 from service.worker.planner import Planner
 
-Value = tuple[str, dict[str, str], float]
 
-
-def store_values(stats: StoreStats) -> list[Value]:
+def store_values(stats: StoreStats) -> list[Sample]:
     """Tier operations, bytes, seconds and gauges; new keys; dropped writes."""
-    values: list[Value] = [
+    values: list[Sample] = [
         ("kvstitch_tier_operations_total", {"tier": tier, "op": op, "outcome": outcome}, count)
         for tier, op, outcome, count in stats.counters()
     ]
@@ -31,13 +30,15 @@ def store_values(stats: StoreStats) -> list[Value]:
             if known is not None:
                 values.append((metric, name, known))
         values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
+        values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
     values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
     values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
     values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
+    values.append(("kvstitch_store_pending_writes", {}, stats.pending_writes))
     return values
 
 
-def engine_values(engine: Engine) -> list[Value]:
+def engine_values(engine: Engine) -> list[Sample]:
     """Sequences by state, pool, decode steps, precomputed chunks."""
     scheduler = engine.scheduler
     states = {
@@ -45,7 +46,7 @@ def engine_values(engine: Engine) -> list[Value]:
         "prefilling": len(scheduler.opened),
         "running": len(scheduler.running),
     }
-    values: list[Value] = [
+    values: list[Sample] = [
         ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
     ]
     values.append(("kvstitch_pool_free_ratio", {}, engine.pool.free_share))
@@ -58,8 +59,8 @@ def engine_values(engine: Engine) -> list[Value]:
     return values + (_planner_values(engine.planner) if engine.planner is not None else [])
 
 
-def _planner_values(planner: Planner) -> list[Value]:
-    values: list[Value] = [
+def _planner_values(planner: Planner) -> list[Sample]:
+    values: list[Sample] = [
         ("kvstitch_planner_segments_total", {"decision": decision}, count)
         for decision, count in planner.counts.items()
     ]

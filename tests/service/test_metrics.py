@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
-from service.metrics import E2E_BUCKETS, TOKEN_BUCKETS, TTFT_BUCKETS, WORKER_METRICS, Metrics
+import pytest
+
+from service.gateway.exposition import Metrics
+from service.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
+from service.worker.distribution import Distribution
 
 
 def test_slo_values_are_bucket_borders() -> None:
@@ -19,12 +23,22 @@ def test_two_gateways_share_nothing() -> None:
     assert two.registry.get_sample_value("kvstitch_completion_tokens_total") == 0
 
 
-def test_names_have_the_prefix_and_no_colon() -> None:
-    names = set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.M))
-    assert names and all(re.fullmatch(r"kvstitch_[a-z0-9_]+", name) for name in names)
-    assert {name.removesuffix("_total") for name in WORKER_METRICS} <= {
-        name.removesuffix("_total") for name in names
-    }
+def test_what_is_exposed_is_what_is_declared() -> None:
+    families = re.findall(r"^# TYPE (\S+) (\S+)", Metrics().render().decode(), re.M)
+    exposed = {name: kind for name, kind in families if not name.endswith("_created")}
+    assert exposed == {metric.name: metric.kind for metric in METRICS.values()}
+    assert all(re.fullmatch(r"kvstitch_[a-z0-9_]+", name) for name in exposed)
+
+
+def test_counters_alone_end_in_total() -> None:
+    assert all((m.kind == "counter") == m.name.endswith("_total") for m in METRICS.values())
+
+
+def test_label_values_known_beforehand_are_there_at_0() -> None:
+    value = Metrics().registry.get_sample_value
+    assert value("kvstitch_jobs", {"state": "dead"}) == 0
+    assert value("kvstitch_requests_rejected_total", {"reason": "tokens"}) == 0
+    assert value("kvstitch_stage_seconds_count", {"stage": "flush"}) == 0
 
 
 def test_worker_samples_are_republished() -> None:
@@ -38,10 +52,40 @@ def test_worker_samples_are_republished() -> None:
         ]
     )
     value = metrics.registry.get_sample_value
-    assert value("kvstitch_tier_operations_total", labels) == 3
+    shown = {**labels, "worker": "0"}
+    assert value("kvstitch_tier_operations_total", shown) == 3
     assert metrics.worker.tiers() == {"ssd": {"used_bytes": 10.0, "healthy": 1.0}}
     metrics.worker.update([])
-    assert value("kvstitch_tier_operations_total", labels) is None
+    assert value("kvstitch_tier_operations_total", shown) is None
+
+
+def test_several_workers_are_told_apart_and_a_dead_one_claims_nothing() -> None:
+    metrics = Metrics()
+    for worker, steps in (("0", 5.0), ("1", 7.0)):
+        metrics.worker.update([("kvstitch_decode_steps_total", {}, steps)], worker)
+    value = metrics.registry.get_sample_value
+    shown = [value("kvstitch_decode_steps_total", {"worker": worker}) for worker in "01"]
+    assert shown == [5, 7]
+    metrics.worker.forget("0")
+    shown = [value("kvstitch_decode_steps_total", {"worker": worker}) for worker in "01"]
+    assert shown == [None, 7]
+
+
+def test_a_histogram_of_the_worker_is_a_histogram_in_the_scrape() -> None:
+    name, labels = "kvstitch_gate_kl_nats", {"method": "a3"}
+    counted = Distribution(name, **labels)
+    for value in (0.00005, 0.01, 0.02, 99.0):
+        counted.observe(value)
+    metrics = Metrics()
+    metrics.worker.update(counted.samples())
+    shown = metrics.registry.get_sample_value
+    everywhere = {**labels, "worker": "0"}
+    bounds = {"0.0001": 1, "0.003": 1, "0.01": 2, "0.03": 3, "10.0": 3, "+Inf": 4}
+    for bound, count in bounds.items():
+        assert shown(f"{name}_bucket", {**everywhere, "le": bound}) == count
+    assert shown(f"{name}_count", everywhere) == 4
+    assert shown(f"{name}_sum", everywhere) == pytest.approx(99.03005)
+    assert metrics.registry.get_sample_value("kvstitch_worker_samples_dropped_total") == 0
 
 
 def test_undeclared_samples_are_dropped_and_counted() -> None:

@@ -1,0 +1,202 @@
+"""What Prometheus scrapes: the gateway's own metrics, and the workers' as they last said.
+
+All are declared in service.metrics. Holds no global state: one `Metrics` per gateway.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
+
+from service import metrics as declared
+from service.metrics import WORKER_LABEL, WORKER_METRICS, Declared, Sample
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+Buckets = dict[str, float]  # upper bound as text to cumulative count
+ONLY = "0"  # the one worker of a gateway that has one
+
+
+class WorkerCollector(Collector):
+    """Republishes each worker's latest samples as they are, with a label that says whose."""
+
+    def __init__(self, dropped: Counter) -> None:
+        self._dropped = dropped
+        self._samples: dict[str, dict[str, dict[tuple[str, ...], float]]] = {}
+
+    def update(self, values: Iterable[Sample], worker: str = ONLY) -> None:
+        """Replace what is published of a worker.
+
+        Undeclared names and wrong labels are dropped and counted.
+        """
+        samples: dict[str, dict[tuple[str, ...], float]] = {}
+        for name, labels, value in values:
+            wanted = _WIRE.get(name)
+            if wanted is None or set(labels) != set(wanted):
+                self._dropped.inc()
+                continue
+            samples.setdefault(name, {})[tuple(labels[k] for k in wanted)] = value
+        self._samples = {**self._samples, worker: samples}
+
+    def forget(self, worker: str = ONLY) -> None:
+        """The worker is gone: its gauges would go on to claim what is no longer so."""
+        self._samples = {name: s for name, s in self._samples.items() if name != worker}
+
+    def tiers(self, worker: str = ONLY) -> dict[str, dict[str, float]]:
+        """Per tier its used and capacity bytes, entries, evictions and health, as last heard."""
+        out: dict[str, dict[str, float]] = {}
+        samples = self._samples.get(worker, {})
+        for name, metric in WORKER_METRICS.items():
+            if tuple(metric.labels) == ("tier",):
+                for (tier,), value in samples.get(name, {}).items():
+                    short = name.removeprefix("kvstitch_tier_").removesuffix("_total")
+                    out.setdefault(tier, {})[short] = value
+        return out
+
+    def collect(self) -> Iterator[Family]:
+        workers = sorted(self._samples.items())
+        for name, metric in WORKER_METRICS.items():
+            labels = (*metric.labels, WORKER_LABEL)
+            if metric.kind == "histogram":
+                yield _histogram_family(metric, labels, workers)
+                continue
+            family: CounterMetricFamily | GaugeMetricFamily
+            if metric.kind == "counter":
+                bare = name.removesuffix("_total")
+                family = CounterMetricFamily(bare, metric.help, labels=labels)
+            else:
+                family = GaugeMetricFamily(name, metric.help, labels=labels)
+            for worker, samples in workers:
+                for values, value in samples.get(name, {}).items():
+                    family.add_metric([*values, worker], value)
+            yield family
+
+
+def _wire(metric: Declared) -> dict[str, tuple[str, ...]]:
+    """The names and labels under which a worker sends a metric."""
+    labels = tuple(metric.labels)
+    if metric.kind != "histogram":
+        return {metric.name: labels}
+    return {f"{metric.name}_bucket": (*labels, "le"), f"{metric.name}_sum": labels}
+
+
+_WIRE = {name: labels for m in WORKER_METRICS.values() for name, labels in _wire(m).items()}
+
+
+def _histogram_family(
+    metric: Declared,
+    labels: tuple[str, ...],
+    workers: list[tuple[str, dict[str, dict[tuple[str, ...], float]]]],
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+    for worker, samples in workers:
+        counts: dict[tuple[str, ...], Buckets] = {}
+        for (*values, bound), count in samples.get(f"{metric.name}_bucket", {}).items():
+            counts.setdefault(tuple(values), {})[bound] = count
+        sums = samples.get(f"{metric.name}_sum", {})
+        for key, buckets in counts.items():
+            ordered = sorted(buckets.items(), key=lambda item: float(item[0]))
+            family.add_metric([*key, worker], ordered, sums.get(key, 0.0))
+    return family
+
+
+class DiskCollector(Collector):
+    """Size and free bytes of the file systems of some folders, looked up at every scrape."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders = folders
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        size, free = (
+            GaugeMetricFamily(metric.name, metric.help, labels=tuple(metric.labels))
+            for metric in (declared.DISK_SIZE, declared.DISK_FREE)
+        )
+        for volume, folder in self._folders.items():
+            try:
+                found = os.statvfs(folder)
+            except OSError:
+                continue  # not made yet, or gone: no value rather than a wrong one
+            size.add_metric([volume], found.f_blocks * found.f_frsize)
+            free.add_metric([volume], found.f_bavail * found.f_frsize)
+        yield from (size, free)
+
+
+class Metrics:
+    """All metrics of one gateway, in a registry of its own."""
+
+    def __init__(self, folders: Mapping[str, Path] | None = None) -> None:
+        """`folders`: volume to the folder whose file system is watched."""
+        self.registry = CollectorRegistry()
+        self.ttft = self._histogram(declared.TTFT)
+        self.tpot = self._histogram(declared.TPOT)
+        self.inter_token = self._histogram(declared.INTER_TOKEN)
+        self.e2e = self._histogram(declared.E2E)
+        self.stage = self._histogram(declared.STAGE)
+        self.requests = self._counter(declared.REQUESTS)
+        self.responses = self._counter(declared.RESPONSES)
+        self.in_flight = self._gauge(declared.IN_FLIGHT)
+        self.in_flight_limit = self._gauge(declared.IN_FLIGHT_LIMIT)
+        self.waiting_tokens = self._gauge(declared.WAITING_TOKENS)
+        self.waiting_tokens_limit = self._gauge(declared.WAITING_TOKENS_LIMIT)
+        self.rejected = self._counter(declared.REJECTED)
+        self.tokens_after_leaving = self._histogram(declared.TOKENS_AFTER_LEAVING)
+        self.disconnects = self._counter(declared.DISCONNECTS)
+        self.prompt_tokens = self._counter(declared.PROMPT_TOKENS)
+        self.completion_tokens = self._counter(declared.COMPLETION_TOKENS)
+        self.kv_read_bytes = self._counter(declared.KV_READ_BYTES)
+        self.kv_stored_bytes = self._counter(declared.KV_STORED_BYTES)
+        self.flops = self._counter(declared.FLOPS)
+        self.full_prefill_flops = self._counter(declared.FULL_PREFILL_FLOPS)
+        self.kept_ratio = self._histogram(declared.KEPT_RATIO)
+        self.coverage_ratio = self._histogram(declared.COVERAGE_RATIO)
+        self.recomputed_ratio = self._histogram(declared.RECOMPUTED_RATIO)
+        self.documents = self._gauge(declared.DOCUMENTS)
+        self.chunks = self._gauge(declared.CHUNKS)
+        self.jobs = self._gauge(declared.JOBS)
+        self.worker_restarts = self._counter(declared.WORKER_RESTARTS)
+        self.worker_up = self._gauge(declared.WORKER_UP)
+        self.worker = WorkerCollector(self._counter(declared.SAMPLES_DROPPED))
+        self.registry.register(self.worker)
+        self.registry.register(DiskCollector(folders or {}))
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _counter(self, metric: Declared) -> Counter:
+        return _shown(
+            Counter(metric.name, metric.help, tuple(metric.labels), registry=self.registry), metric
+        )
+
+    def _gauge(self, metric: Declared) -> Gauge:
+        return _shown(
+            Gauge(metric.name, metric.help, tuple(metric.labels), registry=self.registry), metric
+        )
+
+    def _histogram(self, metric: Declared) -> Histogram:
+        made = Histogram(
+            metric.name,
+            metric.help,
+            tuple(metric.labels),
+            buckets=metric.buckets,
+            registry=self.registry,
+        )
+        return _shown(made, metric)
+
+
+Made = TypeVar("Made", bound=MetricWrapperBase)
+
+
+def _shown(made: Made, metric: Declared) -> Made:
+    """Label values that are known beforehand exist from the start, at 0."""
+    if metric.labels and all(metric.labels.values()):
+        for values in itertools.product(*metric.labels.values()):
+            made.labels(*values)
+    return made
