@@ -15,14 +15,16 @@ from service.worker.attention import attend_rows
 from service.worker.place import write_rows
 from service.worker.steps import Steps
 
-# About a decode step's work on a CPU; on a GPU a tile must still fill it.
-TILE_ROWS = {"cpu": 128}
-TILE_ROWS_ELSEWHERE = 2048
+# Less than a decode step's work on a CPU, but weights are widened once for a tile (256 rows take an
+# eighth less than twice 128); on a GPU a tile must still fill it.
+TILE_ROWS = {"cpu": 256}
+# Attention of a tile is paused in between: with long prompts it takes longer than all the rest.
+ATTENDED_ROWS = {"cpu": 128}
+ROWS_ELSEWHERE = 2048
 
 
-def tiles(rows: int, device: torch.device) -> list[slice]:
-    size = TILE_ROWS.get(device.type, TILE_ROWS_ELSEWHERE)
-    return [slice(a, a + size) for a in range(0, rows, size)]
+def tiles(rows: int, size: int) -> list[slice]:
+    return [slice(a, min(a + size, rows)) for a in range(0, rows, size)]
 
 
 def project(
@@ -30,7 +32,7 @@ def project(
 ) -> Steps[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Queries after RoPE and before, keys before RoPE, values of `rows`; K, V go into the cache."""
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for tile in tiles(len(rows), x.device):
+    for tile in tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE)):
         if parts:
             yield None
         at = rows[tile]
@@ -53,16 +55,29 @@ def attend_and_finish(
     v_all: Tensor,
 ) -> Steps[Tensor]:
     """Hidden rows after the layer; every key that a row sees is in place."""
-    cuts = tiles(len(rows), x.device)
+    attended = yield from _attend(adapter, q, rows, k_all, v_all)
+    cuts = tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE))
     if len(cuts) == 1:
-        attended = attend_rows(q, k_all, v_all, rows, adapter.scale)
         return adapter.finish(layer, x, attended)
-    last_rows = rows[[min(tile.stop, len(rows)) - 1 for tile in cuts]].tolist()
     out = torch.empty_like(x)
-    for tile, last in zip(cuts, last_rows, strict=True):
-        if tile.start:
+    for cut in cuts:
+        yield None
+        out[cut] = adapter.finish(layer, x[cut], attended[cut])
+    return out
+
+
+def _attend(
+    adapter: DecoderAdapter, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
+) -> Steps[Tensor]:
+    """`[rows, heads * head_dim]`."""
+    cuts = tiles(len(rows), ATTENDED_ROWS.get(q.device.type, ROWS_ELSEWHERE))
+    if len(cuts) == 1:
+        return attend_rows(q, k_all, v_all, rows, adapter.scale)
+    last_rows = rows[[cut.stop - 1 for cut in cuts]].tolist()
+    out = torch.empty(len(rows), q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+    for cut, last in zip(cuts, last_rows, strict=True):
+        if cut.start:
             yield None
-        seen = slice(0, last + 1)
-        attended = attend_rows(q[tile], k_all[:, seen], v_all[:, seen], rows[tile], adapter.scale)
-        out[tile] = adapter.finish(layer, x[tile], attended)
+        k, v = k_all[:, : last + 1], v_all[:, : last + 1]
+        out[cut] = attend_rows(q[cut], k, v, rows[cut], adapter.scale)
     return out

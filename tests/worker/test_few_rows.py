@@ -32,9 +32,9 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     return (torch.randn(shape, generator=random) / shape[-1] ** 0.5).bfloat16()
 
 
-@pytest.mark.parametrize("rows", [*range(1, 10), 17])
+@pytest.mark.parametrize("rows", [*range(1, 10), 17, 64])
 @pytest.mark.parametrize("outs", [1, 3, 16, 61])
-@pytest.mark.parametrize("columns", [32, 96, 896])
+@pytest.mark.parametrize("columns", [32, 96, 896, 2080])
 @pytest.mark.parametrize("bias", [False, True])
 def test_it_is_the_exact_product_rounded(kernel, rows, outs, columns, bias) -> None:
     """Every number of rows that has a path of its own, whole and broken blocks of weights."""
@@ -48,16 +48,18 @@ def test_it_is_the_exact_product_rounded(kernel, rows, outs, columns, bias) -> N
     assert bool(((ours.double() - expected).abs() <= allowed).all())
 
 
-def test_a_row_does_not_depend_on_its_batch(kernel) -> None:
-    x, weight = drawn(9, 896, seed=1), drawn(200, 896, seed=2)
+@pytest.mark.parametrize("columns", [896, 2080])
+def test_a_row_does_not_depend_on_its_batch(kernel, columns: int) -> None:
+    """Nor on the runs of columns that a larger batch goes through."""
+    x, weight = drawn(33, columns, seed=1), drawn(200, columns, seed=2)
     alone = torch.cat([kernel.linear(row[None], weight) for row in x])
-    for rows in range(2, 10):
+    for rows in (*range(2, 10), 33):
         assert kernel.linear(x[:rows], weight).equal(alone[:rows])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_nothing(kernel, threads: int) -> None:
-    x, weight = drawn(5, 896, seed=1), drawn(1003, 896, seed=2)
+    x, weight = drawn(21, 1056, seed=1), drawn(1003, 1056, seed=2)
     assert weight.numel() >= few_rows.MIN_PARALLEL
     before = torch.get_num_threads()
     expected = kernel.linear(x, weight)

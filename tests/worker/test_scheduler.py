@@ -55,6 +55,7 @@ def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
         r.precompute()
         expected = [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)]
     monkeypatch.setattr(prefill_tiles, "TILE_ROWS", {"cpu": 5})
+    monkeypatch.setattr(prefill_tiles, "ATTENDED_ROWS", {"cpu": 3})
     with rig(model) as r:
         r.precompute()
         assert [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)] == expected
@@ -65,10 +66,10 @@ def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
             steps += 1
         r.run()
     rows = 38
-    tiles = -(-rows // 5)
+    tiles, attended = -(-rows // 5), -(-rows // 3)
     layers = model.adapter.layers
-    # Projections and attention of every layer, the last of whose attention is for one row.
-    assert steps >= layers * tiles + (layers - 1) * (tiles - 1)
+    # Projections, attention and MLP of every layer; the last one's attention is for one row.
+    assert steps >= layers * tiles + (layers - 1) * (attended - 1 + tiles)
 
 
 def test_streams_go_on_between_the_tiles_of_a_long_prompt(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.adapters.joined import Joined, join
-from service.worker.kernels import wide
+from service.worker.kernels import few_rows, wide
 from service.worker.rope import RotaryTable
 from service.worker.supported import families
 
@@ -97,7 +97,8 @@ class DecoderAdapter:
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         mlp, joined = self.blocks[layer].mlp, self._gate_up[layer]
         down = mlp.down_proj
-        if wide.pays(x) and joined.bias is None and down.bias is None:
+        alone = few_rows.serves(x, joined.weight)
+        if not alone and wide.pays(x) and joined.bias is None and down.bias is None:
             gate, up = joined.weight.chunk(2)
             return wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn)
         gate, up = wide.linear(x, joined.weight, joined.bias).chunk(2, dim=-1)

@@ -6,11 +6,12 @@
  *
  * A bfloat16 is the upper half of an fp32, so a register of 32 of them is two of fp32: a shift gives
  * those at even places, a mask those at odd ones. x is put into that order beforehand. Some rows of
- * w are read once and multiplied with up to ROWS rows of x. Every sum runs over c in the same order
- * whatever the number of rows is: a row's result does not depend on the rows beside it. Threads are
- * those of the OpenMP that torch has loaded.
+ * w are multiplied with ROWS rows of x at a time, and stay in the cache until all rows of x have
+ * gone by. Every sum runs over c in the same order whatever the number of rows is: a row's result
+ * does not depend on the rows beside it. Threads are those of the OpenMP that torch has loaded.
  */
 #include <immintrin.h>
+#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -18,10 +19,17 @@
 #define ROWS 8
 #define SUMS 16 /* of rows x weights rows at once, one register each */
 #define LANES 32 /* bfloat16 per register */
+#define STRIP 24 /* rows of w that stay in the cache while rows of x go by */
+#define WIDTH 1024 /* columns of ROWS rows of x that do */
 #define TARGET __attribute__((target("avx512f")))
 #define INLINE static inline __attribute__((always_inline))
 
 int few_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+
+struct product {
+    const uint16_t *w, *bias;
+    ptrdiff_t outs, columns, stride;
+};
 
 INLINE float widened(uint16_t narrow)
 {
@@ -71,77 +79,107 @@ TARGET INLINE __m256i rounded(__m512 value)
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 }
 
-/* rows x weights results from row n of w on; x is rearranged. */
-TARGET INLINE void block(const float *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
-                         ptrdiff_t n, ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t stride,
-                         int rows, int weights)
+/* What is added up in one go: columns first to end of rows x weights results from row n of w on.
+ * `carried` keeps the sums from one run of columns to the next. */
+TARGET INLINE void block(const struct product *p, const float *x, uint16_t *y, float *carried,
+                         ptrdiff_t n, ptrdiff_t first, ptrdiff_t end, int rows, int weights)
 {
     __m512 sums[SUMS];
     for (int i = 0; i < SUMS; i++)
-        sums[i] = _mm512_setzero_ps();
-    for (ptrdiff_t c = 0; c < columns; c += LANES) {
+        sums[i] = first && i < rows * weights ? _mm512_loadu_ps(carried + i * LANES / 2)
+                                              : _mm512_setzero_ps();
+    for (ptrdiff_t c = first; c < end; c += LANES) {
         __m512 evens[4], odds[4];
         for (int k = 0; k < weights; k++) {
-            __m512i narrow = _mm512_loadu_si512(w + (n + k) * stride + c);
+            const uint16_t *at = p->w + (n + k) * p->stride + c;
+            /* The block after this one: runs this short are over before the CPU looks ahead. */
+            if (end - first <= WIDTH)
+                _mm_prefetch((const char *)(at + weights * p->stride), _MM_HINT_T0);
+            __m512i narrow = _mm512_loadu_si512(at);
             evens[k] = even(narrow);
             odds[k] = odd(narrow);
         }
         for (int m = 0; m < rows; m++) {
-            __m512 first = _mm512_loadu_ps(x + m * columns + c);
-            __m512 second = _mm512_loadu_ps(x + m * columns + c + LANES / 2);
+            __m512 one = _mm512_loadu_ps(x + m * p->columns + c);
+            __m512 other = _mm512_loadu_ps(x + m * p->columns + c + LANES / 2);
             for (int k = 0; k < weights; k++) {
                 __m512 *sum = &sums[m * weights + k];
-                *sum = _mm512_fmadd_ps(second, odds[k], _mm512_fmadd_ps(first, evens[k], *sum));
+                *sum = _mm512_fmadd_ps(other, odds[k], _mm512_fmadd_ps(one, evens[k], *sum));
             }
         }
     }
+    if (end < p->columns) {
+        for (int i = 0; i < rows * weights; i++)
+            _mm512_storeu_ps(carried + i * LANES / 2, sums[i]);
+        return;
+    }
     __m512 total = added_up(sums);
-    if (bias) {
+    if (p->bias) {
         float added[SUMS] = {0};
         for (int i = 0; i < rows * weights; i++)
-            added[i] = widened(bias[n + i % weights]);
+            added[i] = widened(p->bias[n + i % weights]);
         total = _mm512_add_ps(total, _mm512_loadu_ps(added));
     }
     uint16_t out[SUMS];
     _mm256_storeu_si256((__m256i *)out, rounded(total));
     for (int m = 0; m < rows; m++)
         for (int k = 0; k < weights; k++)
-            y[m * outs + n + k] = out[m * weights + k];
+            y[m * p->outs + n + k] = out[m * weights + k];
 }
 
 /* Constants for `rows` and `weights` let the compiler keep the sums in registers. */
 #define EACH(ROWS_NOW, WEIGHTS_NOW)                                                              \
-    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")           \
-    for (ptrdiff_t n = 0; n < outs / (WEIGHTS_NOW); n++)                                         \
-        block(x, w, bias, y, n * (WEIGHTS_NOW), outs, columns, stride, ROWS_NOW, WEIGHTS_NOW);   \
-    for (ptrdiff_t n = outs / (WEIGHTS_NOW) * (WEIGHTS_NOW); n < outs; n++)                      \
-        block(x, w, bias, y, n, outs, columns, stride, ROWS_NOW, 1);                             \
+    for (; n + (WEIGHTS_NOW) <= last; n += (WEIGHTS_NOW)) {                                      \
+        block(p, x, y, carried, n, first, end, ROWS_NOW, WEIGHTS_NOW);                           \
+        carried += (ROWS_NOW) * (WEIGHTS_NOW) * LANES / 2;                                       \
+    }                                                                                            \
+    for (; n < last; n++) {                                                                      \
+        block(p, x, y, carried, n, first, end, ROWS_NOW, 1);                                     \
+        carried += (ROWS_NOW) * LANES / 2;                                                       \
+    }                                                                                            \
     break;
 
-/* x [rows, columns], w [outs, columns] with rows `stride` apart, y [rows, outs]; bias may be NULL;
- * scratch [rows, columns] fp32. columns is a multiple of LANES. */
-TARGET void few_rows_linear(const uint16_t *narrow_x, const uint16_t *w, const uint16_t *bias,
-                            uint16_t *y, float *scratch, ptrdiff_t rows, ptrdiff_t outs,
-                            ptrdiff_t columns, ptrdiff_t stride, int threads)
+/* `rows` rows, at most ROWS, with rows n to last of w and columns first to end. */
+TARGET static void strip(const struct product *p, const float *x, uint16_t *y, float *carried,
+                         ptrdiff_t n, ptrdiff_t last, ptrdiff_t first, ptrdiff_t end,
+                         ptrdiff_t rows)
 {
+    switch (rows) {
+    case 1: EACH(1, 4)
+    case 2: EACH(2, 4)
+    case 3: EACH(3, 4)
+    case 4: EACH(4, 4)
+    case 5: EACH(5, 3)
+    case 6: EACH(6, 2)
+    case 7: EACH(7, 2)
+    default: EACH(8, 2)
+    }
+}
+
+/* x [rows, columns], w [outs, columns] with rows `stride` apart, y [rows, outs]; bias may be NULL;
+ * scratch [rows, columns] fp32; carried [threads, rows, STRIP, LANES / 2] fp32. columns is a
+ * multiple of LANES. */
+TARGET void few_rows_linear(const uint16_t *narrow_x, const uint16_t *w, const uint16_t *bias,
+                            uint16_t *y, float *scratch, float *carried, ptrdiff_t rows,
+                            ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t stride, int threads)
+{
+    struct product p = {w, bias, outs, columns, stride};
     for (ptrdiff_t c = 0; c < rows * columns; c += LANES) {
         __m512i narrow = _mm512_loadu_si512(narrow_x + c);
         _mm512_storeu_ps(scratch + c, even(narrow));
         _mm512_storeu_ps(scratch + c + LANES / 2, odd(narrow));
     }
-    for (ptrdiff_t at = 0; at < rows; at += ROWS) {
-        const float *x = scratch + at * columns;
-        ptrdiff_t left = rows - at < ROWS ? rows - at : ROWS;
-        switch (left) {
-        case 1: EACH(1, 4)
-        case 2: EACH(2, 4)
-        case 3: EACH(3, 4)
-        case 4: EACH(4, 4)
-        case 5: EACH(5, 3)
-        case 6: EACH(6, 2)
-        case 7: EACH(7, 2)
-        default: EACH(8, 2)
-        }
-        y += left * outs;
+    /* Few rows are bound by reading w: in long runs. */
+    ptrdiff_t width = rows > ROWS / 2 ? WIDTH : columns, strips = (outs + STRIP - 1) / STRIP;
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t s = 0; s < strips; s++) {
+        float *mine = carried + omp_get_thread_num() * rows * STRIP * (LANES / 2);
+        ptrdiff_t n = s * STRIP, last = n + STRIP < outs ? n + STRIP : outs;
+        for (ptrdiff_t c = 0; c < columns; c += width)
+            for (ptrdiff_t at = 0; at < rows; at += ROWS)
+                strip(&p, scratch + at * columns, y + at * outs,
+                      mine + at * STRIP * (LANES / 2), n, last, c,
+                      c + width < columns ? c + width : columns,
+                      rows - at < ROWS ? rows - at : ROWS);
     }
 }
