@@ -42,7 +42,8 @@ from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.model import load
-from service.worker.prefill import prefill, run
+from service.worker.prefill import prefill
+from service.worker.steps import run
 from service.worker.topk import stable_topk
 
 EXTRA_TOKENS = 8  # an answer may be this much longer than the expected one

@@ -24,8 +24,9 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.kv_pool import SequenceKV
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout
-from service.worker.prefill import Capture, PrefillResult, prefill, run
+from service.worker.prefill import Capture, PrefillResult, prefill
 from service.worker.scout import Scouted, scout
+from service.worker.steps import run
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ from service.worker.chunk_prefill import ScratchKV
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layout import PromptLayout
 from service.worker.model import load
-from service.worker.prefill import prefill, run
+from service.worker.prefill import prefill
 from service.worker.sparse.selection import OUTLIER_SIGMAS
 from service.worker.sparse.sketch import SketchBuilder
+from service.worker.steps import run
 
 LEAST_BLOCKS = 4
 """Of a document: with fewer there is no middle block to compare."""

@@ -26,13 +26,13 @@ from service.worker.fusion.samkv import Method as SamKV
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.kv_pool import KVPool
 from service.worker.layout import PromptLayout
-from service.worker.prefill import prefill, run
+from service.worker.prefill import prefill
 from service.worker.sparse.blocks import BlockGrid
 from service.worker.sparse.held import TokenSource, WholeChunk
 from service.worker.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
 from service.worker.sparse.selection import SketchedDocument
 from service.worker.sparse.sketch import Sketch, SketchBuilder
-from service.worker.steps import Steps
+from service.worker.steps import Steps, run
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from service.worker.chunk_prefill import ScratchKV
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout
-from service.worker.prefill import prefill, run
+from service.worker.prefill import prefill
+from service.worker.steps import run
 from service.worker.topk import stable_topk
 
 

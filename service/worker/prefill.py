@@ -5,11 +5,11 @@ theirs over it, let the fusion method choose which rows go on, attend by index, 
 prefill, every fusion method and precompute are this loop with other hooks. A method that scouts has
 the question run over the stitched cache first (`service.worker.scout`).
 
-It is a generator that pauses after every layer and, where a layer has many rows, between tiles of
-them, so that the engine can put decode steps of other sequences in between and drop an aborted
-prompt at once. Tiles are equally large whatever else runs: an answer never depends on company.
-Stored KV may still be on its way: `arrival` waits for it before a layer looks at it. Knows no
-store, no socket, no request.
+It is a generator that pauses after every layer and, where a layer has many rows, within it, so that
+the engine can put decode steps of other sequences in between and drop an aborted prompt at once.
+Pauses come where they come whatever else runs: an answer never depends on company. Stored KV may
+still be on its way: `arrival` waits for it before a layer looks at it. Knows no store, no socket,
+no request.
 """
 
 from __future__ import annotations
@@ -158,18 +158,6 @@ def prefill(
     flops.unembed(1)
     logits = adapter.logits(x)[0]
     return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
-
-
-def run(steps: Steps[PrefillResult]) -> PrefillResult:
-    """Drive a prefill to its end, for those who have nothing to do between layers."""
-    while True:
-        try:
-            awaited = next(steps)
-            if awaited is not None:
-                awaited.result()
-        except StopIteration as end:
-            result: PrefillResult = end.value
-            return result
 
 
 def _start_over(

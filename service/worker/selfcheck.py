@@ -21,7 +21,8 @@ from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
-from service.worker.prefill import prefill, run
+from service.worker.prefill import prefill
+from service.worker.steps import run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
 # Bounds on ‖difference‖ / ‖logits‖, both centred: far above rounding, far below a wrong model.

@@ -11,3 +11,15 @@ T = TypeVar("T")
 
 Wait = Future[Any] | None
 Steps = Generator[Wait, None, T]
+
+
+def run(steps: Steps[T]) -> T:
+    """Drive work to its end, for those who have nothing to do in between."""
+    while True:
+        try:
+            awaited = next(steps)
+            if awaited is not None:
+                awaited.result()
+        except StopIteration as end:
+            result: T = end.value
+            return result

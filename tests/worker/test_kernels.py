@@ -9,6 +9,7 @@ from torch import nn
 
 from service.worker.adapters.joined import join
 from service.worker.kernels import memory, wide
+from service.worker.steps import run
 from tests.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.
@@ -38,7 +39,7 @@ def test_gated_mlp_is_the_exact_one(inner: int) -> None:
     x = drawn(60, 72, seed=1) * 8
     gate, up = drawn(inner, 72, seed=2), drawn(inner, 72, seed=3)
     down = drawn(72, inner, seed=4)
-    ours = wide.gated_mlp(x, gate, up, down, F.silu)
+    ours = run(wide.gated_mlp(x, gate, up, down, F.silu))
     middle = F.silu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
     assert ours.dtype == torch.bfloat16
     assert_close("wide.gated_mlp", ours.double(), middle @ down.double().t(), BF16)

@@ -12,7 +12,8 @@ from torch import Tensor
 from service.worker.eviction.snapkv import Method as SnapKV
 from service.worker.fusion.base import FusionMethod
 from service.worker.methods import fusion_methods
-from service.worker.prefill import prefill, run
+from service.worker.prefill import prefill
+from service.worker.steps import run
 from tests.worker.reference import bottom_right_mask, index_mask
 from tests.worker.tiny import (
     BOS,

@@ -19,7 +19,8 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
-from service.worker.prefill import PrefillResult, prefill, run
+from service.worker.prefill import PrefillResult, prefill
+from service.worker.steps import run
 from tests.worker.reference import Prompt, Reference, Stored, Trace
 
 FAMILIES = {

@@ -17,7 +17,7 @@ from service.worker.chunk_prefill import ScratchKV
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layout import PromptLayout
 from service.worker.prefill import prefill
-from service.worker.prefill import run as run_prefill
+from service.worker.steps import run as run_steps
 
 LANE, PLAIN = "precompute to SSD", "plain prefill"
 
@@ -45,7 +45,7 @@ def run(setup: Setup) -> Outcome:
             for document in fresh().documents:
                 layout = PromptLayout.of(document.ids, [], [], cold=[True], device=adapter.device)
                 scratch = ScratchKV(adapter, len(document.ids))
-                run_prefill(prefill(adapter, layout, [None], Vanilla(), scratch))
+                run_steps(prefill(adapter, layout, [None], Vanilla(), scratch))
 
         with torch.inference_mode():
             paired = run_paired({LANE: precomputed, PLAIN: plain}, setup.repetitions)

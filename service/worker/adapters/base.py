@@ -19,6 +19,7 @@ from service.errors import ModelRefused
 from service.worker.adapters.joined import Joined, join
 from service.worker.kernels import few_rows, wide
 from service.worker.rope import RotaryTable
+from service.worker.steps import Steps, run
 from service.worker.supported import families
 
 
@@ -89,18 +90,22 @@ class DecoderAdapter:
 
     def finish(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads · d]`."""
+        return run(self.finish_steps(layer, x, attended))
+
+    def finish_steps(self, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
+        """`finish`, paused where many rows take long."""
         block = self.blocks[layer]
         o_proj = block.self_attn.o_proj
         x = x + wide.linear(attended, o_proj.weight, o_proj.bias)
-        return x + self._mlp(layer, block.post_attention_layernorm(x))
+        return x + (yield from self._mlp(layer, block.post_attention_layernorm(x)))
 
-    def _mlp(self, layer: int, x: Tensor) -> Tensor:
+    def _mlp(self, layer: int, x: Tensor) -> Steps[Tensor]:
         mlp, joined = self.blocks[layer].mlp, self._gate_up[layer]
         down = mlp.down_proj
-        alone = few_rows.serves(x, joined.weight)
-        if not alone and wide.pays(x) and joined.bias is None and down.bias is None:
+        narrow = few_rows.serves(x, joined.weight) or not wide.pays(x)
+        if not narrow and joined.bias is None and down.bias is None:
             gate, up = joined.weight.chunk(2)
-            return wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn)
+            return (yield from wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn))
         gate, up = wide.linear(x, joined.weight, joined.bias).chunk(2, dim=-1)
         return wide.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias)
 

@@ -9,7 +9,7 @@ Knows no model and no layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache
 
 import torch
@@ -26,6 +26,8 @@ MIN_ROWS = 48
 MIN_ROWS_LEFT = 24
 # Weight rows per tile: 512 of 896 are 1.8 MB in fp32.
 TILE = 512
+# Products of rows and weight rows between two pauses: about 10 ms.
+PAUSE = 1 << 19
 
 
 @cache
@@ -63,14 +65,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
-) -> Tensor:
+) -> Generator[None, None, Tensor]:
     """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32, in x's dtype.
 
-    Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`.
+    Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`. Pauses
+    between tiles of the weights: so all rows go through a tile that is widened once.
     """
     rows, out = x.float(), x.new_zeros((len(x), len(down)), dtype=torch.float32)
     scratch = _scratch(gate[:TILE])
+    since = 0
     for a in range(0, len(gate), TILE):
+        if since >= PAUSE:
+            since = 0
+            yield None
+        since += 3 * len(x) * TILE
         tile = slice(a, a + TILE)
         inner = activation(rows @ _widened(gate[tile], scratch).t())
         inner.mul_(rows @ _widened(up[tile], scratch).t())

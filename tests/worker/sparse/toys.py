@@ -17,7 +17,7 @@ from service.worker.fusion.samkv import Method as SamKV
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
-from service.worker.prefill import PrefillResult, prefill, run
+from service.worker.prefill import PrefillResult, prefill
 from service.worker.sparse.blocks import BlockGrid
 from service.worker.sparse.held import TokenSource
 from service.worker.sparse.plan import SparsePlan
@@ -30,7 +30,7 @@ from service.worker.sparse.prefill import (
 )
 from service.worker.sparse.selection import Selection, SketchedDocument
 from service.worker.sparse.sketch import Sketch, SketchBuilder
-from service.worker.steps import Steps
+from service.worker.steps import Steps, run
 from tests.worker import reference_samkv_sketch as expected
 from tests.worker.tiny import Q, S, StoredSegment, Tiny
 
