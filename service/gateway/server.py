@@ -71,10 +71,12 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket, taken before anything is loaded. Raises InvalidSetting."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind)
+        # asyncio turns Nagle's algorithm off only where it reads that a socket is TCP's; with it the
+        # second write of a response waits 40 ms for the client's delayed acknowledgement.
+        bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
