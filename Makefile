@@ -1,12 +1,14 @@
 # make demo    set up, serve the embedded default, ingest the sample corpus, ask, compare, stop
 # make test    everything CI runs except the static checks
+# make loadtest  serve, ingest the sample corpus, raise the rate until every method gives in
+#               (LOADTEST="--url https://… --api-key …" loads a service of yours: docs/loadtest.md)
 # make check   ruff, mypy strict, import rules
 PYTHON ?= python3
 VENV := .venv/bin
 # Contended cores spin 10 to 500 times longer without this.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo serve test check bench clean
+.PHONY: setup demo serve test check bench loadtest clean
 
 setup: .venv/.ready
 
@@ -33,6 +35,9 @@ check: setup
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume
+
+loadtest: setup
+	$(VENV)/python -m loadtest --step-s 8 $(LOADTEST)
 
 clean:
 	rm -rf .venv build *.egg-info

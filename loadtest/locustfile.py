@@ -1,14 +1,18 @@
-"""Locust users of POST /v1/rag/generate that read the stream. Speaks HTTP, knows nothing of ours.
+"""Locust users of POST /v1/rag/generate and /v1/chat/completions that read the stream.
 
     KVSTITCH_QUESTIONS=questions.jsonl locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
+    ... locust -f loadtest/locustfile.py RagUser          one kind of user alone
 
 Beside the request itself (until its last byte) two times are reported as events of their own:
-TTFT, from sending to the first token, and TPOT, the mean time per token after the first.
+TTFT, from sending to the first token, and TPOT, the mean time per token after the first. Locust is
+a closed loop: a user asks again when it was answered. How a service does at a given rate says
+`python -m loadtest`.
 
 KVSTITCH_QUESTIONS   JSONL file, one object with a `question` a line (required)
-KVSTITCH_REQUEST     JSON object, merged into every request body, e.g.
+KVSTITCH_REQUEST     JSON object for every request, in the terms of /v1/rag/generate, e.g.
                      {"fusion": {"method": "pie"}, "top_k": 5, "max_tokens": 64}
 KVSTITCH_WAIT_S      mean pause of a user between two questions, in seconds (default 0)
+KVSTITCH_API_KEY     sent as a bearer token
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,8 +29,15 @@ from typing import Any
 
 from locust import HttpUser, events, task
 
-PATH = "/v1/rag/generate"
+# Locust's command puts the folder of this file on the path, not the one above it.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from loadtest.answer import Answer
+from loadtest.routes import ChatRoute, Method, RagRoute, Request, Route
+from loadtest.sse import EventParser
+
 TIMEOUT_S = 300.0
+DEFAULT = Method("default")
 
 
 @dataclass(frozen=True)
@@ -34,8 +45,10 @@ class Setup:
     """What the environment variables say."""
 
     questions: list[str]
-    request: dict[str, Any]
+    max_tokens: int | None
+    fields: dict[str, Any]
     wait_s: float
+    headers: dict[str, str]
 
 
 @cache
@@ -44,59 +57,73 @@ def setup() -> Setup:
     if not file:
         raise SystemExit("set KVSTITCH_QUESTIONS to a JSONL file of objects with a `question`")
     lines = Path(file).read_text(encoding="utf-8").splitlines()
+    fields = json.loads(os.environ.get("KVSTITCH_REQUEST", "{}"))
+    key = os.environ.get("KVSTITCH_API_KEY")
     return Setup(
         questions=[json.loads(line)["question"] for line in lines if line.strip()],
-        request=json.loads(os.environ.get("KVSTITCH_REQUEST", "{}")),
+        max_tokens=fields.pop("max_tokens", None),
+        fields=fields,
         wait_s=float(os.environ.get("KVSTITCH_WAIT_S", "0")),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
     )
 
 
-@events.init.add_listener
+@events.init.add_listener  # type: ignore[untyped-decorator]
 def fail_early(**_: Any) -> None:
     """A wrong variable ends locust at its start, not every request."""
     setup()
 
 
-class Asker(HttpUser):
+class StreamUser(HttpUser):
     """Asks a random question, reads the answer to its end, pauses."""
+
+    abstract = True
+
+    def route(self) -> Route:
+        raise NotImplementedError
 
     def wait_time(self) -> float:
         return random.expovariate(1 / setup().wait_s) if setup().wait_s else 0.0
 
     @task
     def ask(self) -> None:
-        body = {**setup().request, "question": random.choice(setup().questions), "stream": True}
+        route = self.route()
+        request = Request(random.choice(setup().questions), max_tokens=setup().max_tokens)
+        answer, parser = Answer(), EventParser()
         started = time.perf_counter()
-        first: float | None = None
         with self.client.post(
-            PATH, json=body, stream=True, catch_response=True, timeout=TIMEOUT_S
+            route.path,
+            json=route.body(request, DEFAULT),
+            headers=setup().headers,
+            stream=True,
+            catch_response=True,
+            timeout=TIMEOUT_S,
         ) as reply:
             if reply.status_code != 200:
                 reply.failure(f"HTTP {reply.status_code}: {reply.text[:200]}")
                 return
-            for event, data in server_sent_events(reply.iter_lines(decode_unicode=True)):
+            size = 0
+            # None: whatever has arrived, at once.
+            for received in reply.iter_content(chunk_size=None):
                 now = time.perf_counter()
-                if event == "token" and first is None:
-                    first = now
-                    self._report("TTFT", first - started)
-                elif event == "error":
-                    reply.failure(data["error"]["message"])
-                    return
-                elif event == "done":
-                    tokens = data["usage"]["completion_tokens"]
-                    if first is not None and tokens > 1:
-                        self._report("TPOT", (now - first) / (tokens - 1))
-                    # Locust's own time ends with the headers; this is the whole answer.
-                    reply.request_meta["response_time"] = 1000 * (now - started)
-                    reply.request_meta["response_length"] = len(data["text"])
-                    reply.success()
-                    return
-            reply.failure("the stream ended without `done`")
+                size += len(received)
+                for event in parser.feed(received):
+                    route.read(event, answer, now)
+            if answer.error or answer.first_at is None or answer.ended_at is None:
+                reply.failure(answer.error or "the stream broke off before the answer's end")
+                return
+            self._report("TTFT", route, answer.first_at - started)
+            if answer.tpot_s is not None:
+                self._report("TPOT", route, answer.tpot_s)
+            # Locust's own time ends with the headers; this is the whole answer.
+            reply.request_meta["response_time"] = 1000 * (answer.ended_at - started)
+            reply.request_meta["response_length"] = size
+            reply.success()
 
-    def _report(self, kind: str, seconds: float) -> None:
+    def _report(self, kind: str, route: Route, seconds: float) -> None:
         self.environment.events.request.fire(
             request_type=kind,
-            name=PATH,
+            name=route.path,
             response_time=1000 * seconds,
             response_length=0,
             exception=None,
@@ -104,11 +131,15 @@ class Asker(HttpUser):
         )
 
 
-def server_sent_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """(event, data) pairs; comments are skipped."""
-    name = ""
-    for line in lines:
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
+class RagUser(StreamUser):
+    """Asks the service's own route."""
+
+    def route(self) -> Route:
+        return RagRoute(setup().fields)
+
+
+class ChatUser(StreamUser):
+    """Asks as OpenAI's clients do."""
+
+    def route(self) -> Route:
+        return ChatRoute(fields=setup().fields)

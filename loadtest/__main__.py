@@ -1,0 +1,150 @@
+"""`python -m loadtest`: one run from a service to a table, a JSON file, a picture and a page."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from loadtest import arguments, embedded, knee, machine, plots, tables
+from loadtest.client import Client
+from loadtest.page import page
+from loadtest.records import Record
+from loadtest.routes import Method
+from loadtest.shape import write_model
+from loadtest.summary import Slo, two_digits
+from loadtest.sweep import AUTO_FACTORS, Driver, ProbeFailed, Step, replay, sweep
+from loadtest.trace import Trace
+
+ALONE = 5
+"""Requests of each method without load."""
+SLO_FACTOR = 3.0
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    args = arguments.parser().parse_args(given)
+    args.api_key = args.api_key or os.environ.get("KVSTITCH_API_KEY", "")
+    before = machine.describe()
+    try:
+        with served(args) as url:
+            result, raw = asyncio.run(measure(args, url))
+    except (ValueError, OSError, embedded.ServiceFailed, ProbeFailed) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 1
+    own = {} if args.url else machine.service_environment()
+    result |= {"machine": before, "service_environment": own, "notes": args.note}
+    write(args.out, args.name, result, raw)
+    return 0 if any(step["valid"] for step in result["steps"]) else 2
+
+
+@contextmanager
+def served(args: argparse.Namespace) -> Iterator[str]:
+    """The base URL of what is loaded, with its documents."""
+    if args.url:
+        url = str(args.url).rstrip("/")
+        if args.ingest:
+            say(f"{embedded.ingest(url, arguments.corpus(args), args.api_key)} documents stored")
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="kvstitch-load-") as scratch:
+        model = args.model
+        if args.shape:
+            model = write_model(
+                Path(scratch) / str(args.shape), args.shape, arguments.DEMO / "model"
+            )
+        say("starting a service ...")
+        with embedded.service(Path(scratch) / "data", model) as url:
+            say(f"{embedded.ingest(url, arguments.corpus(args))} documents stored")
+            yield url
+
+
+async def measure(
+    args: argparse.Namespace, url: str
+) -> tuple[dict[str, Any], Mapping[str, list[Record]]]:
+    """What the run gave, and its records."""
+    model = embedded.first_model(url, args.api_key)
+    route, methods = arguments.route(args, model), arguments.methods(args)
+    work = arguments.workload(args)
+    async with Client(url, route, args.api_key) as client:
+        driver = Driver(client, route, arguments.pattern(args, Slo()), Slo())
+        unloaded: dict[str, dict[str, float]] = {}
+        for method in methods:
+            unloaded[method.label] = alone = await driver.alone(work, method, ALONE)
+            say(f"{method.label} alone: TTFT {1000 * alone['ttft_s']:.0f} ms")
+        first = unloaded[methods[0].label]
+        slo, origin = arguments.slo(args, two_digits(SLO_FACTOR * first["ttft_s"]))
+        pattern = arguments.pattern(args, slo)
+        driver = Driver(client, route, pattern, slo)
+        say(f"SLO: {slo}")
+        if isinstance(work, Trace):
+            steps, raw = await replay(driver, work, methods, say)
+        else:
+            rates = args.rates or [two_digits(f / first["e2e_s"]) for f in AUTO_FACTORS]
+            steps, raw = await sweep(driver, work, methods, rates, say)
+    result = {
+        "model": model,
+        "route": route.path,
+        "workload": work.describe(),
+        "pattern": pattern.describe(),
+        "slo": slo.describe(),
+        "slo_text": str(slo),
+        "slo_origin": origin,
+        "attainment": args.attainment,
+        "baseline": methods[0].label,
+        "unloaded": unloaded,
+        "knees": {} if isinstance(work, Trace) else knees(steps, methods, args.attainment),
+        "steps": steps,
+    }
+    return result, raw
+
+
+def knees(steps: Sequence[Step], methods: Sequence[Method], attainment: float) -> dict[str, Any]:
+    """Each method's knee, and how much further right than the first one's it is."""
+    found = {
+        method.label: knee.find_knee(
+            [step for step in steps if step["method"] == method.label], attainment
+        )
+        for method in methods
+    }
+    base = found[methods[0].label]
+    out = {}
+    for label, mine in found.items():
+        further = knee.ratio(mine, base)
+        times, at_least = further if further is not None else (None, False)
+        out[label] = {**mine.describe(), "further_right": times, "at_least": at_least}
+    return out
+
+
+def write(
+    folder: Path, name: str, result: Mapping[str, Any], raw: Mapping[str, Sequence[Record]]
+) -> None:
+    """NAME.json, .records.json.gz, .png, .md and .html; the table to the console."""
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = plots.goodput(result)
+    text = tables.markdown(result, f"{name}.png")
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / f"{name}.png").write_bytes(picture)
+    (folder / f"{name}.md").write_text(text)
+    (folder / f"{name}.html").write_text(page(result, text, {"Goodput": picture}))
+    samples = {step: [asdict(record) for record in records] for step, records in raw.items()}
+    packed = gzip.compress(json.dumps(samples).encode(), mtime=0)
+    (folder / f"{name}.records.json.gz").write_bytes(packed)
+    print(tables.markdown(result))
+    print(f"written: {folder / name}.html, .json, .md, .png, .records.json.gz")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Sends one request and reads its stream. Knows no schedule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from loadtest.answer import Answer
+from loadtest.records import FAILED, OK, OVERLOADED, REJECTED, Record
+from loadtest.routes import Route
+from loadtest.sse import EventParser
+
+CONNECT_S = 30.0
+"""Reading has no limit of its own: the run has one."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that is written already: nothing but sending is left to do when its time comes."""
+
+    at_s: float
+    content: bytes
+
+
+class Client:
+    """Sends prepared requests to one route of one server."""
+
+    def __init__(
+        self,
+        base_url: str,
+        route: Route,
+        api_key: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._base_url = base_url
+        self._route = route
+        self._clock = clock
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._http: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        # A pool with a limit would hold requests back when the server is slow: exactly then an
+        # open loop must not.
+        self._http = httpx.AsyncClient(
+            base_url=self._base_url,
+            headers=self._headers,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def send(self, request: Prepared, due: float, record: Record) -> None:
+        """Fills `record`; `due` is when the request was meant to be sent, on this client's clock.
+
+        Never raises for what the server does. Cancelled, it disconnects.
+        """
+        assert self._http is not None, "use it as a context manager"
+        answer = Answer()
+        try:
+            async with self._http.stream(
+                "POST", self._route.path, content=request.content
+            ) as reply:
+                if reply.status_code != 200:
+                    text = (await reply.aread()).decode(errors="replace")
+                    record.outcome = {429: REJECTED, 503: OVERLOADED}.get(reply.status_code, FAILED)
+                    record.error = f"HTTP {reply.status_code}: {text[:300]}"
+                    return
+                parser = EventParser()
+                async for received in reply.aiter_raw():
+                    now = self._clock()
+                    for event in parser.feed(received):
+                        self._route.read(event, answer, now)
+                        _note(record, answer, due)
+            if answer.ended_at is not None and answer.error is None:
+                record.outcome = OK
+            else:
+                record.outcome = FAILED
+                record.error = answer.error or "the stream broke off before the answer's end"
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            record.outcome = FAILED
+            record.error = f"{type(error).__name__}: {error}"
+
+
+def _note(record: Record, answer: Answer, due: float) -> None:
+    """What is known so far."""
+    if record.ttft_s is None and answer.first_at is not None:
+        record.ttft_s = answer.first_at - due
+    if answer.ended_at is None:
+        return
+    record.e2e_s = answer.ended_at - due
+    record.tpot_s = answer.tpot_s
+    record.itl_s = answer.itl_s
+    record.prompt_tokens = answer.prompt_tokens
+    record.completion_tokens = answer.completion_tokens
+    record.sources = answer.sources

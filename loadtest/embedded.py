@@ -1,0 +1,114 @@
+"""Starts a service of one's own as a process, and puts the corpus into it over HTTP.
+
+Knows the command `serve` and the routes; imports nothing of the service.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from loadtest.routes import Document
+
+START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
+POLL_S = 0.2
+BATCH = 500
+
+
+class ServiceFailed(RuntimeError):
+    """The service did not start, or did not take the documents."""
+
+
+@contextmanager
+def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
+    """The base URL of a running service on `data_dir`, the demo's model by default. KVSTITCH_*
+    variables reach it. Raises ServiceFailed with the end of its log."""
+    port = _free_port()
+    command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--data-dir", str(data_dir)]
+    if model is not None:
+        command += ["--model", str(model)]
+    data_dir.mkdir(parents=True, exist_ok=True)
+    log = data_dir / "service.log"
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_ready(url, process, log)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def ingest(base_url: str, documents: Sequence[Document], api_key: str = "") -> int:
+    """Hand the documents in and wait until their KV is stored; how many. Raises ServiceFailed."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=base_url, headers=headers, timeout=60.0) as http:
+        for start in range(0, len(documents), BATCH):
+            batch = documents[start : start + BATCH]
+            body = {"documents": [document.body() for document in batch]}
+            reply = http.post("/admin/precompute", json=body)
+            if reply.status_code != 202:
+                raise ServiceFailed(f"/admin/precompute: {reply.status_code} {reply.text[:500]}")
+            _wait_done(http, str(reply.json()["job_id"]))
+    return len(documents)
+
+
+def first_model(base_url: str, api_key: str = "") -> str:
+    """The first model of GET /v1/models. Raises ServiceFailed."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        reply = httpx.get(f"{base_url}/v1/models", headers=headers, timeout=30.0)
+        reply.raise_for_status()
+        return str(reply.json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+        raise ServiceFailed(f"{base_url}/v1/models: {error}") from None
+
+
+def _wait_done(http: httpx.Client, job_id: str) -> None:
+    give_up_at = time.monotonic() + INGEST_S
+    while True:
+        job = http.get(f"/admin/jobs/{job_id}").json()
+        if job["state"] == "succeeded":
+            return
+        if job["state"] not in ("queued", "running") or time.monotonic() > give_up_at:
+            raise ServiceFailed(f"the ingest job did not succeed: {json.dumps(job)[:500]}")
+        time.sleep(POLL_S)
+
+
+def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    give_up_at = time.monotonic() + START_S
+    while True:
+        try:
+            if httpx.get(f"{url}/health/ready", timeout=5.0).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            end = log.read_text(errors="replace")[-2000:]
+            raise ServiceFailed(f"the service did not start:\n{end}")
+        time.sleep(POLL_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

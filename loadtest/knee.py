@@ -1,0 +1,53 @@
+"""Where a method gives in: the highest rate at which it still keeps the SLO. Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Knee:
+    """`rate`: highest tested rate up to which every step had the attainment; None: not even the
+    lowest. `crossing`: where a straight line to the next step falls below it; None: it never did,
+    and the knee lies further right than was tested."""
+
+    rate: float | None
+    crossing: float | None
+
+    def describe(self) -> dict[str, float | None]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            return "below the lowest rate"
+        return f"{self.rate:g}/s" + ("" if self.crossing is not None else " or more")
+
+
+def find_knee(steps: Sequence[dict[str, Any]], attainment: float) -> Knee:
+    """Of one method's steps, by `rate` and `slo_attainment`; not valid ones say nothing."""
+    measured = sorted(
+        (step["rate"], step["slo_attainment"])
+        for step in steps
+        if step["valid"] and step["slo_attainment"] is not None
+    )
+    held: tuple[float, float] | None = None
+    for rate, reached in measured:
+        if reached < attainment:
+            if held is None:
+                return Knee(None, None)
+            share = (held[1] - attainment) / (held[1] - reached)
+            return Knee(held[0], held[0] + share * (rate - held[0]))
+        held = (rate, reached)
+    return Knee(None if held is None else held[0], None)
+
+
+def ratio(knee: Knee, base: Knee) -> tuple[float, bool] | None:
+    """How much further right than `base`, by the crossings, and whether that is only a lower bound;
+    None where one of them has no knee."""
+    if base.crossing is None or knee.rate is None:
+        return None
+    if knee.crossing is None:
+        return knee.rate / base.crossing, True
+    return knee.crossing / base.crossing, False

@@ -1,0 +1,124 @@
+"""The open loop: every request is sent at its time, whatever became of those before it.
+
+Latency counts from the time a request was meant to be sent. A generator that waits for answers, or
+counts from when it got round to sending, leaves out just the requests that a slow server delays
+(coordinated omission). A generator that is itself too slow measures itself: `Lag` says so.
+
+Knows no HTTP and no workload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from loadtest.percentiles import percentile
+from loadtest.records import Record
+
+LEAD_S = 0.1
+"""Between the start and the first possible request: so that the first is not late."""
+HEARTBEAT_S = 0.02
+
+
+class Timed(Protocol):
+    @property
+    def at_s(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How late the generator itself was, in seconds; the run is no measurement beyond `limit_s`."""
+
+    p99_s: float
+    most_s: float
+    limit_s: float
+    loop_p99_s: float = 0.0
+    """Of a heartbeat in the same loop: what was received may have been seen that much later."""
+
+    @property
+    def valid(self) -> bool:
+        return max(self.p99_s, self.loop_p99_s) <= self.limit_s
+
+    @property
+    def why_invalid(self) -> str | None:
+        if self.valid:
+            return None
+        worst = max(self.p99_s, self.loop_p99_s)
+        return (
+            f"the load generator lagged {1000 * worst:.0f} ms (99th percentile) behind its "
+            f"schedule, {1000 * self.limit_s:.0f} ms are allowed: run it on a machine of its own, "
+            "or lower the rate"
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records in order of intended time; `ended_s` is when the last answer ended or was cut."""
+
+    records: list[Record]
+    lag: Lag
+    ended_s: float
+
+
+async def run(
+    schedule: Sequence[T],
+    send: Callable[[T, float, Record], Awaitable[None]],
+    *,
+    patience_s: float,
+    max_lag_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Run:
+    """Send everything on time. Answers still under way `patience_s` after the last request was due
+    are cut and stay `unfinished`."""
+    records = [Record(item.at_s) for item in schedule]
+    beats: list[float] = []
+    heart = asyncio.create_task(_beat(beats, clock))
+    origin = clock() + LEAD_S
+    tasks = []
+    try:
+        for item, record in zip(schedule, records, strict=True):
+            due = origin + item.at_s
+            if (wait := due - clock()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(_sent(send, item, due, record, clock)))
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience_s)
+    finally:
+        heart.cancel()
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await heart
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    late = [max(0.0, record.lag_s) for record in records if record.lag_s is not None] or [0.0]
+    lag = Lag(percentile(late, 99), max(late), max_lag_s, percentile(beats or [0.0], 99))
+    return Run(records, lag, clock() - origin)
+
+
+async def _sent(
+    send: Callable[[T, float, Record], Awaitable[None]],
+    item: T,
+    due: float,
+    record: Record,
+    clock: Callable[[], float],
+) -> None:
+    record.lag_s = clock() - due
+    await send(item, due, record)
+
+
+async def _beat(beats: list[float], clock: Callable[[], float]) -> None:
+    """How much later than asked the loop comes back, again and again."""
+    while True:
+        began = clock()
+        await asyncio.sleep(HEARTBEAT_S)
+        beats.append(max(0.0, clock() - began - HEARTBEAT_S))

@@ -1,0 +1,62 @@
+"""Server-sent events out of bytes as they arrive. Knows no clock, no JSON and no route.
+
+An event is handed out with the very bytes that end it, so that the time of `feed` is its time of
+arrival, wherever the network has cut the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LF, CR = 0x0A, 0x0D
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event: its name (`message` where the server gives none) and its data lines."""
+
+    name: str
+    data: str
+
+
+class EventParser:
+    """Feed it what was received; it returns the events completed by that."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._after_cr = False
+        self._name = ""
+        self._data: list[str] = []
+
+    def feed(self, received: bytes) -> list[Event]:
+        """Events that these bytes complete, in order. Lines may end in LF, CR LF or CR."""
+        events = []
+        for byte in received:
+            if byte == LF and self._after_cr:
+                self._after_cr = False
+                continue
+            self._after_cr = byte == CR
+            if byte not in (LF, CR):
+                self._line.append(byte)
+                continue
+            line, self._line = self._line.decode(errors="replace"), bytearray()
+            if (event := self._end_of_line(line)) is not None:
+                events.append(event)
+        return events
+
+    def _end_of_line(self, line: str) -> Event | None:
+        if not line:
+            return self._dispatch()
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        # A line that begins with a colon is a comment: servers ping with them.
+        if field == "event":
+            self._name = value
+        elif field == "data":
+            self._data.append(value)
+        return None
+
+    def _dispatch(self) -> Event | None:
+        name, data = self._name or "message", self._data
+        self._name, self._data = "", []
+        return Event(name, "\n".join(data)) if data else None
