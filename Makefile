@@ -32,6 +32,7 @@ check: setup
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 	$(VENV)/lint-imports
+	$(VENV)/python -m service.metrics_docs --check
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume

@@ -41,6 +41,7 @@ STAGES = (
 )
 TIERS = ("memory", "ssd", "redis")
 PROMPT_SOURCES = (*TIERS, "recomputed", "cold", "question")
+DECISIONS = ("load", "recompute", "miss")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
 VOLUMES = ("data", "kv")
@@ -149,6 +150,13 @@ KV_STORED_BYTES = _counter(
     "Bytes of the whole KV of the segments that answers read from.",
     tier=TIERS,
 )
+SEGMENTS = _counter(
+    "answer_segments_total",
+    "Parts of prompts (instruction, each document) by what became of their KV: load: read from a "
+    "tier; recompute: stored, but the planner expected computing to be faster; miss: not stored, "
+    "or not sound.",
+    decision=DECISIONS,
+)
 FLOPS = _counter("answer_flops_total", "Floating-point operations spent on prompts.")
 FULL_PREFILL_FLOPS = _counter(
     "answer_full_prefill_flops_total", "What computing every prompt in full would have cost."
@@ -181,7 +189,7 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
     (
         *(TTFT, TPOT, INTER_TOKEN, E2E, STAGE, REQUESTS, RESPONSES, IN_FLIGHT, IN_FLIGHT_LIMIT),
         *(WAITING_TOKENS, WAITING_TOKENS_LIMIT, REJECTED, DISCONNECTS, TOKENS_AFTER_LEAVING),
-        *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, FLOPS),
+        *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
         *(FULL_PREFILL_FLOPS, KEPT_RATIO, COVERAGE_RATIO, RECOMPUTED_RATIO, DOCUMENTS, CHUNKS),
         *(JOBS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
     )

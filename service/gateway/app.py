@@ -43,6 +43,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         RequestContext,
         max_body_bytes=gateway.settings.max_body_bytes,
         max_upload_bytes=gateway.settings.max_upload_bytes,
+        metrics=gateway.metrics,
     )
     problems.install(app)
     for module in (rag, openai, models, corpus, jobs, documents, collections, health):

@@ -152,6 +152,7 @@ class Metrics:
         self.completion_tokens = self._counter(declared.COMPLETION_TOKENS)
         self.kv_read_bytes = self._counter(declared.KV_READ_BYTES)
         self.kv_stored_bytes = self._counter(declared.KV_STORED_BYTES)
+        self.segments = self._counter(declared.SEGMENTS)
         self.flops = self._counter(declared.FLOPS)
         self.full_prefill_flops = self._counter(declared.FULL_PREFILL_FLOPS)
         self.kept_ratio = self._histogram(declared.KEPT_RATIO)

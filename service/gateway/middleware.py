@@ -1,4 +1,5 @@
-"""What happens to every request before routing: id, clock, size limit, whose it is. Plain ASGI."""
+"""What happens to every request around routing: id, clock, size limit, whose it is, and the count
+of responses. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import KvstitchError
 from service.gateway.access import Access
+from service.gateway.exposition import Metrics
 from service.gateway.problems import BodyTooLarge, respond
 from service.gateway.uploads import JSON_LINES
 
 _ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 HEADER = "X-Request-Id"
+UNROUTED = "none"  # no such path, or refused before routing
 # What tells nothing about anybody's documents: probes, the API's description, the console's files.
 STREAMED = ("multipart/form-data", *JSON_LINES)
 PUBLIC = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
@@ -29,9 +32,12 @@ class RequestContext:
     refused by its Content-Length, or cut off while it comes in.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int, metrics: Metrics
+    ) -> None:
         """`max_upload_bytes`: of bodies that are read as they come."""
         self._app = app
+        self._metrics = metrics
         self._max_body = max_body_bytes
         self._max_upload = max_upload_bytes
 
@@ -56,6 +62,9 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)[HEADER] = request_id
+                # Set by routing; its pattern, because a path holds names of documents.
+                route = getattr(scope.get("route"), "path", UNROUTED)
+                self._metrics.responses.labels(route, str(message["status"])).inc()
             await send(message)
 
         async def receive_bounded() -> Message:

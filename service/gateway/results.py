@@ -105,6 +105,7 @@ def observe(
     for source, tokens in sources(report).items():
         metrics.prompt_tokens.labels(source).inc(tokens)
     for segment in (report.system, *report.documents):
+        metrics.segments.labels(_decision(segment)).inc()
         if segment.tier in TIERS:
             metrics.kv_read_bytes.labels(segment.tier).inc(segment.bytes)
             metrics.kv_stored_bytes.labels(segment.tier).inc(segment.stored_bytes)
@@ -129,6 +130,13 @@ def sources(report: Report) -> dict[str, int]:
             out["cold"] += segment.tokens
     out["question"] = max(0, report.prompt_tokens - sum(s.tokens for s in segments))
     return out
+
+
+def _decision(segment: SegmentReport) -> str:
+    """One of metrics.DECISIONS."""
+    if segment.plan == "recompute":
+        return "recompute"
+    return "load" if segment.tier in TIERS else "miss"
 
 
 def _segment(segment: SegmentReport) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Answer:
     call: Call
     _first: float | None = None
     _last: float | None = None
+    _flush_s: float = 0.0  # until the consumer of our text asked for more
     _ended: bool = False
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
 
@@ -103,7 +104,9 @@ class Answer:
                     match event:
                         case TokenItem(token=token):
                             if text := self._token(token):
+                                started = time.perf_counter()
                                 yield Text(text)
+                                self._flush_s += time.perf_counter() - started
                         case Failed():
                             raise from_code(event.code, event.message, event.field)
                         case Done():
@@ -140,7 +143,7 @@ class Answer:
         ttft_s = total_s if self._first is None else self._first - self.call.arrived
         report = done.report
         times = results.timing(ttft_s, total_s, report.completion_tokens)
-        stages = {**self.prepared.stages, **report.stages}
+        stages = {**self.prepared.stages, **report.stages, "flush": self._flush_s}
         eviction = self.generate.eviction
         results.observe(self.metrics, times, stages, report, evicted=eviction is not None)
         return GenerateResponse(

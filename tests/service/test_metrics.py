@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
+from service import metrics_docs
 from service.gateway.exposition import Metrics
 from service.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
 from service.worker.distribution import Distribution
@@ -98,3 +101,11 @@ def test_undeclared_samples_are_dropped_and_counted() -> None:
     )
     assert "secret" not in metrics.render().decode()
     assert metrics.registry.get_sample_value("kvstitch_worker_samples_dropped_total") == 2
+
+
+def test_the_page_of_metrics_is_made_from_the_code() -> None:
+    check = [sys.executable, "-m", "service.metrics_docs", "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = metrics_docs.FILE.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in METRICS)

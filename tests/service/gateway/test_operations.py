@@ -64,6 +64,50 @@ def test_metrics_count_what_the_responses_say(rig: Rig) -> None:
     assert total >= sum(r["timing"]["total_s"] for r in results)
 
 
+def test_every_response_is_counted_by_its_route_and_not_by_its_path(rig: Rig) -> None:
+    rig.ingest()
+    rig.http.delete("/admin/documents/somebody's secret")
+    rig.http.get("/nowhere/secret")
+    rig.ask(max_tokens=1)
+    counted = {
+        (route, status): rig.metric("kvstitch_http_responses_total", route=route, status=status)
+        for route, status in (
+            ("/admin/documents/{doc_id:path}", "404"),
+            ("none", "404"),
+            ("/v1/rag/generate", "200"),
+        )
+    }
+    assert set(counted.values()) == {1}, counted
+    assert "secret" not in rig.http.get("/metrics").text
+
+
+def test_what_became_of_segments_and_what_it_saved_is_counted(rig: Rig) -> None:
+    rig.ingest()
+    result = rig.ask(max_tokens=2).json()
+    segments = [result["cache"]["system"], *result["cache"]["documents"]]
+    counted = {
+        decision: rig.metric("kvstitch_answer_segments_total", decision=decision)
+        for decision in ("load", "recompute", "miss")
+    }
+    cold = sum(segment["tier"] == "cold" for segment in segments)
+    assert counted == {"load": len(segments) - cold, "recompute": 0, "miss": cold}
+    assert rig.metric("kvstitch_answer_flops_total") == result["cache"]["flops"]
+    full = rig.metric("kvstitch_answer_full_prefill_flops_total")
+    assert full == result["cache"]["full_prefill_flops"]
+
+
+def test_the_queue_shows_its_limits(rig: Rig) -> None:
+    settings = rig.gateway.settings
+    limit = settings.max_running + settings.max_waiting
+    assert rig.metric("kvstitch_requests_limit") == limit
+    assert rig.metric("kvstitch_waiting_tokens_limit") == settings.max_waiting_tokens
+    rig.ingest()
+    rig.ask(max_tokens=2)
+    assert rig.metric("kvstitch_waiting_tokens") == 0
+    free, size = (rig.metric(f"kvstitch_disk_{x}_bytes", volume="data") for x in ("free", "size"))
+    assert 0 < free < size
+
+
 def bucket(seconds: float) -> int:
     return sum(seconds > border for border in TTFT_BUCKETS)
 
