@@ -2,13 +2,13 @@
 # make test    everything CI runs except the static checks
 # make loadtest  serve, ingest the sample corpus, raise the rate until every method gives in
 #               (LOADTEST="--url https://… --api-key …" loads a service of yours: docs/loadtest.md)
-# make check   ruff, mypy strict, import rules
+# make check   ruff, mypy strict, import rules, generated files are up to date
 PYTHON ?= python3
 VENV := .venv/bin
 # Contended cores spin 10 to 500 times longer without this.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo serve test check bench loadtest clean
+.PHONY: setup demo serve test check dashboards bench loadtest clean
 
 setup: .venv/.ready
 
@@ -24,6 +24,7 @@ serve: setup
 
 test: setup
 	scripts/install-redis.sh
+	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 	$(VENV)/python -m pytest
 
@@ -33,6 +34,12 @@ check: setup
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 	$(VENV)/python -m service.metrics_docs --check
+	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
+
+# Writes what is made from code: the dashboards and the page of metrics.
+dashboards: setup
+	$(VENV)/python -m service.metrics_docs
+	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume

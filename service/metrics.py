@@ -176,7 +176,9 @@ RECOMPUTED_RATIO = _histogram(
 )
 DOCUMENTS = _gauge("documents", "Documents stored.")
 CHUNKS = _gauge("chunks", "Chunks stored.")
-JOBS = _gauge("jobs", "Ingest jobs by state.", state=JOB_STATES)
+JOBS = _gauge(
+    "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN
+)
 DISK_SIZE = _gauge("disk_size_bytes", "Size of the file system of a folder.", volume=OPEN)
 DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", volume=OPEN)
 WORKER_RESTARTS = _counter("worker_restarts_total", "Times the worker had to be started again.")
