@@ -74,8 +74,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # asyncio turns Nagle's algorithm off only where it reads that a socket is TCP's; with it the
-        # second write of a response waits 40 ms for the client's delayed acknowledgement.
+        # asyncio turns Nagle's algorithm off only where it reads that a socket is TCP's. With it a
+        # response's second write waits 40 ms for the client's delayed acknowledgement.
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

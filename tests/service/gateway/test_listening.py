@@ -36,6 +36,5 @@ def test_a_response_is_not_held_back_for_an_acknowledgement(host: str) -> None:
 
 
 def test_a_taken_port_is_a_clear_error() -> None:
-    with listen("127.0.0.1", 0) as taken:
-        with pytest.raises(InvalidSetting, match="--port"):
-            listen("127.0.0.1", taken.getsockname()[1])
+    with listen("127.0.0.1", 0) as taken, pytest.raises(InvalidSetting, match="--port"):
+        listen("127.0.0.1", taken.getsockname()[1])
