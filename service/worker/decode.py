@@ -15,6 +15,7 @@ from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.attention import attend_last
+from service.worker.kernels import ragged_attention
 from service.worker.kv_pool import SequenceKV
 
 
@@ -40,18 +41,30 @@ def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x)
         q, k = turn(q), turn(k)
-        attended = torch.empty_like(q)
+        runs = []
         for i, sequence in enumerate(sequences):
             assert sequence.kv is not None
             sequence.kv.append(layer, k[i], v[i])
-            _attend(adapter, sequence.kv, layer, q[i], attended[i])
-        x = adapter.finish(layer, x, attended.flatten(1))
+            runs.append(sequence.kv)
+        x = adapter.finish(layer, x, _attend(adapter, layer, q, runs).flatten(1))
     return adapter.logits(x)
 
 
-def _attend(adapter: DecoderAdapter, kv: SequenceKV, layer: int, q: Tensor, out: Tensor) -> None:
-    """q `[heads, d]` over what the sequence kept, into out `[heads, d]`."""
+def _attend(adapter: DecoderAdapter, layer: int, q: Tensor, held: Many[SequenceKV]) -> Tensor:
+    """q `[sequences, heads, d]` over what every sequence holds, `[sequences, heads, d]`."""
     group = adapter.heads // adapter.kv_heads
-    for heads, keys, values in kv.heads(layer):
-        mine = slice(heads.start * group, heads.stop * group)
-        out[mine] = attend_last(q[mine], keys, values, adapter.scale).view(-1, adapter.head_dim)
+    pool = held[0].pool
+    k, v = pool.k[layer], pool.v[layer]
+    kernel = ragged_attention.kernel()
+    in_one_pool = all(kv.pool is pool for kv in held)
+    if kernel is not None and in_one_pool and ragged_attention.serves(q, k, group):
+        starts = [start for kv in held for start in kv.layers[layer].start]
+        lengths = [length for kv in held for length in kv.layers[layer].length]
+        return kernel.attend(q, k, v, starts, lengths, adapter.scale)
+    out = torch.empty_like(q)
+    for kv, asked, found in zip(held, q, out, strict=True):
+        for heads, keys, values in kv.heads(layer):
+            mine = slice(heads.start * group, heads.stop * group)
+            attended = attend_last(asked[mine], keys, values, adapter.scale)
+            found[mine] = attended.view(-1, adapter.head_dim)
+    return out

@@ -97,7 +97,7 @@ class SequenceKV:
     """One sequence's KV in the pool. `release` gives everything back (idempotent)."""
 
     def __init__(self, pool: KVPool, layers: list[LayerExtents]) -> None:
-        self._pool = pool
+        self.pool = pool
         self.layers = layers
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -106,8 +106,8 @@ class SequenceKV:
         first, size, heads = extents.start[0], extents.capacity[0], len(extents.start)
         rows = slice(first, first + heads * size)
         shape = (heads, size, -1)
-        k = self._pool.k[layer][rows].view(shape)[:, :tokens]
-        v = self._pool.v[layer][rows].view(shape)[:, :tokens]
+        k = self.pool.k[layer][rows].view(shape)[:, :tokens]
+        v = self.pool.v[layer][rows].view(shape)[:, :tokens]
         return k, v
 
     def set_length(self, tokens: int) -> None:
@@ -119,7 +119,7 @@ class SequenceKV:
         """One more token: k, v `[kv_heads, head_dim]`."""
         extents = self.layers[layer]
         assert all(n < c for n, c in zip(extents.length, extents.capacity, strict=True)), "full"
-        pk, pv = self._pool.k[layer], self._pool.v[layer]
+        pk, pv = self.pool.k[layer], self.pool.v[layer]
         at = [s + n for s, n in zip(extents.start, extents.length, strict=True)]
         if extents.uniform:
             rows = slice(at[0], at[-1] + 1, extents.capacity[0])
@@ -139,7 +139,7 @@ class SequenceKV:
         out = []
         for h, (start, length) in enumerate(zip(extents.start, extents.length, strict=True)):
             rows = slice(start, start + length)
-            pool = self._pool
+            pool = self.pool
             k, v = pool.k[layer][rows], pool.v[layer][rows]
             out.append((slice(h, h + 1), k.unsqueeze(0), v.unsqueeze(0)))
         return out
@@ -151,17 +151,17 @@ class SequenceKV:
         """
         extents = self.layers[layer]
         gathered = [
-            (self._pool.k[layer][start + index], self._pool.v[layer][start + index])
+            (self.pool.k[layer][start + index], self.pool.v[layer][start + index])
             for start, index in zip(extents.start, kept, strict=True)
         ]
         lengths = [len(index) for index in kept]
         capacity = [n + room for n in lengths]
         assert sum(capacity) <= sum(extents.capacity), "room exceeds what was reserved"
-        first = self._pool._replace(layer, extents, capacity)
+        first = self.pool._replace(layer, extents, capacity)
         fresh = _adjacent(first, capacity, lengths)
         for start, (k, v) in zip(fresh.start, gathered, strict=True):
-            self._pool.k[layer][start : start + len(k)] = k
-            self._pool.v[layer][start : start + len(v)] = v
+            self.pool.k[layer][start : start + len(k)] = k
+            self.pool.v[layer][start : start + len(v)] = v
         self.layers[layer] = fresh
 
     def kept_tokens(self, layer: int) -> float:
@@ -171,7 +171,7 @@ class SequenceKV:
 
     def release(self) -> None:
         for layer, extents in enumerate(self.layers):
-            self._pool._free(layer, extents)
+            self.pool._free(layer, extents)
         self.layers = []
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from service.worker.kernels import build
 from tests.worker.tiny import ALL_MODELS, FAMILIES, Tiny, largest, tiny
 
 
@@ -22,6 +24,19 @@ def one_thread() -> Iterator[None]:
 def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="session")
+def built_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the kernels that are written in C, as the sources have them now."""
+    if build.compiler() is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("kernels")
+    try:
+        build.build(folder)
+    except RuntimeError as error:
+        pytest.skip(f"the kernels do not compile here: {error}")
+    return folder
 
 
 @pytest.fixture(params=ALL_MODELS, ids="-".join)

@@ -7,24 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.worker.kernels import build, few_rows
+from service.worker.kernels import few_rows
+from service.worker.kernels.library import load
 from tests.worker.tiny import assert_close
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> few_rows.Kernel:
-    if build.compiler() is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("kernels")
-    try:
-        built = few_rows.Kernel(build.build(folder))
-    except RuntimeError as error:
-        pytest.skip(f"the kernel does not compile here: {error}")
-    if not built.supported:
+def kernel(built_kernels: Path) -> few_rows.Kernel:
+    library = load(built_kernels / "_few_rows.so", "few_rows")
+    if library is None:
         pytest.skip("this CPU has no AVX-512")
-    return built
+    return few_rows.Kernel(library)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -99,4 +94,9 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "_few_rows.so"
     path.write_bytes(b"not a library")
     with pytest.raises(OSError):
-        few_rows.Kernel(path)
+        load(path, "few_rows")
+
+
+def test_a_library_of_another_kernel_is_refused(built_kernels: Path) -> None:
+    with pytest.raises(AttributeError):
+        load(built_kernels / "_ragged_attention.so", "few_rows")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("few_rows.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 # OpenMP is compiled for and not linked: torch has brought its own, and two of them would each
 # start as many threads as there are cores.
 COMPILE = ("-O3", "-fopenmp", "-fPIC")
@@ -21,25 +21,29 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-def build(folder: Path = SOURCE.parent) -> Path:
-    """The library, in `folder`. Raises RuntimeError without a compiler that can build it."""
+def build(folder: Path = Path(__file__).parent) -> list[Path]:
+    """The libraries, in `folder`. Raises RuntimeError without a compiler that can build them."""
     tool = compiler()
     if tool is None:
         raise RuntimeError("there is no C compiler: install gcc")
-    built, compiled = folder / "_few_rows.so", folder / "_few_rows.o"
+    return [_build(tool, source, folder) for source in SOURCES]
+
+
+def _build(tool: str, source: Path, folder: Path) -> Path:
+    library, compiled = folder / f"_{source.stem}.so", folder / f"_{source.stem}.o"
     for command in (
-        [tool, *COMPILE, "-c", str(SOURCE), "-o", str(compiled)],
-        [tool, "-shared", str(compiled), "-o", str(built)],
+        [tool, *COMPILE, "-c", str(source), "-o", str(compiled)],
+        [tool, "-shared", str(compiled), "-o", str(library)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}:\n{done.stderr}")
     compiled.unlink()
-    return built
+    return library
 
 
 if __name__ == "__main__":
     try:
-        print(build())
+        print(*build(), sep="\n")
     except RuntimeError as error:
         sys.exit(str(error))

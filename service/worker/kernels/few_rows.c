@@ -10,19 +10,15 @@
  * gone by. Every sum runs over c in the same order whatever the number of rows is: a row's result
  * does not depend on the rows beside it. Threads are those of the OpenMP that torch has loaded.
  */
-#include <immintrin.h>
+#include "bfloat16.h"
+
 #include <omp.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 #define ROWS 8
 #define SUMS 16 /* of rows x weights rows at once, one register each */
-#define LANES 32 /* bfloat16 per register */
 #define STRIP 24 /* rows of w that stay in the cache while rows of x go by */
 #define WIDTH 1024 /* columns of ROWS rows of x that do */
-#define TARGET __attribute__((target("avx512f")))
-#define INLINE static inline __attribute__((always_inline))
 
 int few_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
@@ -30,54 +26,6 @@ struct product {
     const uint16_t *w, *bias;
     ptrdiff_t outs, columns, stride;
 };
-
-INLINE float widened(uint16_t narrow)
-{
-    uint32_t bits = (uint32_t)narrow << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-TARGET INLINE __m512 even(__m512i narrow)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(narrow, 16));
-}
-
-TARGET INLINE __m512 odd(__m512i narrow)
-{
-    return _mm512_castsi512_ps(_mm512_and_si512(narrow, _mm512_set1_epi32((int)0xffff0000)));
-}
-
-/* The sixteen sums of sixteen registers, each added up in the same order. */
-TARGET INLINE __m512 added_up(const __m512 *v)
-{
-    __m512 pair[8], four[4], eight[2];
-    for (int i = 0; i < 8; i++)
-        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
-                                _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    for (int i = 0; i < 4; i++) {
-        __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
-        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    for (int i = 0; i < 2; i++)
-        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0x88),
-                                 _mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0xdd));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88),
-                         _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
-}
-
-/* To bfloat16, ties to even; what is not a number stays so. */
-TARGET INLINE __m256i rounded(__m512 value)
-{
-    __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
-    __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
-    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    up = _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
-}
 
 /* What is added up in one go: columns first to end of rows x weights results from row n of w on.
  * `carried` keeps the sums from one run of columns to the next. */
@@ -121,7 +69,8 @@ TARGET INLINE void block(const struct product *p, const float *x, uint16_t *y, f
         total = _mm512_add_ps(total, _mm512_loadu_ps(added));
     }
     uint16_t out[SUMS];
-    _mm256_storeu_si256((__m256i *)out, rounded(total));
+    _mm256_storeu_si256((__m256i *)out,
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(total), 16)));
     for (int m = 0; m < rows; m++)
         for (int k = 0; k < weights; k++)
             y[m * p->outs + n + k] = out[m * weights + k];

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from service.worker.kernels.library import built
 
 # Up to here a layer is faster with it than with weights widened for a product in fp32 (`wide`):
 # 18 against 22 ms at 64 rows, the same at 96 (Qwen2.5-0.5B's shape, one core).
@@ -24,15 +25,13 @@ MIN_PARALLEL = 1 << 19
 
 
 class Kernel:
-    """The library at `path`. Raises OSError if it cannot be loaded."""
+    """The built library."""
 
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
         self._linear = library.few_rows_linear
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
         self._linear.argtypes = [*[pointer] * 6, *[size] * 4, ctypes.c_int]
         self._linear.restype = None
-        self.supported = bool(library.few_rows_supported())
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
@@ -59,14 +58,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    for path in sorted(Path(__file__).parent.glob("_few_rows*.so")):
-        try:
-            found = Kernel(path)
-        except (OSError, AttributeError):
-            continue  # built for another machine
-        if found.supported:
-            return found
-    return None
+    library = built("few_rows")
+    return None if library is None else Kernel(library)
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
@@ -83,6 +76,6 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product that `serves` allowed."""
-    built = kernel()
-    assert built is not None
-    return built.linear(x, weight, bias)
+    found = kernel()
+    assert found is not None
+    return found.linear(x, weight, bias)

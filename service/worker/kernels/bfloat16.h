@@ -1,0 +1,60 @@
+/* bfloat16 in registers of AVX-512: what the kernels share. */
+#ifndef KVSTITCH_BFLOAT16_H
+#define KVSTITCH_BFLOAT16_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 32 /* bfloat16 per register */
+#define TARGET __attribute__((target("avx512f")))
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float widened(uint16_t narrow)
+{
+    uint32_t bits = (uint32_t)narrow << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+TARGET INLINE __m512 even(__m512i narrow)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(narrow, 16));
+}
+
+TARGET INLINE __m512 odd(__m512i narrow)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(narrow, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* The sixteen sums of sixteen registers, each added up in the same order. */
+TARGET INLINE __m512 added_up(const __m512 *v)
+{
+    __m512 pair[8], four[4], eight[2];
+    for (int i = 0; i < 8; i++)
+        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                                _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; i++)
+        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88),
+                         _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
+}
+
+/* The upper halves are the values in bfloat16, ties to even; what is not a number stays so. */
+TARGET INLINE __m512i rounded(__m512 value)
+{
+    __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
+    __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    return _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
+}
+
+#endif

@@ -1,0 +1,31 @@
+"""Finds the kernels that are written in C, where they are built and this CPU can run them.
+
+They are built when the package is installed where there is a C compiler, or by
+`python -m service.worker.kernels.build`. Without them everything goes on with torch, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def built(name: str) -> ctypes.CDLL | None:
+    """The library of `<name>.c`, or None."""
+    for path in sorted(FOLDER.glob(f"_{name}*.so")):
+        try:
+            library = load(path, name)
+        except (OSError, AttributeError):
+            continue  # built for another machine, or from an older source
+        if library is not None:
+            return library
+    return None
+
+
+def load(path: Path, name: str) -> ctypes.CDLL | None:
+    """The library at `path`, or None if this CPU lacks what it needs. Raises OSError and
+    AttributeError for a file that is not this kernel."""
+    library = ctypes.CDLL(str(path))
+    return library if getattr(library, f"{name}_supported")() else None
