@@ -35,7 +35,7 @@ def goodput(result: Mapping[str, Any]) -> bytes:
         if crossing is not None:
             for axes in (left, middle):
                 axes.axvline(crossing, color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
-    highest = max((step["offered_rate"] for step in steps), default=1.0)
+    highest = max((step["rate"] for step in steps), default=1.0)
     left.plot([0, highest], [0, highest], color="0.8", linewidth=1, zorder=0, label="all good")
     left.set(ylabel="requests/s that kept the SLO", title="Goodput")
     target = result["attainment"]
@@ -62,7 +62,7 @@ def _curve(
     colour: str,
     style: str = "-",
 ) -> None:
-    points = [(s["offered_rate"], s[key], s["valid"]) for s in steps if s[key] is not None]
+    points = [(s["rate"], s[key], s["valid"]) for s in steps if s[key] is not None]
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     axes.plot(xs, ys, style, color=colour, label=label, linewidth=1.4)
     for x, y, valid in points:

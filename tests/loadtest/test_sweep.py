@@ -1,0 +1,99 @@
+"""A sweep against a small real server, one of whose methods is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from loadtest.__main__ import knees
+from loadtest.client import Client
+from loadtest.corpus import Question
+from loadtest.plots import goodput
+from loadtest.routes import Document, Method, RagRoute
+from loadtest.summary import Slo
+from loadtest.sweep import Driver, Pattern, Step, at_rate, sweep
+from loadtest.workloads import Zipf
+
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1}
+ANSWER = f"event: done\ndata: {json.dumps({'usage': USAGE})}\n\n"
+HEAD = "HTTP/1.1 {} x\r\ncontent-length: {}\r\n\r\n"
+PATTERN = Pattern(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
+METHODS = [Method.parse("full"), Method.parse("other")]
+WORK = Zipf([Document("d", "", "Text.")], [Question("Why?")], 1)
+
+
+@asynccontextmanager
+async def refusing(method: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """Answers at once, `method` with 503; the bodies it got."""
+    bodies = []
+    connections = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                bodies.append(json.loads(await reader.readexactly(length)))
+                refused = bodies[-1]["fusion"]["method"] == method
+                text = "full up" if refused else ANSWER
+                head = HEAD.format(503 if refused else 200, len(text)).encode()
+                writer.write(head + text.encode())
+        except asyncio.IncompleteReadError:
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", bodies
+        await asyncio.gather(*connections)
+
+
+async def swept(rates: list[float]) -> tuple[list[Step], list[dict[str, Any]]]:
+    said: list[str] = []
+    # The client leaves first: the server waits for its connections to end.
+    async with refusing("full") as (url, bodies), Client(url, RagRoute()) as client:
+        driver = Driver(client, RagRoute(), PATTERN, Slo(ttft_s=60.0))
+        steps, raw = await sweep(driver, WORK, METHODS, rates, said.append)
+    assert len(said) == len(steps) == len(raw)
+    return steps, bodies
+
+
+async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
+    steps, bodies = await swept([20, 5, 10, 30])
+    order = [(step["rate"], step["method"]) for step in steps]
+    assert order == [
+        *((5, "full"), (5, "other"), (10, "other"), (10, "full"), (20, "other"), (30, "other")),
+    ]
+    assert len(bodies) == 2 * 5 + 2 * 10 + 20 + 30
+    for step in steps:
+        refused = step["method"] == "full"
+        assert step["overloaded_503"] == (step["sent"] if refused else 0)
+        assert step["slo_attainment"] == (0.0 if refused else 1.0)
+    found = knees(steps, METHODS, 0.9)
+    assert found["full"]["rate"] is None and found["other"]["rate"] == 30
+    # There is nothing to compare with, which is not a factor of anything.
+    assert found["other"]["further_right"] is None
+
+
+async def test_what_did_not_hold_is_drawn_too() -> None:
+    steps, _ = await swept([5, 10])
+    steps[-1]["valid"] = False
+    result = {
+        "steps": steps,
+        "knees": knees(steps, METHODS, 0.9),
+        "attainment": 0.9,
+        "slo": {"ttft_ms": 300.0},
+        "slo_text": "TTFT ≤ 300 ms",
+        "model": "a model",
+    }
+    assert goodput(result).startswith(b"\x89PNG")
+
+
+def test_every_rate_has_requests_of_its_own_and_all_methods_the_same() -> None:
+    three, again, five = (at_rate(WORK, rate, PATTERN) for rate in (3.0, 3.0, 5.0))
+    assert three == again and len(three) == 3 and len(five) == 5
+    assert at_rate(WORK, 3.0, Pattern(step_s=1.0, seed=2)) != three
