@@ -249,7 +249,7 @@ def _drift() -> list[Panel]:
             text="Nats between next-token distributions",
             span=HALF,
         ),
-        warmth("Divergence", counts("gate_kl_nats"), unit="short"),
+        warmth("Divergence, all", counts("gate_kl_nats"), unit="short"),
         lines(
             "Comparisons",
             {"{{method}} {{outcome}}": rate("gate_checks_total", by="method, outcome")},

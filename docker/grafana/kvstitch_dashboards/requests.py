@@ -99,11 +99,11 @@ def requests() -> Dashboard:
                 percentiles(
                     "TTFT", "request_ttft_seconds", "Arrival of the request to the first token"
                 ),
-                warmth("TTFT", counts("request_ttft_seconds")),
+                warmth("TTFT, all", counts("request_ttft_seconds")),
                 percentiles(
                     "TPOT", "request_tpot_seconds", "(whole - TTFT) / (tokens - 1), per answer"
                 ),
-                warmth("TPOT", counts("request_tpot_seconds")),
+                warmth("TPOT, all", counts("request_tpot_seconds")),
                 percentiles("Between tokens", "inter_token_seconds", "Every pause by itself"),
                 percentiles("Whole answer", "request_e2e_seconds", "Arrival to the last token"),
                 lines(
