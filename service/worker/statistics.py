@@ -8,14 +8,21 @@ from service.worker.engine import Engine
 from service.worker.planner import Planner
 
 
+# Shown at 0 from the start: a counter that appears with its first failure has not increased, and
+# an alert would see the second one.
+FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
+WATCHED = tuple((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES)
+
+
 def store_values(stats: StoreStats) -> list[Sample]:
     """Tier operations, bytes, seconds and gauges; new keys; dropped writes."""
-    values: list[Sample] = [
-        ("kvstitch_tier_operations_total", {"tier": tier, "op": op, "outcome": outcome}, count)
-        for tier, op, outcome, count in stats.counters()
-    ]
+    values: list[Sample] = []
     for tier in stats.tiers:
         name = {"tier": tier.name}
+        values.extend(
+            ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
+            for (op, outcome), count in sorted({**dict.fromkeys(WATCHED, 0), **tier.ops}.items())
+        )
         for metric, amounts in (
             ("kvstitch_tier_operation_seconds_total", tier.seconds),
             ("kvstitch_tier_transferred_bytes_total", tier.bytes),
