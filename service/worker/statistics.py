@@ -7,7 +7,6 @@ from service.metrics import Sample
 from service.worker.engine import Engine
 from service.worker.planner import Planner
 
-
 # Shown at 0 from the start: a counter that appears with its first failure has not increased, and
 # an alert would see the second one.
 FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
