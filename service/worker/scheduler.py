@@ -91,6 +91,9 @@ class Scheduler:
         return next((s for s in self.active if s.id == request_id), None)
 
 
+# Of a decode step's time that prefill may take before the next one: steps are not equally long, and
+# one that is longer than the last would go beyond it.
+PREFILL_SHARE = 0.85
 # Share of the time that the background lane gets while requests keep the engine busy.
 LANE_SHARE = 0.05
 
@@ -98,8 +101,8 @@ LANE_SHARE = 0.05
 class Pace:
     """How much of each kind of work one engine step does.
 
-    While sequences decode, prefill gets as long as the decode step took: the steps that fit, but
-    at least one. So a prompt of any length at most doubles their TPOT, as long as one step of it
+    While sequences decode, prefill gets about as long as the decode step took: the steps that fit,
+    but at least one. So a prompt of any length at most doubles their TPOT, as long as one step of it
     (a tile of rows) is no longer than a decode step. The background lane gets what is spare, and
     `LANE_SHARE` of the time when nothing ever is.
     """
@@ -126,7 +129,7 @@ class Pace:
     @property
     def prefill_goes_on(self) -> bool:
         """Whether another step like the last one fits before the next decode step."""
-        return self._used_s + self._step_s <= self._decode_s
+        return self._used_s + self._step_s <= PREFILL_SHARE * self._decode_s
 
     @property
     def lane_is_due(self) -> bool:
