@@ -43,13 +43,15 @@ MOST_RATIO = 0.5
 @dataclass(frozen=True)
 class Waiting:
     """A segment to load. nbytes: still to be read, in `parts` pieces; quiet_s: since the last of
-    them came, or since it was asked for (0: not asked for yet)."""
+    them came, or since it was asked for (0: not asked for yet); turn_bytes: what its tier had to
+    read then, up to and with the next piece."""
 
     tokens: int
     tier: str
     nbytes: int
     parts: int = 1
     quiet_s: float = 0.0
+    turn_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,10 @@ class Planner:
     def _loadable(self, one: Waiting, all_of_them: Collection[Waiting]) -> Loadable:
         left = self.tiers.seconds(one.tier, one.nbytes, one.parts)
         if one.quiet_s > 0:
-            # Parts of all documents take turns.
+            # Parts of all documents take turns, and those that were ahead of it may be there by now.
             beside = sum(other.tier == one.tier and other.nbytes > 0 for other in all_of_them)
             turn = left / max(1, one.parts) * beside
+            turn = max(turn, self.tiers.seconds(one.tier, one.turn_bytes))
             due = turn * TRUST if self.tiers.measured(one.tier) else 0.0
             left = max(left, (one.quiet_s - max(due, LATE_S)) * LATE_FACTOR)
         return Loadable(one.tokens, one.tier, left, one.parts)

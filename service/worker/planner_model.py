@@ -75,15 +75,15 @@ class PromptModel:
             for layer in range(layers):
                 now = max(now, _arrival(layer, layers, parts, load_s)) + asked
             return now + layers * each
+        whole = 0.0 if self.begun or not method.whole else self._layer_s(self.tokens, self.tokens)
+        selecting = self._layer_s(self.tokens, rows) if method.whole else each
         for layer in range(layers):
             if layer >= method.unread and loaded:
                 now = max(now, _arrival(layer, layers, parts, load_s))
             if layer < method.whole:
-                now += 0.0 if self.begun else self._layer_s(self.tokens, self.tokens)
-            elif layer == method.whole > 0:
-                now += self._layer_s(self.tokens, rows)
+                now += whole
             else:
-                now += each
+                now += selecting if layer == method.whole else each
         return now
 
     def _loading(self, loaded: Sequence[Loadable]) -> float:

@@ -56,4 +56,5 @@ def expected(load: SegmentLoad) -> Waiting:
         stream.bytes_left,
         max(1, len(stream.parts) - stream.parts_arrived),  # the last may come this moment
         time.monotonic() - stream.last_news_at,
+        stream.turn_bytes,
     )

@@ -52,6 +52,7 @@ class ChunkStream:
         self.chunk: EncodedChunk | None = None
         self.lost = False
         self.last_news_at = time.monotonic()  # asked for, or a part came
+        self.turn_bytes = 0.0  # what its tier had to read then up to and with its next part
         self.users = 0  # the loader's to count
         self.arrived: list[Future[None]] = [Future() for _ in self.parts]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -84,6 +85,11 @@ class ChunkStream:
             return 0
         parts = len(self.parts)
         return stored_bytes(self.address) * (parts - self.parts_arrived) // parts
+
+    @property
+    def next_bytes(self) -> float:
+        """Of the next part."""
+        return self.bytes_left / max(1, len(self.parts) - self.parts_arrived)
 
     def pending(self, layer: int) -> Future[None] | None:
         """What to wait for before `layer` can be read; None: it can."""

@@ -69,6 +69,7 @@ class StreamReader:
             if stream is None:
                 stream = ChunkStream(address, None if tier == MEMORY else tier)
                 self._streams[address.key] = stream
+                stream.turn_bytes = self._turn_bytes(stream)
             stream.users += 1
             self.shared += joined
         if not joined and tier == MEMORY:
@@ -138,6 +139,8 @@ class StreamReader:
         else:
             self._read_part(stream, number)
             if not stream.done:
+                with self._lock:
+                    stream.turn_bytes = self._turn_bytes(stream)
                 self._submit(lambda: self._advance(stream, number + 1))
 
     def _read_part(self, stream: ChunkStream, number: int) -> None:
@@ -172,6 +175,10 @@ class StreamReader:
             with self._lock:
                 self._forget(stream)
             self._on_ready()
+
+    def _turn_bytes(self, stream: ChunkStream) -> float:
+        """Of the next parts of all that is read from its tier."""
+        return sum(s.next_bytes for s in self._streams.values() if s.tier == stream.tier)
 
     def _forget(self, stream: ChunkStream) -> None:
         """Whoever wants the chunk from now on reads it anew."""

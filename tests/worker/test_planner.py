@@ -165,6 +165,19 @@ def test_a_load_that_is_late_is_given_up(model: Tiny) -> None:
     assert given_up(0.06 + cold / LATE_FACTOR)
 
 
+def test_a_load_that_waits_its_turn_is_not_late(model: Tiny) -> None:
+    """The others that were asked for with it may be there already: they took the time."""
+    planner = planner_at(model, 10 * MB)
+    prompt = Prompt(1020, 20, Pie())
+
+    def given_up(turn_bytes: float) -> bool:
+        last = Waiting(100, "redis", MB, 1, quiet_s=0.5, turn_bytes=turn_bytes)
+        return bool(planner.recompute(prompt, [last]))
+
+    assert not given_up(5 * MB)
+    assert given_up(MB)
+
+
 def test_auto_takes_the_methods_own_ratio_from_memory(model: Tiny) -> None:
     auto = Method("a3", {"ratio": "auto"})
     with rig(model, planner=True) as r:

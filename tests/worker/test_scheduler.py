@@ -23,7 +23,9 @@ def steps_between_decodes(decode_s: float, step_s: float) -> int:
 
 
 @pytest.mark.parametrize(("decode", "step", "steps"), [(10, 10, 1), (10, 2, 4), (10, 40, 1)])
-def test_prefill_gets_about_as_long_as_a_decode_step(decode: float, step: float, steps: int) -> None:
+def test_prefill_gets_about_as_long_as_a_decode_step(
+    decode: float, step: float, steps: int
+) -> None:
     assert steps_between_decodes(decode, step) == steps
 
 
