@@ -156,7 +156,7 @@ class Planner:
     def _loadable(self, one: Waiting, all_of_them: Collection[Waiting]) -> Loadable:
         left = self.tiers.seconds(one.tier, one.nbytes, one.parts)
         if one.quiet_s > 0:
-            # Parts of all documents take turns, and those that were ahead of it may be there by now.
+            # Parts of all documents take turns; those ahead of it may be there by now.
             beside = sum(other.tier == one.tier and other.nbytes > 0 for other in all_of_them)
             turn = left / max(1, one.parts) * beside
             turn = max(turn, self.tiers.seconds(one.tier, one.turn_bytes))

@@ -102,9 +102,9 @@ class Pace:
     """How much of each kind of work one engine step does.
 
     While sequences decode, prefill gets about as long as the decode step took: the steps that fit,
-    but at least one. So a prompt of any length at most doubles their TPOT, as long as one step of it
-    (a tile of rows) is no longer than a decode step. The background lane gets what is spare, and
-    `LANE_SHARE` of the time when nothing ever is.
+    but at least one. So a prompt of any length at most doubles their TPOT, as long as one step of
+    it is no longer than a decode step. The background lane gets what is spare, and `LANE_SHARE` of
+    the time when nothing ever is.
     """
 
     def __init__(self) -> None:
