@@ -1,7 +1,8 @@
 """Everything the gateway and the worker say to each other, one typed message per fact.
 
 msgspec tagged structs; no pickle, no paths. Every `Generate` ends in exactly one `Done` or
-`Failed`; every `Precompute` in one `Precomputed` per chunk; every `Purge` in one `Purged`.
+`Failed`; every `Precompute` in one `Precomputed` per chunk; every `Purge` in one `Purged`; every
+`AskGate` in one `GateStates`.
 Durations are seconds taken inside one process's monotonic clock.
 """
 
@@ -12,6 +13,7 @@ import msgspec
 from service.records import (
     Chunk,
     Forecast,
+    GateState,
     Method,
     MethodInfo,
     ModelInfo,
@@ -24,6 +26,7 @@ from service.records import (
 
 __all__ = [
     "Abort",
+    "AskGate",
     "Chunk",
     "Done",
     "Explain",
@@ -31,6 +34,8 @@ __all__ = [
     "Failed",
     "Forecast",
     "FromWorker",
+    "GateState",
+    "GateStates",
     "Generate",
     "Hello",
     "Message",
@@ -125,6 +130,14 @@ class Purge(Message, frozen=True):
     tenant: str = ""
 
 
+class AskGate(Message, frozen=True):
+    """How methods stand at the correctness gate. reset: a method to trust again first, "" for all.
+    Reply: `GateStates`."""
+
+    id: str
+    reset: str | None = None
+
+
 class Shutdown(Message, frozen=True):
     """Finish what runs, flush the store, exit."""
 
@@ -186,6 +199,14 @@ class Purged(Message, frozen=True):
     unreached: list[str] = []
 
 
+class GateStates(Message, frozen=True):
+    """on: whether answers are checked at all."""
+
+    id: str
+    on: bool
+    states: list[GateState]
+
+
 class Stats(Message, frozen=True):
     """Sent about every second: the worker's heartbeat and its counters since start.
 
@@ -198,5 +219,5 @@ class Stats(Message, frozen=True):
     pool_free: float  # share of the KV pool that is free
 
 
-ToWorker = Hello | Generate | Explain | Abort | Prefetch | Precompute | Purge | Shutdown
-FromWorker = Ready | Tokens | Done | Explained | Failed | Precomputed | Purged | Stats
+ToWorker = Hello | Generate | Explain | Abort | Prefetch | Precompute | Purge | AskGate | Shutdown
+FromWorker = Ready | Tokens | Done | Explained | Failed | Precomputed | Purged | GateStates | Stats

@@ -112,6 +112,48 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class GateNote:
+    """What the correctness gate changed of a request. state: "ratio_raised" or "full_prefill";
+    used: the method that ran; why: what was seen of the one that was asked for."""
+
+    state: str
+    used: Method
+    why: str
+
+    @property
+    def text(self) -> str:
+        instead = (
+            "full prefill was used"
+            if self.state == "full_prefill"
+            else f"its ratio was raised to {self.used.parameters['ratio']:g}"
+        )
+        return f"the correctness gate does not trust the fusion method, {instead}: {self.why}"
+
+
+@dataclass(frozen=True)
+class GateState:
+    """How a fusion method with its parameters stands at the correctness gate.
+
+    state: "ok", "ratio_raised" or "full_prefill", for `for_s` seconds; used: what runs instead.
+    `checks`: the last ones of what is used, none for full prefill; `recovery_…`: of the step below,
+    which is returned to when `recovery_needed` of them were good. trips: since start or reset."""
+
+    fusion: Method
+    state: str
+    used: Method
+    why: str
+    for_s: float
+    checks: int
+    agreement: float | None
+    mean_kl: float | None
+    recovery_checks: int
+    recovery_agreement: float | None
+    recovery_kl: float | None
+    recovery_needed: int
+    trips: int
+
+
+@dataclass(frozen=True)
 class Report:
     prompt_tokens: int
     completion_tokens: int
@@ -132,3 +174,4 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     ratio: float | None = None  # of a fusion method that has one, as it was used
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
+    gate: GateNote | None = None  # None: the method that was asked for ran

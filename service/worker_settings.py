@@ -28,6 +28,12 @@ class WorkerSettings:
     max_running: int = 32
     max_waiting: int = 256
     planner: bool = False  # whether to compute what would take longer to load
+    gate_sample: float = 0.0  # share of answers held against full prefill; 0: no gate
+    gate_window: int = 32
+    gate_min_checks: int = 8
+    gate_min_agreement: float = 0.75
+    gate_max_kl: float = 0.5  # nats
+    gate_recovery: int = 32
     threads: int = 0  # 0: torch's default
     loader_threads: int = 4
     methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none

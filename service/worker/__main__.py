@@ -26,6 +26,8 @@ from service.worker import selfcheck
 from service.worker.addressing import Addressing
 from service.worker.calibration import read_calibration
 from service.worker.engine import Engine
+from service.worker.gate.gate import Checks
+from service.worker.gate.policy import Bounds
 from service.worker.link import Link
 from service.worker.loader import Loader
 from service.worker.methods import add_folder, describe, eviction_methods, fusion_methods
@@ -97,6 +99,7 @@ def serve(settings: WorkerSettings) -> int:
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
+            checks=checks(settings),
         )
         ready = m.Ready(
             model=m.ModelInfo(
@@ -130,6 +133,20 @@ def serve(settings: WorkerSettings) -> int:
             link.close()
             loader.close()
     return 0
+
+
+def checks(settings: WorkerSettings) -> Checks | None:
+    """How answers are held against full prefill's, if they are."""
+    if not settings.gate_sample:
+        return None
+    bounds = Bounds(
+        settings.gate_window,
+        settings.gate_min_checks,
+        settings.gate_min_agreement,
+        settings.gate_max_kl,
+        settings.gate_recovery,
+    )
+    return Checks(settings.gate_sample, bounds)
 
 
 def tiers(settings: WorkerSettings) -> list[Tier]:

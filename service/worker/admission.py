@@ -5,6 +5,7 @@ Methods and parameters, the context, the pool's size; addresses of all segments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from service.errors import InvalidRequest, PromptTooLong
@@ -13,10 +14,14 @@ from service.records import Chunk
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address, Addressing
 from service.worker.calibration import ModelFacts
+from service.worker.fusion.base import FusionMethod
+from service.worker.gate.standing import Watched
 from service.worker.methods import make_eviction, make_fusion
 from service.worker.request import Request
 from service.worker.sampler import Sampler
 from service.worker.sequence import Sequence
+
+Watch = Callable[[str, FusionMethod], Watched | None]
 
 
 class Admission:
@@ -29,11 +34,14 @@ class Admission:
         facts: ModelFacts,
         *,
         pool_tokens: int,
+        watch: Watch | None = None,
     ) -> None:
+        """watch: what a fusion method is replaced by where it cannot be trusted."""
         self._adapter = adapter
         self._facts = facts
         self._addressing = addressing
         self._pool_tokens = pool_tokens
+        self._watch = watch
 
     def addresses(
         self, system: Many[int], documents: Many[Chunk], prefix_mode: str, tenant: str
@@ -77,6 +85,9 @@ class Admission:
         addresses = self.addresses(
             request.system, request.documents, request.prefix_mode, request.tenant
         )
+        watched = self._watch(request.fusion.name, fusion) if self._watch else None
+        if watched is not None:
+            fusion = watched.fusion
         sequence = Sequence(
             request,
             fusion,
@@ -85,8 +96,11 @@ class Admission:
             loads=[None] * len(addresses),
             max_tokens=request.sampling.max_tokens,
             sampler=Sampler(request.sampling),
-            auto_ratio=auto_ratio,
+            auto_ratio=auto_ratio and fusion.reads_cache,
+            watched=watched,
         )
+        if watched is not None and watched.note is not None:
+            sequence.warnings.append(watched.note.text)
         self._fit_context(sequence)
         return sequence
 

@@ -2,7 +2,7 @@
 its own (the loader has some).
 
 A step: start a prefill → one decode step for all running sequences → some tiles of the prefill → in
-spare time, some of the background lane. `service.worker.scheduler.Pace` says how much of each.
+spare time, some background work. `service.worker.scheduler.Pace` says how much of each.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from service.errors import KvstitchError
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Addressing
 from service.worker.admission import Admission
+from service.worker.background import Background
 from service.worker.calibration import ModelFacts
 from service.worker.decode import decode_step
 from service.worker.evict import evict
 from service.worker.explaining import Explainer
+from service.worker.gate.gate import Checks, Gate
 from service.worker.kv_pool import KVPool
 from service.worker.loader import Loader
 from service.worker.opening import Opener
@@ -38,7 +40,8 @@ class Engine:
     """One model, one pool, one store. Not thread-safe: call it from one thread.
 
     planner: whether to compute documents that would take longer to load; off, whatever is stored is
-    loaded. Chunks in the memory tier are always used."""
+    loaded. Chunks in the memory tier are always used. checks: how answers are held against full
+    prefill's; None: they are not."""
 
     def __init__(
         self,
@@ -52,22 +55,15 @@ class Engine:
         max_running: int = 32,
         max_waiting: int = 256,
         planner: bool = True,
+        checks: Checks | None = None,
     ) -> None:
         self._adapter = adapter
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
-        self.admission = Admission(adapter, addressing, self._facts, pool_tokens=pool_tokens)
         self.store = store
         self.streams = loader.streams
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
         self._opener = Opener(adapter, self._facts, addressing, loader, self.planner)
-        self._explainer = Explainer(
-            adapter, self.admission, addressing, loader.streams, self._estimator, deciding=planner
-        )
-        self._events: list[Event] = []
-        self._pace = Pace()
-        self.decode_steps = 0
-        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
         self.lane = PrecomputeLane(adapter, store, loader)
         self.pool = KVPool(
             adapter.layers,
@@ -77,11 +73,27 @@ class Engine:
             dtype=adapter.dtype,
             device=adapter.device,
         )
+        self.gate = Gate.of(checks, self._opener, self.pool, self.lane) if checks else None
+        self.background = Background(self.lane, self.gate)
+        self.admission = Admission(
+            adapter,
+            addressing,
+            self._facts,
+            pool_tokens=pool_tokens,
+            watch=self.gate.watch if self.gate else None,
+        )
+        self._explainer = Explainer(
+            adapter, self.admission, addressing, loader.streams, self._estimator, deciding=planner
+        )
+        self._events: list[Event] = []
+        self._pace = Pace()
+        self.decode_steps = 0
+        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
 
     @property
     def idle(self) -> bool:
         """Nothing to compute until a request or a load arrives."""
-        return not self._busy and self.lane.idle
+        return not self._busy and self.background.idle
 
     @property
     def _busy(self) -> bool:
@@ -123,8 +135,8 @@ class Engine:
         self._start_prefill()
         self._decode()
         self._advance_prefill()
-        if not self.lane.idle and (self._pace.lane_is_due or not self._busy):
-            self._advance_lane()
+        if not self.background.idle and (self._pace.lane_is_due or not self._busy):
+            self._advance_background()
         self._events.extend(self.lane.finished())
         self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
         events, self._events = self._events, []
@@ -147,7 +159,10 @@ class Engine:
             self._fail(sequence, error)
 
     def _fits(self, sequence: Sequence) -> bool:
-        return self.pool.can_reserve(sequence.reserved_tokens)
+        wanted = sequence.reserved_tokens
+        if self.pool.can_reserve(wanted):
+            return True
+        return self.gate is not None and self.gate.give_way() and self.pool.can_reserve(wanted)
 
     def _advance_prefill(self) -> None:
         """Steps of the prefills that can go on: one if nobody decodes (so that aborts and new
@@ -181,6 +196,8 @@ class Engine:
         self._opener.close(sequence)
         try:
             self.scheduler.start_running(sequence)
+            if self.gate is not None:
+                self.gate.answered(sequence, result)
             self._emit(sequence, sequence.sampler(result.logits))
             sequence.close_stage("first_token")
             if sequence in self.scheduler.running:
@@ -265,11 +282,7 @@ class Engine:
             if address is not None and sequence.missed(i):
                 self.lane.add(address)
 
-    def _advance_lane(self) -> None:
+    def _advance_background(self) -> None:
         started = time.monotonic()
-        try:
-            self.lane.advance()
-        except Exception as error:
-            log.error("precompute failed", exc_info=error)
-            self.lane.fail_current(error)
+        self.background.advance()
         self._pace.lane_stepped(time.monotonic() - started)

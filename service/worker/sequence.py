@@ -17,6 +17,7 @@ from service.worker.addressing import Address
 from service.worker.eviction.base import EvictionMethod
 from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.samkv import Method as SamKV
+from service.worker.gate.standing import Watched
 from service.worker.kv_pool import SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.loader import EndsOutcome
@@ -44,6 +45,7 @@ class Sequence:
     sampler: Sampler
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
+    watched: Watched | None = None
 
     segments: list[SegmentLoad | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -196,6 +198,7 @@ class Sequence:
             seed=self.sampler.seed if self.request.sampling.temperature > 0 else None,
             warnings=self.warnings,
             ratio=getattr(self.fusion, "ratio", None),
+            gate=self.watched.note if self.watched else None,
             hidden_load_s=max(0.0, sum(s.load_s for s in segments) - self.stages.get("load", 0.0)),
         )
 

@@ -123,10 +123,12 @@ class Server:
                 self._precompute(outlet, gateway, message)
             case m.Purge():
                 keys = {a.key for a in self._addresses(message)[1:] if a is not None}
-                self._engine.lane.forget(keys)
+                self._engine.background.forget(keys)
                 copies = self._store.delete(keys)
                 unreached = [name for name in self._store.tier_names if name not in copies]
                 outlet.send(gateway, wire.encode(m.Purged(message.id, copies, unreached)))
+            case m.AskGate():
+                outlet.send(gateway, wire.encode(self._gate(message)))
             case m.Shutdown():
                 self.stop()
 
@@ -143,6 +145,14 @@ class Server:
             log.error("request %s was refused", message.id, exc_info=error)
             text = f"{type(error).__name__}: {error}"
             self._send(outlet, [FailedEvent(message.id, "worker_fault", text)])
+
+    def _gate(self, message: m.AskGate) -> m.GateStates:
+        gate = self._engine.gate
+        if gate is None:
+            return m.GateStates(message.id, False, [])
+        if message.reset is not None:
+            gate.reset(message.reset)
+        return m.GateStates(message.id, True, gate.states())
 
     def _precompute(self, outlet: Outlet, gateway: bytes, message: m.Precompute) -> None:
         if message.documents:

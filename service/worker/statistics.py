@@ -62,6 +62,8 @@ def engine_values(engine: Engine) -> list[Sample]:
         for status, count in engine.lane.counts.items()
     )
     values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
+    if engine.gate is not None:
+        values.extend(engine.gate.values())
     return values + (_planner_values(engine.planner) if engine.planner is not None else [])
 
 

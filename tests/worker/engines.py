@@ -11,6 +11,7 @@ from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
 from service.worker.addressing import Addressing
 from service.worker.engine import Engine
+from service.worker.gate.gate import Checks
 from service.worker.loader import Loader
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from tests.worker.tiny import D1, D2, D3, Q, S, Tiny
@@ -96,6 +97,7 @@ def rig(
     max_waiting: int = 32,
     planner: bool = False,
     threads: int = 2,
+    checks: Checks | None = None,
 ) -> Iterator[Rig]:
     """planner: off, or what a busy machine takes for a tiny file would decide what is loaded."""
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
@@ -111,6 +113,7 @@ def rig(
             max_running=max_running,
             max_waiting=max_waiting,
             planner=planner,
+            checks=checks,
         )
         try:
             yield Rig(engine, store)

@@ -1,0 +1,51 @@
+"""What the gate counted, by method, as the worker reports it (declared in service.metrics)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from service.worker.gate.policy import Observation
+
+Value = tuple[str, dict[str, str], float]
+KL_BUCKETS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+
+
+class Counts:
+    """Since the start, whatever was reset."""
+
+    def __init__(self) -> None:
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._below: Counter[tuple[str, float]] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def checked(self, method: str, seen: Observation) -> None:
+        self._outcomes[method, "agree" if seen.agrees else "disagree"] += 1
+        self._sums[method] += seen.kl
+        for bound in KL_BUCKETS:
+            self._below[method, bound] += seen.kl <= bound
+
+    def skipped(self, method: str) -> None:
+        """A check that was due and not made."""
+        self._outcomes[method, "skipped"] += 1
+
+    def of(self, outcome: str) -> int:
+        """Over all methods."""
+        return sum(count for (_, kind), count in self._outcomes.items() if kind == outcome)
+
+    def values(self) -> list[Value]:
+        """Called from another thread than the rest: copies first."""
+        outcomes, below = self._outcomes.copy(), self._below.copy()
+        values: list[Value] = [
+            ("kvstitch_gate_checks_total", {"method": method, "outcome": outcome}, count)
+            for (method, outcome), count in outcomes.items()
+        ]
+        for method, total in dict(self._sums).items():
+            made = outcomes[method, "agree"] + outcomes[method, "disagree"]
+            name = "kvstitch_gate_kl_nats"
+            values += [
+                (f"{name}_bucket", {"method": method, "le": str(bound)}, below[method, bound])
+                for bound in KL_BUCKETS
+            ]
+            values.append((f"{name}_bucket", {"method": method, "le": "+Inf"}, made))
+            values.append((f"{name}_sum", {"method": method}, total))
+        return values

@@ -1,0 +1,31 @@
+"""What a fusion method is replaced by, step by step. Knows no observations."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from service.worker.fusion.base import FusionMethod
+from service.worker.fusion.vanilla import Method as Vanilla
+
+FULL = "vanilla"
+FACTOR = 2.0
+LEAST_RATIO = 0.1
+"""A method that was asked to recompute nothing begins with this."""
+MOST_RATIO = 0.6
+"""Above it a full prefill costs hardly more, and cannot be wrong."""
+
+
+def ladder(fusion: FusionMethod) -> list[FusionMethod]:
+    """The method as asked for, with its ratio doubled as often as makes sense where it has one,
+    and full prefill."""
+    steps = [fusion]
+    if any(field.name == "ratio" for field in fields(fusion)):
+        ratio = _raised(fusion.ratio)  # type: ignore[attr-defined]
+        while ratio <= MOST_RATIO:
+            steps.append(replace(fusion, ratio=ratio))  # type: ignore[call-arg]
+            ratio = _raised(ratio)
+    return [*steps, Vanilla()]
+
+
+def _raised(ratio: float) -> float:
+    return max(LEAST_RATIO, round(FACTOR * ratio, 6))
