@@ -6,7 +6,7 @@ The engine is importable on a bare machine; `service.messages` puts these on the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,15 @@ class Forecast:
     warnings: list[str] = field(default_factory=list)
 
 
+GateStateName = Literal["ok", "ratio_raised", "full_prefill"]
+
+
 @dataclass(frozen=True)
 class GateNote:
     """What the correctness gate changed of a request. state: "ratio_raised" or "full_prefill";
     used: the method that ran; why: what was seen of the one that was asked for."""
 
-    state: str
+    state: GateStateName
     used: Method
     why: str
 
@@ -139,7 +142,7 @@ class GateState:
     which is returned to when `recovery_needed` of them were good. trips: since start or reset."""
 
     fusion: Method
-    state: str
+    state: GateStateName
     used: Method
     why: str
     for_s: float

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import InvalidSetting
@@ -68,6 +68,14 @@ class Settings(BaseSettings):
     planner: bool = Field(
         False, description="compute documents that would take longer to load than to compute"
     )
+    gate_sample: float = Field(
+        0.0, ge=0, le=1, description="share of answers held against full prefill; 0: no gate"
+    )
+    gate_window: int = Field(32, ge=1, le=10_000, description="checks a method is judged by")
+    gate_min_checks: int = Field(8, ge=1, description="checks before it is judged")
+    gate_min_agreement: float = Field(0.75, ge=0, le=1, description="of most likely tokens")
+    gate_max_kl: float = Field(0.5, gt=0, description="mean KL to full prefill, in nats")
+    gate_recovery: int = Field(32, ge=1, le=10_000, description="good checks until a step back")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0: torch's choice")
     methods_dir: Path | None = Field(
         None, description="folder with fusion/*.py and eviction/*.py of your own; none: built in"
@@ -142,6 +150,13 @@ class Settings(BaseSettings):
             raise ValueError("must start with redis://, rediss:// or unix://")
         return value
 
+    @field_validator("gate_min_checks")
+    @classmethod
+    def _within_window(cls, value: int, info: ValidationInfo) -> int:
+        if value > (window := info.data.get("gate_window", value)):
+            raise ValueError(f"must be at most gate_window, {window}")
+        return value
+
     @property
     def kv_dir(self) -> Path:
         return self.data_dir / "kv"
@@ -175,6 +190,12 @@ class Settings(BaseSettings):
             # The gateway is the gate. All it admits may come before the worker begins any of it.
             max_waiting=self.max_running + self.max_waiting,
             planner=self.planner,
+            gate_sample=self.gate_sample,
+            gate_window=self.gate_window,
+            gate_min_checks=self.gate_min_checks,
+            gate_min_agreement=self.gate_min_agreement,
+            gate_max_kl=self.gate_max_kl,
+            gate_recovery=self.gate_recovery,
             threads=self.threads,
             methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
             tenant_secret=self.tenant_secret,

@@ -17,6 +17,7 @@ from service.gateway.routes import (
     collections,
     corpus,
     documents,
+    gate,
     health,
     jobs,
     models,
@@ -46,7 +47,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (rag, openai, models, corpus, jobs, documents, collections, health):
+    for module in (rag, openai, models, corpus, jobs, documents, collections, gate, health):
         app.include_router(module.router)
     app.openapi = Description(app, lambda: _offer(gateway))  # type: ignore[method-assign]
     return app

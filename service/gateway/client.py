@@ -26,6 +26,7 @@ from service.errors import Overloaded, WorkerUnavailable, from_code
 from service.gateway.worker import Event
 from service.messages import (
     Abort,
+    AskGate,
     Chunk,
     Done,
     Explain,
@@ -33,6 +34,7 @@ from service.messages import (
     Failed,
     Forecast,
     FromWorker,
+    GateStates,
     Generate,
     Hello,
     Message,
@@ -209,6 +211,17 @@ class WorkerClient:
             if isinstance(reply, Failed):
                 raise from_code(reply.code, reply.message, reply.field)
             raise WorkerUnavailable(f"the worker answered a purge with {type(reply).__name__}")
+
+    async def gate(self, *, reset: str | None = None) -> GateStates:
+        """How methods stand at the correctness gate, after `reset` of one ("": of all)."""
+        message = AskGate(uuid.uuid4().hex, reset)
+        with self._call(message.id, message) as queue:
+            reply = await queue.get()
+            if isinstance(reply, GateStates):
+                return reply
+            if isinstance(reply, Failed):
+                raise from_code(reply.code, reply.message, reply.field)
+            raise WorkerUnavailable(f"the worker told of its gate with {type(reply).__name__}")
 
     def shutdown(self) -> None:
         """Ask the worker to finish and exit."""

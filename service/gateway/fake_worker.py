@@ -27,11 +27,13 @@ from service import wire
 from service.gateway.supervisor import REFUSED
 from service.messages import (
     Abort,
+    AskGate,
     Done,
     Explain,
     Explained,
     Failed,
     Forecast,
+    GateStates,
     Generate,
     Hello,
     Message,
@@ -48,6 +50,7 @@ from service.messages import (
 )
 from service.records import (
     Chunk,
+    GateState,
     MethodInfo,
     ModelInfo,
     Report,
@@ -91,6 +94,7 @@ class FakeWorker:
     refuse: Failed | None = None  # answer every Generate with this (its id is filled in)
     on_token: Callable[[Generate, int], None] = lambda request, number: None
     on_chunk: Callable[[Chunk], None] = lambda chunk: None
+    gate: list[GateState] = field(default_factory=list)
     stored: set[tuple[int, ...]] = field(default_factory=set)
     unreached: list[str] = field(default_factory=list)  # tiers that do not answer a purge
     received: list[ToWorker] = field(default_factory=list)
@@ -151,6 +155,10 @@ class FakeWorker:
                 self.stored -= gone
                 copies = {"memory": len(gone)}
                 await self._send(peer, Purged(message.id, copies, list(self.unreached)))
+            case AskGate():
+                if message.reset is not None:
+                    self.gate = [s for s in self.gate if message.reset not in ("", s.fusion.name)]
+                await self._send(peer, GateStates(message.id, True, self.gate))
             case Prefetch():
                 pass
             case Shutdown():

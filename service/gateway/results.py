@@ -19,8 +19,10 @@ from service.gateway.schemas import (
     Timing,
     Usage,
 )
+from service.gateway.schemas.generate import GateNote as GateNoteOut
 from service.messages import Method, Report, SegmentReport
 from service.metrics import PROMPT_SOURCES, STAGES, TIERS
+from service.records import GateNote
 
 
 def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]:
@@ -75,6 +77,7 @@ def cache(report: Report, passages: Sequence[Passage]) -> CacheReport:
         recomputed_ratio=report.recomputed_ratio,
         recomputed_tokens=report.recomputed_tokens,
         ratio=report.ratio,
+        gate=_gate(report.gate),
     )
 
 
@@ -137,6 +140,12 @@ def _decision(segment: SegmentReport) -> str:
     if segment.plan == "recompute":
         return "recompute"
     return "load" if segment.tier in TIERS else "miss"
+
+
+def _gate(note: GateNote | None) -> GateNoteOut | None:
+    if note is None:
+        return None
+    return GateNoteOut(state=note.state, used=method(note.used), why=note.why)
 
 
 def _segment(segment: SegmentReport) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from service.messages import (
     Done,
     Failed,
     Forecast,
+    GateStates,
     Generate,
     Precomputed,
     Prefetch,
@@ -46,5 +47,9 @@ class Worker(Protocol):
     async def purge(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> Purged: ...
+
+    async def gate(self, *, reset: str | None = None) -> GateStates:
+        """How methods stand; `reset` one of them first, "" for all."""
+        ...
 
     async def wait_ready(self) -> Ready: ...

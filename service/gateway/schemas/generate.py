@@ -12,6 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.schemas.fields import STRICT, DocId, Stops, Title, Unicode
 from service.prompt import Turn
+from service.records import GateStateName
 
 MAX_MESSAGES = 512
 MAX_INLINE_DOCUMENTS = 64
@@ -163,8 +164,17 @@ class CacheDocument(CacheSegment):
     chunk_id: int
 
 
+class GateNote(BaseModel):
+    """What ran instead of the fusion method that was asked for, and what had been seen of that."""
+
+    state: GateStateName
+    used: dict[str, Any]
+    why: str
+
+
 class CacheReport(BaseModel):
-    """ratio: the fusion method's, as it was used; None if it has none."""
+    """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
+    gate changed; None: nothing."""
 
     system: CacheSegment
     documents: list[CacheDocument]
@@ -177,6 +187,7 @@ class CacheReport(BaseModel):
     recomputed_ratio: float
     recomputed_tokens: int
     ratio: float | None
+    gate: GateNote | None
 
 
 class Timing(BaseModel):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from service.metrics import KL_BUCKETS, Sample
 from service.worker.gate.policy import Observation
-
-Value = tuple[str, dict[str, str], float]
-KL_BUCKETS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 
 
 class Counts:
@@ -32,10 +30,10 @@ class Counts:
         """Over all methods."""
         return sum(count for (_, kind), count in self._outcomes.items() if kind == outcome)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[Sample]:
         """Called from another thread than the rest: copies first."""
         outcomes, below = self._outcomes.copy(), self._below.copy()
-        values: list[Value] = [
+        values: list[Sample] = [
             ("kvstitch_gate_checks_total", {"method": method, "outcome": outcome}, count)
             for (method, outcome), count in outcomes.items()
         ]

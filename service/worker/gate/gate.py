@@ -20,12 +20,13 @@ from typing import Any
 
 from torch import Tensor
 
+from service.metrics import Sample
 from service.records import GateState
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address
 from service.worker.fusion.base import FusionMethod
 from service.worker.gate.comparison import compare, full_logits
-from service.worker.gate.counts import Counts, Value
+from service.worker.gate.counts import Counts
 from service.worker.gate.policy import Bounds
 from service.worker.gate.shadow import Shadow, reuses_documents
 from service.worker.gate.standing import STATES, Standing, Standings, Watched
@@ -201,13 +202,13 @@ class Gate:
         """Trust a method again, "" for all, whatever was seen of it. Checks under way count."""
         self._standings.reset(name)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[Sample]:
         """Counters, and per method the worst state of any of its parameters."""
         worst: dict[str, int] = {}
         for standing in self._standings.all():
             state = STATES.index(standing.state)
             worst[standing.name] = max(state, worst.get(standing.name, 0))
-        states: list[Value] = [
+        states: list[Sample] = [
             ("kvstitch_gate_state", {"method": method}, state) for method, state in worst.items()
         ]
         return self.counts.values() + states

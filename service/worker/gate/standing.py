@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
-from service.records import GateNote, GateState, Method
+from service.records import GateNote, GateState, GateStateName, Method
 from service.worker.fusion.base import FusionMethod
 from service.worker.gate.ladder import FULL, ladder
 from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of, mean_kl
@@ -18,7 +18,9 @@ from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of,
 log = logging.getLogger("kvstitch.gate")
 
 MAX_KNOWN = 256
-OK, RAISED, FULL_PREFILL = "ok", "ratio_raised", "full_prefill"
+OK: GateStateName = "ok"
+RAISED: GateStateName = "ratio_raised"
+FULL_PREFILL: GateStateName = "full_prefill"
 STATES = (OK, RAISED, FULL_PREFILL)
 
 
@@ -34,7 +36,7 @@ class Standing:
     since: float = field(default_factory=time.monotonic)
 
     @property
-    def state(self) -> str:
+    def state(self) -> GateStateName:
         if self.drift.level == 0:
             return OK
         return FULL_PREFILL if self.drift.level == self.drift.top else RAISED
