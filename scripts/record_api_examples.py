@@ -1,6 +1,6 @@
 """Records the examples of the API's description from a running service:
 
-    kvstitch serve --port 8123 --data-dir $(mktemp -d) &
+    KVSTITCH_GATE_SAMPLE=1 kvstitch serve --port 8123 --data-dir $(mktemp -d) &
     python scripts/record_api_examples.py http://127.0.0.1:8123
 
 The requests are below, in an order that makes sense; the answers are what the service said. Run it
@@ -123,6 +123,8 @@ def main(url: str) -> None:
     record("GET", "/admin/receipts/{receipt_id}", f"/admin/receipts/{receipt}")
     record("DELETE", "/admin/documents/{doc_id}", "/admin/documents/person-01")
     record("DELETE", "/admin/collections/{collection}", "/admin/collections/default")
+    record("GET", "/admin/gate")
+    record("POST", "/admin/gate/reset", requests={"one": {"method": "a3"}, "all": {}})
     for path in ("/health/live", "/health/ready", "/status", "/metrics"):
         record("GET", path)
     FILE.write_text(json.dumps(record.examples, indent=1, ensure_ascii=False) + "\n")

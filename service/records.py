@@ -6,7 +6,7 @@ The engine is importable on a bare machine; `service.messages` puts these on the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class Forecast:
 
 
 GateStateName = Literal["ok", "ratio_raised", "full_prefill"]
+GATE_STATES: tuple[GateStateName, ...] = get_args(GateStateName)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from service.messages import Stats
+from service.records import GATE_STATES
+
 if TYPE_CHECKING:
     from service.gateway.gateway import Gateway
 
@@ -36,5 +39,16 @@ async def status(gateway: Gateway) -> dict[str, Any]:
             "running": None if stats is None else stats.running,
             "waiting": None if stats is None else stats.waiting,
         },
+        "gate": None if stats is None else _gate(stats),
         "tiers": gateway.metrics.worker.tiers(),
+    }
+
+
+def _gate(stats: Stats) -> dict[str, str]:
+    """Fusion methods that were asked for since the start, and how far the gate trusts them; none
+    where there is no gate."""
+    return {
+        labels["method"]: GATE_STATES[int(value)]
+        for name, labels, value in stats.values
+        if name == "kvstitch_gate_state"
     }

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from service.metrics import Sample
-from service.records import GateState
+from service.records import GATE_STATES, GateState
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Address
 from service.worker.fusion.base import FusionMethod
@@ -29,7 +29,7 @@ from service.worker.gate.comparison import compare, full_logits
 from service.worker.gate.counts import Counts
 from service.worker.gate.policy import Bounds
 from service.worker.gate.shadow import Shadow, reuses_documents
-from service.worker.gate.standing import STATES, Standing, Standings, Watched
+from service.worker.gate.standing import Standing, Standings, Watched
 from service.worker.kv_pool import KVPool
 from service.worker.opening import Opener
 from service.worker.precompute import PrecomputeLane
@@ -136,10 +136,9 @@ class Gate:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute right now (a check may wait for its chunks)."""
-        if self._awaited is not None and not self._awaited.done():
-            return True
-        return not self.pending
+        """Nothing to compute right now (a check may wait for its chunks or for KV)."""
+        waits = self._awaited is not None and not self._awaited.done()
+        return waits or self._shadow.blocked or not self.pending
 
     def advance(self) -> None:
         """One step of the current check, or the start of the next."""
@@ -206,7 +205,7 @@ class Gate:
         """Counters, and per method the worst state of any of its parameters."""
         worst: dict[str, int] = {}
         for standing in self._standings.all():
-            state = STATES.index(standing.state)
+            state = GATE_STATES.index(standing.state)
             worst[standing.name] = max(state, worst.get(standing.name, 0))
         states: list[Sample] = [
             ("kvstitch_gate_state", {"method": method}, state) for method, state in worst.items()

@@ -72,7 +72,7 @@ class Drift:
         if level == self.level < self.top:
             self.here.append(seen)
             return self._up()
-        if level == self.level - 1:
+        if 0 <= level == self.level - 1:
             self.below.append(seen)
             while len(self.below) > self.needed:
                 self.below.popleft()

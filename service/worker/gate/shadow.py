@@ -31,16 +31,22 @@ class Shadow:
     pool: KVPool
     lane: PrecomputeLane
     _sequence: Sequence | None = field(default=None, repr=False)
+    _wants: int = 0  # tokens of KV that it waits for
 
     @property
     def holds_kv(self) -> bool:
         return self._sequence is not None and self._sequence.kv is not None
 
+    @property
+    def blocked(self) -> bool:
+        """It waits for KV that is not free."""
+        return not self.pool.can_reserve(self._wants)
+
     def steps(
         self, request: Request, addresses: Many[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
-        """Logits `[vocabulary]`; None if it says nothing: no KV was free, or no document's stored
-        KV was used. Closing it gives everything back."""
+        """Logits `[vocabulary]`; None if they say nothing, as no document's stored KV was
+        used. Closing it gives everything back."""
         asked = replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = Sequence(
             asked,
@@ -56,9 +62,10 @@ class Shadow:
             yield from _loaded(sequence)
             if fusion.sparse and not _stored(sequence):
                 return None  # it would compute and store what is missing
-            kv = self.pool.reserve(sequence.reserved_tokens)
-            if kv is None:
-                return None
+            self._wants = sequence.reserved_tokens
+            while (kv := self.pool.reserve(self._wants)) is None:
+                yield None
+            self._wants = 0
             self.opener.open(sequence, kv)
             assert sequence.steps is not None
             result = yield from sequence.steps
@@ -68,7 +75,7 @@ class Shadow:
             self._give_back(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
-        self._sequence = None
+        self._sequence, self._wants = None, 0
         self.opener.close(sequence)
         if sequence.steps is not None:
             sequence.steps.close()

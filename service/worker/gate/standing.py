@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
-from service.records import GateNote, GateState, GateStateName, Method
+from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
 from service.worker.fusion.base import FusionMethod
 from service.worker.gate.ladder import FULL, ladder
 from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of, mean_kl
@@ -18,10 +18,7 @@ from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of,
 log = logging.getLogger("kvstitch.gate")
 
 MAX_KNOWN = 256
-OK: GateStateName = "ok"
-RAISED: GateStateName = "ratio_raised"
-FULL_PREFILL: GateStateName = "full_prefill"
-STATES = (OK, RAISED, FULL_PREFILL)
+OK, RAISED, FULL_PREFILL = GATE_STATES
 
 
 @dataclass
