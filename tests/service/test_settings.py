@@ -33,6 +33,8 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     [
         ("port", 70000, "port (KVSTITCH_PORT) = 70000: input should be less than"),
         ("port", "web", "port (KVSTITCH_PORT) = 'web': input should be a valid integer"),
+        ("gate_min_checks", 33, "must be at most gate_window, 32"),
+        ("gate_sample", 1.5, "less than or equal to 1"),
         ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'int2', 'int4'"),
         ("prefix_mode", "all", "must be one of none, bos, bos_keep, system"),
         ("redis_url", "localhost:6379", "must start with redis://"),
