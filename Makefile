@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY := PASSIVE
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
-	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients
+	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel
 	@touch $@
 
 demo: setup

@@ -83,6 +83,7 @@ class Generate(Message, frozen=True):
     sampling: Sampling = Sampling()
     prefix_mode: str = "none"
     tenant: str = ""
+    traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
 
 
 class Explain(Message, frozen=True):

@@ -125,6 +125,9 @@ class Settings(BaseSettings):
     tenant_requests_per_minute: int | None = Field(None, ge=1)
     tenant_tokens_per_minute: int | None = Field(None, ge=1, description="of prompt and answer")
 
+    otlp_endpoint: str = Field(
+        "", description="OpenTelemetry collector, http://host:4318; empty: nothing is traced"
+    )
     pin_check_s: float = Field(60.0, gt=0, description="pause between looks at pinned KV")
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
@@ -136,7 +139,7 @@ class Settings(BaseSettings):
             raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
         return value
 
-    @field_validator("embedder_url", "reranker_url")
+    @field_validator("embedder_url", "reranker_url", "otlp_endpoint")
     @classmethod
     def _http_scheme(cls, value: str) -> str:
         if value and not value.startswith(("http://", "https://")):
@@ -198,6 +201,7 @@ class Settings(BaseSettings):
             gate_recovery=self.gate_recovery,
             threads=self.threads,
             methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
+            otlp_endpoint=self.otlp_endpoint,
             tenant_secret=self.tenant_secret,
             tenants_secret=self.tenant_secret or tenants_secret,
         )

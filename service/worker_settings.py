@@ -37,6 +37,7 @@ class WorkerSettings:
     threads: int = 0  # 0: torch's default
     loader_threads: int = 4
     methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none
+    otlp_endpoint: str = ""  # collector of traces; empty: none
     tenant_secret: str = ""  # hex; keys the chunk keys of the unnamed tenant
     tenants_secret: str = ""  # hex; what those of named tenants are derived from
 

@@ -10,6 +10,7 @@ Preparing is in preparing.py, events are in stream.py. Knows no HTTP and no tens
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.explain import Explanation
 from service.gateway.stream import Answer, outcome_of
 from service.gateway.worker import Worker
+from service.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -39,10 +41,12 @@ class Answerer:
         preparer: Preparer,
         admission: Admission,
         metrics: Metrics,
+        tracing: Tracing,
     ) -> None:
         self.worker = worker
         self.prompts = prompts
         self.metrics = metrics
+        self._tracing = tracing
         self._preparer = preparer
         self._admission = admission
 
@@ -54,6 +58,8 @@ class Answerer:
         """
         fusion_label = "none"
         ticket: Ticket | None = None
+        ago_s = time.perf_counter() - call.arrived
+        span = self._tracing.begin("kvstitch.answer", call.traceparent, ago_s=ago_s)
         try:
             checked = self._preparer.check(request, call)
             fusion_label = checked.fusion.name
@@ -64,8 +70,12 @@ class Answerer:
             if ticket is not None:
                 ticket.close()
             self.metrics.requests.labels(fusion_label, outcome_of(error)).inc()
+            span.end(error=outcome_of(error))
             raise
-        return Answer(self.worker, self.prompts, self.metrics, request, prepared, ticket, call)
+        prepared = prepared.traced(span.traceparent)
+        return Answer(
+            self.worker, self.prompts, self.metrics, request, prepared, ticket, call, span
+        )
 
     async def explain(self, request: GenerateRequest, call: Call) -> Explanation:
         """What the answer would be made of; nothing is generated, and no chunk is moved.

@@ -10,11 +10,13 @@ from service.gateway.access import Principal
 
 @dataclass(frozen=True)
 class Call:
-    """`arrived` and `deadline` are times by time.perf_counter; None: the client waits."""
+    """`arrived` and `deadline` are times by time.perf_counter; None: the client waits.
+    `traceparent`: the client's span, empty if it has none."""
 
     principal: Principal
     arrived: float
     deadline: float | None = None
+    traceparent: str = ""
 
     @property
     def left_s(self) -> float | None:

@@ -83,7 +83,7 @@ async def _call(
 ) -> Call:
     arrived = float(request.state.arrived)
     deadline = None if deadline_ms is None else arrived + deadline_ms / 1000
-    return Call(principal, arrived, deadline)
+    return Call(principal, arrived, deadline, request.headers.get("traceparent", ""))
 
 
 GatewayDep = Annotated[Gateway, Depends(_gateway)]

@@ -41,6 +41,7 @@ from service.gateway.secret_file import own_secret
 from service.gateway.supervisor import COMMAND, Supervisor
 from service.messages import Stats
 from service.settings import Settings
+from service.tracing import tracing
 from service.worker_settings import MIB
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Gateway:
         """
         self.settings = settings
         self.metrics = Metrics({"data": settings.data_dir, "kv": settings.kv_dir})
+        self.tracing = tracing(settings.otlp_endpoint, "gateway")
         self.prompts = Prompts(model_folder, settings)
         self.worker = WorkerClient(
             heartbeat_timeout_s=heartbeat_timeout_s,
@@ -116,6 +118,7 @@ class Gateway:
             preparer=Preparer(self.worker, self.library, self.prompts, settings),
             admission=self.admission,
             metrics=self.metrics,
+            tracing=self.tracing,
         )
         self.on_failure: Callable[[], None] = lambda: None  # set by the server: stop serving
         self.failure: str | None = None
@@ -170,6 +173,7 @@ class Gateway:
 
         Raises InvalidSetting, also if it would be open to strangers.
         """
+        self.tracing.start()
         self._lock = self._lock or _lock(self.settings.data_dir)
         self._keys.start()
         self.access.check_exposure(self.settings.host)
@@ -192,6 +196,7 @@ class Gateway:
         await self._supervisor.stop()
         await self.worker.close()
         await self.library.close()
+        await asyncio.to_thread(self.tracing.close)
         self._database.close()
         self._keys.close()
         if self._lock is not None:

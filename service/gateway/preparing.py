@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from retriever import Filter, Passage, Scope, parse_filter
 from retriever.errors import InvalidQuery
@@ -60,6 +62,12 @@ class Prepared:
     tokens: int
     stages: dict[str, float]
     warnings: list[str]
+
+    def traced(self, traceparent: str) -> Prepared:
+        """As part of that span."""
+        return replace(
+            self, generate=msgspec.structs.replace(self.generate, traceparent=traceparent)
+        )
 
 
 class Preparer:

@@ -21,6 +21,7 @@ from service.gateway.prompts import Prompts
 from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
 from service.gateway.worker import Worker
 from service.messages import Done, Failed, TokenItem
+from service.tracing import Span
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Answer:
     prepared: Prepared
     ticket: Ticket
     call: Call
+    span: Span
     _first: float | None = None
     _last: float | None = None
     _flush_s: float = 0.0  # until the consumer of our text asked for more
@@ -170,6 +172,15 @@ class Answer:
         self.metrics.requests.labels(self.generate.fusion.name, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
+        self.span.end(
+            self.prepared.stages,
+            {
+                "kvstitch.fusion": self.generate.fusion.name,
+                "kvstitch.prompt_tokens": self.prepared.tokens,
+                "kvstitch.outcome": outcome,
+            },
+            "" if outcome in ("ok", DEADLINE, DISCONNECT) else outcome,
+        )
 
 
 def outcome_of(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
+from service.tracing import tracing
 from service.worker import selfcheck
 from service.worker.addressing import Addressing
 from service.worker.calibration import read_calibration
@@ -120,7 +121,9 @@ def serve(settings: WorkerSettings) -> int:
             pool_tokens=engine.pool.tokens,
         )
         link = Link(settings.address, lambda who, payload: server[0].received(who, payload))
-        server.append(Server(engine, store, loader, ready, link))
+        traces = tracing(settings.otlp_endpoint, "worker")
+        server.append(Server(engine, store, loader, ready, link, traces))
+        traces.start()
         loader.start()
         link.start()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -132,6 +135,7 @@ def serve(settings: WorkerSettings) -> int:
         finally:
             link.close()
             loader.close()
+            traces.close()
     return 0
 
 

@@ -19,6 +19,7 @@ from kvstore import TieredStore
 from service import messages as m
 from service import wire
 from service.errors import KvstitchError
+from service.tracing import Span, Tracing
 from service.worker.addressing import Address
 from service.worker.engine import Engine
 from service.worker.link import Link, Outlet
@@ -47,15 +48,23 @@ class Server:
     """Serves one engine at one address until told to stop."""
 
     def __init__(
-        self, engine: Engine, store: TieredStore, loader: Loader, ready: m.Ready, link: Link
+        self,
+        engine: Engine,
+        store: TieredStore,
+        loader: Loader,
+        ready: m.Ready,
+        link: Link,
+        tracing: Tracing,
     ) -> None:
         self._engine = engine
         self._store = store
         self._loader = loader
         self._ready = ready
         self._link = link
+        self._tracing = tracing
         self._inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
         self._owners: dict[str, bytes] = {}  # request or call id → gateway
+        self._spans: dict[str, Span] = {}  # request id → what is traced of it
         self._unstored: dict[str, int] = {}  # precompute call → chunks still to report
         self._gateways: set[bytes] = set()
         self._stopping = threading.Event()
@@ -109,6 +118,9 @@ class Server:
                 outlet.send(gateway, wire.encode(self._ready))
             case m.Generate():
                 self._owners[message.id] = gateway
+                self._spans[message.id] = self._tracing.begin(
+                    "kvstitch.generate", message.traceparent
+                )
                 self._submit(outlet, gateway, message)
             case m.Explain(request):
                 self._owners[request.id] = gateway
@@ -136,6 +148,7 @@ class Server:
         self, outlet: Outlet, gateway: bytes, message: m.Generate, *, explain: bool = False
     ) -> None:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        del fields["traceparent"]
         try:
             request = Request(**fields)
             self._engine.explain(request) if explain else self._engine.submit(request)
@@ -185,12 +198,15 @@ class Server:
                 case TokenEvent():
                     tokens.setdefault(gateway, []).append(m.TokenItem(event.id, event.token))
                 case DoneEvent():
+                    self._spans.pop(event.id).end(event.report.stages, _attributes(event))
                     ends.append((gateway, m.Done(event.id, event.finish_reason, event.report)))
                     del self._owners[event.id]
                 case ExplainedEvent():
                     ends.append((gateway, m.Explained(event.id, event.forecast)))
                     del self._owners[event.id]
                 case FailedEvent():
+                    if (span := self._spans.pop(event.id, None)) is not None:
+                        span.end(error=event.code)
                     ends.append((gateway, m.Failed(**asdict(event))))
                     del self._owners[event.id]
                 case PrecomputedEvent():
@@ -220,6 +236,16 @@ class Server:
             if (took := time.monotonic() - started) > STATS_EVERY_S:
                 log.warning("collecting counters took %.1f s: a tier answers slowly", took)
         outlet.close()
+
+
+def _attributes(event: DoneEvent) -> dict[str, str | int | float]:
+    report = event.report
+    return {
+        "kvstitch.finish_reason": event.finish_reason,
+        "kvstitch.prompt_tokens": report.prompt_tokens,
+        "kvstitch.cached_tokens": report.cached_tokens,
+        "kvstitch.completion_tokens": report.completion_tokens,
+    }
 
 
 def set_threads(threads: int) -> None:
