@@ -24,6 +24,7 @@ from loadtest.shape import write_model
 from loadtest.summary import Slo, two_digits
 from loadtest.sweep import AUTO_FACTORS, Driver, ProbeFailed, Step, replay, sweep
 from loadtest.trace import Trace
+from loadtest.workloads import Workload
 
 ALONE = 5
 """Requests of each method without load."""
@@ -76,10 +77,7 @@ async def measure(
     work = arguments.workload(args)
     async with Client(url, route, args.api_key) as client:
         driver = Driver(client, route, arguments.pattern(args, Slo()), Slo())
-        unloaded: dict[str, dict[str, float]] = {}
-        for method in methods:
-            unloaded[method.label] = alone = await driver.alone(work, method, ALONE)
-            say(f"{method.label} alone: TTFT {1000 * alone['ttft_s']:.0f} ms")
+        unloaded = await alone(driver, work, methods)
         first = unloaded[methods[0].label]
         slo, origin = arguments.slo(args, two_digits(SLO_FACTOR * first["ttft_s"]))
         pattern = arguments.pattern(args, slo)
@@ -90,6 +88,7 @@ async def measure(
         else:
             rates = args.rates or [two_digits(f / first["e2e_s"]) for f in AUTO_FACTORS]
             steps, raw = await sweep(driver, work, methods, rates, say)
+        after = await alone(driver, work, methods)
     result = {
         "model": model,
         "route": route.path,
@@ -101,10 +100,22 @@ async def measure(
         "attainment": args.attainment,
         "baseline": methods[0].label,
         "unloaded": unloaded,
+        "unloaded_after": after,
         "knees": {} if isinstance(work, Trace) else knees(steps, methods, args.attainment),
         "steps": steps,
     }
     return result, raw
+
+
+async def alone(
+    driver: Driver, work: Workload, methods: Sequence[Method]
+) -> dict[str, dict[str, float]]:
+    """What each method needs without load; before and after, to see whether the machine changed."""
+    out = {}
+    for method in methods:
+        out[method.label] = found = await driver.alone(work, method, ALONE)
+        say(f"{method.label} alone: TTFT {1000 * found['ttft_s']:.0f} ms")
+    return out
 
 
 def knees(steps: Sequence[Step], methods: Sequence[Method], attainment: float) -> dict[str, Any]:

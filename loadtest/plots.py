@@ -44,7 +44,9 @@ def goodput(result: Mapping[str, Any]) -> bytes:
     limit = result["slo"]["ttft_ms"]
     if limit is not None:
         right.axhline(limit, color="0.5", linewidth=1, label="the SLO's limit")
-    right.set(ylabel="ms", yscale="log", title="TTFT of answered requests: median, p95 dotted")
+    if any(step["median_ttft_ms"] is not None for step in steps):
+        right.set_yscale("log")
+    right.set(ylabel="ms", title="TTFT of answered requests: median, p95 dotted")
     for axes in (left, middle, right):
         axes.set_xlabel("requests/s offered (Poisson)")
         axes.set_xlim(left=0)

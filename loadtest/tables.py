@@ -99,12 +99,14 @@ def _knees(result: Mapping[str, Any]) -> str:
 
 
 def _unloaded(result: Mapping[str, Any]) -> str:
-    rows = [
-        [m, f"{1000 * u['ttft_s']:.0f}", f"{1000 * u['e2e_s']:.0f}", f"{u['prompt_tokens']:.0f}"]
-        for m, u in result["unloaded"].items()
-    ]
-    return "One request at a time, before the sweep (medians):\n\n" + table(
-        ("method", "TTFT ms", "E2E ms", "prompt tokens"), rows
+    rows = []
+    for method, before in result["unloaded"].items():
+        after = result["unloaded_after"][method]
+        times = [1000 * run[key] for key in ("ttft_s", "e2e_s") for run in (before, after)]
+        rows.append([method, *(f"{ms:.0f}" for ms in times), f"{before['prompt_tokens']:.0f}"])
+    headings = ("method", "TTFT ms before", "after", "E2E ms before", "after", "prompt tokens")
+    return "One request at a time, before and after the steps (medians):\n\n" + table(
+        headings, rows
     )
 
 
