@@ -67,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         help="for answers after the last request; default: 1.5 times the longest limit, at least 2",
     )
     when.add_argument("--max-lag-ms", type=float, default=50.0, help="of the generator, p99")
+    when.add_argument("--attempts", type=_positive, default=2, help="at a step that lagged")
     when.add_argument("--seed", type=int, default=1)
     good = out.add_argument_group("what is good")
     good.add_argument("--ttft-ms", type=float, help="default: 3 times the first method's, alone")
@@ -139,7 +140,8 @@ def pattern(args: argparse.Namespace, slo: Slo) -> Pattern:
     patience_s = args.patience_s or max(2.0, 1.5 * longest_s)
     if patience_s < longest_s:
         raise ValueError(f"--patience-s {patience_s:g} cuts answers that would still be good")
-    return Pattern(args.step_s, warmup_s, patience_s, args.max_lag_ms / 1000, args.seed)
+    max_lag_s = args.max_lag_ms / 1000
+    return Pattern(args.step_s, warmup_s, patience_s, max_lag_s, args.attempts, args.seed)
 
 
 def slo(args: argparse.Namespace, ttft_s: float) -> tuple[Slo, str]:
@@ -148,6 +150,12 @@ def slo(args: argparse.Namespace, ttft_s: float) -> tuple[Slo, str]:
     if any(limit is not None for limit in given):
         return Slo(*given), "as given"
     return Slo(ttft_s), "three times the first method's TTFT without load, rounded up"
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is expected")
+    return int(text)
 
 
 def _shape(text: str) -> Shape:

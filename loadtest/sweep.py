@@ -47,6 +47,8 @@ class Pattern:
     patience_s: float = 2.0
     """How long after the last request answers may still come."""
     max_lag_s: float = 0.05
+    attempts: int = 2
+    """At a step whose generator lagged."""
     seed: int = 1
 
     def describe(self) -> dict[str, Any]:
@@ -71,7 +73,18 @@ class Driver:
     async def step(
         self, scheduled: Sequence[Scheduled], method: Method, window_s: float
     ) -> tuple[Step, list[Record]]:
-        """One run of one method; its figures and its records."""
+        """One run of one method; its figures and its records. Where the generator lagged it is run
+        again, and the last attempt stands, valid or not: no result decides on that."""
+        attempts = 1
+        figures, records = await self._once(scheduled, method, window_s)
+        while not figures["valid"] and attempts < self.pattern.attempts:
+            attempts += 1
+            figures, records = await self._once(scheduled, method, window_s)
+        return {"method": method.label, "attempts": attempts, **figures}, records
+
+    async def _once(
+        self, scheduled: Sequence[Scheduled], method: Method, window_s: float
+    ) -> tuple[Step, list[Record]]:
         pattern = self.pattern
         done = await run(
             self.prepare(scheduled, method),
@@ -81,7 +94,7 @@ class Driver:
         )
         figures = summarize(done, self.slo, window_s=window_s, warmup_s=pattern.warmup_s)
         await asyncio.sleep(SETTLE_S)
-        return {"method": method.label, **figures}, done.records
+        return figures, done.records
 
     async def alone(self, workload: Workload, method: Method, count: int) -> dict[str, float]:
         """Medians of `count` requests, one after the other, behind one that warms up.

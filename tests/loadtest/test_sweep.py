@@ -79,6 +79,16 @@ async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
     assert found["other"]["further_right"] is None
 
 
+async def test_a_step_that_lagged_is_run_again_and_then_stands_as_it_is() -> None:
+    """A limit below zero, which every generator exceeds."""
+    pattern = Pattern(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=-1.0, attempts=3)
+    async with refusing("nobody") as (url, bodies), Client(url, RagRoute()) as client:
+        driver = Driver(client, RagRoute(), pattern, Slo())
+        figures, records = await driver.step(at_rate(WORK, 4, pattern), METHODS[0], 1.0)
+    assert not figures["valid"] and figures["attempts"] == 3
+    assert len(bodies) == 3 * 4 and len(records) == figures["sent"] == 4
+
+
 async def test_what_did_not_hold_is_drawn_too() -> None:
     steps, _ = await swept([5, 10])
     steps[-1]["valid"] = False
