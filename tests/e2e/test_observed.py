@@ -18,17 +18,7 @@ from tests.prometheus_server import PrometheusServer, prometheus
 from tests.redis_server import redis_server
 
 # Where an expression stands, to why it may be empty.
-_NO_GATE = "no answer is sampled here"
-MAY_BE_EMPTY: dict[str, str] = {
-    "kvstitch-cache / Gate agreement / A": _NO_GATE,
-    "kvstitch-cache / Divergence / A": _NO_GATE,
-    "kvstitch-cache / Divergence / B": _NO_GATE,
-    "kvstitch-cache / Divergence, all / A": _NO_GATE,
-    "kvstitch-cache / Comparisons / A": _NO_GATE,
-    "kvstitch-cache / State / A": _NO_GATE,
-    "alerts / KvstitchGateTripped": _NO_GATE,
-    "alerts / KvstitchGateDrift": _NO_GATE,
-}
+MAY_BE_EMPTY: dict[str, str] = {}
 RECORDED = 'count(last_over_time({__name__=~"kvstitch:slo_burn:.*"}[1m]))'
 
 
@@ -45,6 +35,7 @@ def observed(
         "planner": True,
         "max_running": 2,
         "max_waiting": 4,
+        "gate_sample": 1,
     }
     with (
         redis_server(maxmemory="64mb", policy="allkeys-lru") as redis,
@@ -64,6 +55,7 @@ def observed(
         traffic.from_redis(service, names)
         traffic.damaged(service, names)
         traffic.wrong(service)
+        traffic.compared(service)
         traffic.too_many(service)
         traffic.without_redis(service, redis, names)
         traffic.answers(service, twelve)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from tests.e2e.conftest import Documents
-from tests.e2e.service import HANG_S, Service, tiers
+from tests.e2e.service import HANG_S, START_S, Service, tiers
 from tests.redis_server import RedisServer
 
 QUESTION = "Which colour?"
@@ -74,6 +74,19 @@ def damaged(service: Service, names: Sequence[str]) -> None:
         return any("corrupt" in problem for problem in problems)
 
     service.until(refused, "nobody notices the damage")
+
+
+def compared(service: Service, times: int = 30) -> None:
+    """Fused answers until the correctness gate has held so many against full prefill."""
+
+    def enough() -> bool:
+        service.ask(QUESTION, fusion=PIE, max_tokens=2)
+        made = service.metrics()
+        outcomes = ("agree", "disagree")
+        counts = [made.value("kvstitch_gate_checks_total", outcome=name) for name in outcomes]
+        return sum(counts) >= times
+
+    service.until(enough, "the gate does not compare", START_S)
 
 
 def wrong(service: Service) -> None:

@@ -49,7 +49,7 @@ def _benefit() -> list[Panel]:
             "Gate agreement",
             ratio(rate("gate_checks_total", AGREEING), rate("gate_checks_total", COMPARED)),
             unit="percentunit",
-            text="Compared answers whose most likely first token is full prefill's",
+            text="Compared answers whose first token is full prefill's; wants gate_sample above 0",
             bad_below=0.9,
         ),
         number(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from service.metrics import KL_BUCKETS, Sample
+from service.metrics import GATE_OUTCOMES, KL_BUCKETS, Sample
 from service.worker.gate.policy import Observation
 
 
@@ -33,9 +33,15 @@ class Counts:
     def values(self) -> list[Sample]:
         """Called from another thread than the rest: copies first."""
         outcomes, below = self._outcomes.copy(), self._below.copy()
+        # All outcomes of a method at once: one that appears later has not increased.
         values: list[Sample] = [
-            ("kvstitch_gate_checks_total", {"method": method, "outcome": outcome}, count)
-            for (method, outcome), count in outcomes.items()
+            (
+                "kvstitch_gate_checks_total",
+                {"method": method, "outcome": outcome},
+                outcomes[method, outcome],
+            )
+            for method in sorted({method for method, _ in outcomes})
+            for outcome in GATE_OUTCOMES
         ]
         for method, total in dict(self._sums).items():
             made = outcomes[method, "agree"] + outcomes[method, "disagree"]
