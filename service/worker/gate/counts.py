@@ -16,6 +16,12 @@ class Counts:
         self._below: Counter[tuple[str, float]] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)
 
+    def begin(self, method: str) -> None:
+        """It is asked for: its counters exist, at 0, so that the first check is an increase."""
+        for outcome in GATE_OUTCOMES:
+            self._outcomes[method, outcome] += 0
+        self._sums[method] += 0.0
+
     def checked(self, method: str, seen: Observation) -> None:
         self._outcomes[method, "agree" if seen.agrees else "disagree"] += 1
         self._sums[method] += seen.kl

@@ -4,8 +4,8 @@
                    ▲                                                        │ spare time
                    └────────────── standing ◄── full prefill (and shadow) ◄─┘
 
-A check costs a request nothing but a reference to the logits it had anyway: the other distribution
-is computed afterwards, step by step, by whoever has time to spare. Knows no socket.
+A check costs a request nothing but a copy of the logits it had anyway: the other distribution is
+computed afterwards, step by step, by whoever has time to spare. Knows no socket.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class Gate:
 
     def watch(self, name: str, fusion: FusionMethod) -> Watched | None:
         """What a request gets that asks for this method; None if that needs no watching."""
-        return self._standings.of(name, fusion).watched() if fusion.reads_cache else None
+        if not fusion.reads_cache:
+            return None
+        self.counts.begin(name)
+        return self._standings.of(name, fusion).watched()
 
     def answered(self, sequence: Sequence, result: PrefillResult) -> None:
         """A request's first token is out: perhaps remember it, to be checked."""
@@ -108,7 +111,7 @@ class Gate:
             self.counts.skipped(standing.name)
             return
         standing.sampled += 1
-        self._pending.append(Answered(watched, request, sequence.addresses, result.logits))
+        self._pending.append(Answered(watched, request, sequence.addresses, result.logits.clone()))
 
     def _draw(self, standing: Standing) -> bool:
         """A share of them; of a method nothing is known of, the first ones all."""
