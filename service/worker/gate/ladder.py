@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from service.errors import InvalidRequest
 from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.vanilla import Method as Vanilla
 
@@ -19,11 +20,16 @@ def ladder(fusion: FusionMethod) -> list[FusionMethod]:
     """The method as asked for, with its ratio doubled as often as makes sense where it has one,
     and full prefill."""
     steps = [fusion]
-    if any(field.name == "ratio" for field in fields(fusion)):
-        ratio = _raised(fusion.ratio)  # type: ignore[attr-defined]
-        while ratio <= MOST_RATIO:
-            steps.append(replace(fusion, ratio=ratio))  # type: ignore[call-arg]
-            ratio = _raised(ratio)
+    ratio = next((field for field in fields(fusion) if field.name == "ratio"), None)
+    if ratio is not None and ratio.metadata.get("type") == "number":
+        most = min(MOST_RATIO, ratio.metadata.get("le") or MOST_RATIO)
+        wanted = _raised(fusion.ratio)  # type: ignore[attr-defined]
+        while wanted <= most:
+            try:
+                steps.append(replace(fusion, ratio=wanted))  # type: ignore[call-arg]
+            except InvalidRequest:
+                break  # its other parameters forbid it
+            wanted = _raised(wanted)
     return [*steps, Vanilla()]
 
 
