@@ -33,7 +33,6 @@ def observed(
         "memory_tier_mib": 2,  # three documents
         "ssd_tier_gib": 0.004,  # seven
         "planner": True,
-        "gate_sample": 1,
         "max_running": 2,
         "max_waiting": 4,
         "gate_sample": 1,
