@@ -43,6 +43,8 @@ Names others use for the same thing:
 | stage `prefill` | recompute: the prompt's layers, rows of documents included |
 | stage `first_token` | first_decode |
 | source `memory` | ram |
+| `kvstitch_tier_operations_total` by `outcome` | errors by kind; full: `rejected` |
+| `kvstitch_sequences`, state `waiting` | queue depth |
 
 The stage `flush` is time the client took for the text it was sent; the worker decodes meanwhile.
 """

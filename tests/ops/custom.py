@@ -59,7 +59,17 @@ SCHEMAS: dict[tuple[str, str], Schema] = {
             "selector endpoints",
             selector=strict("matchLabels", matchLabels=STRINGS),
             namespaceSelector=strict("", matchNames=many(STRING)),
-            endpoints=many(strict("port", port=STRING, path=STRING, interval=DURATION)),
+            endpoints=many(
+                strict(
+                    "port",
+                    port=STRING,
+                    path=STRING,
+                    interval=DURATION,
+                    authorization=strict(
+                        "credentials", credentials=strict("name key", name=STRING, key=STRING)
+                    ),
+                )
+            ),
         )
     ),
     ("monitoring.coreos.com/v1", "PrometheusRule"): resource(

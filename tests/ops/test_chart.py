@@ -318,6 +318,14 @@ def test_dashboards_and_rules_come_from_files(ops_tools: None, tmp_path: Path) -
     assert one(answer, "PrometheusRule", "alerts-test")["spec"] == groups
 
 
+def test_a_scraper_shows_the_key_that_it_was_given(rendered: Rendered) -> None:
+    (endpoint,) = one(rendered["hardened"], "ServiceMonitor", "")["spec"]["endpoints"]
+    key = {"name": "kvstitch-scraper", "key": "api-key"}
+    assert endpoint["authorization"] == {"credentials": key}
+    (endpoint,) = one(rendered["gpu"], "ServiceMonitor", "")["spec"]["endpoints"]
+    assert "authorization" not in endpoint
+
+
 def test_the_files_are_those_of_the_compose_file(rendered: Rendered) -> None:
     docker = tools.REPOSITORY / "docker"
     for folder, source, pattern, kind in (

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from service.metrics import METRICS
 from tests.ops import expressions, tools
 
 TESTS = sorted(Path(__file__).with_name("rules").glob("*_test.yml"))
@@ -92,6 +93,14 @@ def test_every_alert_has_a_page_in_the_runbook(alert: str) -> None:
 
 def test_every_metric_that_is_looked_at_is_declared() -> None:
     assert expressions.undeclared([*expressions.panels(), *expressions.rules()]) == {}
+
+
+def test_every_declared_metric_is_looked_at() -> None:
+    """What nobody looks at is not worth its counting."""
+    looked_at = [*expressions.panels(), *expressions.rules()]
+    names = {name for e in looked_at for name in expressions.NAME.findall(e.text)}
+    unseen = {m.name for m in METRICS.values() if not names & set(m.series)}
+    assert unseen == set()
 
 
 def test_a_metric_that_is_called_otherwise_is_found_without_running_anything() -> None:

@@ -169,6 +169,11 @@ def _utilisation() -> list[Panel]:
             {"{{tier}}": gauge("max", "tier_estimated_latency_seconds", by="tier")},
             unit="s",
         ),
+        lines(
+            "Believed prefill speed",
+            {"speed": gauge("min", "prefill_estimated_flops_per_second")},
+            unit="flops",
+        ),
     ]
 
 

@@ -68,6 +68,15 @@ def requests() -> Dashboard:
                     text="At the limit new requests are refused with 503",
                 ),
                 lines(
+                    "Answers decoded together",
+                    {
+                        "tokens per step": ratio(
+                            rate("completion_tokens_total"), rate("decode_steps_total")
+                        )
+                    },
+                    text="Mean over steps; max_running bounds it",
+                ),
+                lines(
                     "Prompt tokens waiting",
                     {
                         "tokens": gauge("sum", "waiting_tokens"),
