@@ -21,7 +21,10 @@ from service.records import (
     Sampling,
     SegmentForecast,
     SegmentReport,
+    SegmentTrace,
     TokenItem,
+    TokenRun,
+    TokenTrace,
 )
 
 __all__ = [
@@ -52,10 +55,13 @@ __all__ = [
     "Sampling",
     "SegmentForecast",
     "SegmentReport",
+    "SegmentTrace",
     "Shutdown",
     "Stats",
     "ToWorker",
     "TokenItem",
+    "TokenRun",
+    "TokenTrace",
     "Tokens",
 ]
 
@@ -84,6 +90,7 @@ class Generate(Message, frozen=True):
     prefix_mode: str = "none"
     tenant: str = ""
     traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
+    trace: bool = False  # the report is to say what became of every token
 
 
 class Explain(Message, frozen=True):

@@ -6,7 +6,7 @@ The engine is importable on a bare machine; `service.messages` puts these on the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,37 @@ class GateState:
     trips: int
 
 
+class TokenRun(NamedTuple):
+    """Neighbouring tokens that fared alike. recomputed: they are of the segment's
+    `rows_recomputed`; computed_layers: layers at which their KV was computed with the prompt;
+    entries: of layers · KV heads, those that held each of them after the first token."""
+
+    tokens: int
+    recomputed: bool
+    computed_layers: int
+    entries: int
+
+
+@dataclass(frozen=True)
+class SegmentTrace:
+    """Runs cover the segment's tokens in order. scores: one per token, by which the fusion method
+    ranked them, three digits; None where it ranks nothing of the segment."""
+
+    runs: list[TokenRun]
+    scores: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """What became of every token of a prompt, segment by segment."""
+
+    layers: int
+    kv_heads: int
+    system: SegmentTrace
+    documents: list[SegmentTrace]
+    question: SegmentTrace
+
+
 @dataclass(frozen=True)
 class Report:
     prompt_tokens: int
@@ -179,3 +210,4 @@ class Report:
     ratio: float | None = None  # of a fusion method that has one, as it was used
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
+    trace: TokenTrace | None = None  # of a prompt that ran, where it was asked for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +32,13 @@ def evict(
     room: int,
     *,
     asked: int | None = None,
+    watch: Callable[[int, Sequence[Tensor]], None] | None = None,
 ) -> Evicted:
     """Shrink every layer to what `method` keeps, with `room` for tokens still to come.
 
     observed: per layer what `method.observe` gave. asked: tokens of the prompt that was asked for,
     where `method` started over and `layout` is what it chose of it. Then all of that stays, and the
-    rows that the longer prompt had reserved are given back.
+    rows that the longer prompt had reserved are given back. watch: told what each layer keeps.
     """
     if asked is not None:
         everything = [layout.all_rows] * adapter.kv_heads
@@ -52,6 +53,8 @@ def evict(
         view = PromptAttention(layer, layout, k, observed[layer], kept_before, adapter.scale, model)
         kept = method.keep(view)
         kv.keep(layer, kept, room)
+        if watch is not None:
+            watch(layer, kept)
         here = torch.zeros_like(kept_before)
         here[torch.cat(kept)] = 1
         # Not in place: a view handed out earlier must not change.

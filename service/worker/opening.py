@@ -28,6 +28,7 @@ from service.worker.sparse.request import SparseRequest
 from service.worker.steps import Steps
 from service.worker.streaming_reader import MEMORY
 from service.worker.streaming_segment import SegmentLoad
+from service.worker.trace import Trace
 
 
 class SegmentLost(Exception):
@@ -106,6 +107,8 @@ class Opener:
             waiting = [expected(load) for load in loads]
             ratio = self.planner.ratio(self._prompt(sequence, loads), waiting)
             sequence.fusion = replace(sequence.fusion, ratio=ratio)  # type: ignore[call-arg]
+        if sequence.request.trace:
+            sequence.trace = Trace(sequence.fusion, self.adapter.layers, self.adapter.kv_heads)
         layout = sequence.layout = self._layout(sequence)
         sequence.full_prefill_flops = full_prefill(self.adapter, layout.tokens)
         if sequence.eviction is not None:
@@ -121,6 +124,7 @@ class Opener:
                 sequence.addresses,
                 [load.result() if load else None for load in sequence.loads],
             )
+            sequence.sparse.watch = sequence.trace and sequence.trace.planned
             sequence.steps = sequence.sparse.steps(kv)
             return
         sequence.steps = self._steps(sequence, kv, crowded)
@@ -152,6 +156,7 @@ class Opener:
                         sequence.fusion,
                         kv,
                         eviction=sequence.eviction,
+                        capture=sequence.trace and sequence.trace.capture,
                         arrival=arrival,
                         progress=progress,
                     )

@@ -22,6 +22,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     prefix_mode: str = "none"
     tenant: str = ""
+    trace: bool = False
 
 
 @dataclass(frozen=True)

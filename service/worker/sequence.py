@@ -27,6 +27,7 @@ from service.worker.sampler import Sampler
 from service.worker.sparse.request import SegmentRead, SparseRequest
 from service.worker.steps import Steps
 from service.worker.streaming_segment import SegmentLoad
+from service.worker.trace import Trace
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Sequence:
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
     watched: Watched | None = None
+    trace: Trace | None = None
 
     segments: list[SegmentLoad | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -131,6 +133,8 @@ class Sequence:
         self.flops = result.flops
         self.coverage = result.coverage
         self.held_tokens = result.held_tokens or result.layout.tokens
+        if self.trace is not None:
+            self.trace.prefilled(self.layout, result)
         # A method that started over left a shorter prompt.
         self.layout = result.layout
 
@@ -200,6 +204,7 @@ class Sequence:
             ratio=getattr(self.fusion, "ratio", None),
             gate=self.watched.note if self.watched else None,
             hidden_load_s=max(0.0, sum(s.load_s for s in segments) - self.stages.get("load", 0.0)),
+            trace=None if self.trace is None else self.trace.report(),
         )
 
     def _kept_ratio(self) -> float:

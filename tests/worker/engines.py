@@ -43,13 +43,13 @@ class Rig:
         seed: int | None = None,
         prefix_mode: str = "none",
         tenant: str = "",
+        trace: bool = False,
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
         name = f"r{self._count}"
-        self.engine.submit(
-            Request(name, S, documents, question, fusion, eviction, sampling, prefix_mode, tenant)
-        )
+        how = (fusion, eviction, sampling, prefix_mode, tenant, trace)
+        self.engine.submit(Request(name, S, documents, question, *how))
         return name
 
     def run(self) -> None:

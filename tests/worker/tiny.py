@@ -19,7 +19,7 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
-from service.worker.prefill import PrefillResult, prefill
+from service.worker.prefill import Capture, PrefillResult, prefill
 from service.worker.steps import run
 from tests.worker.reference import Prompt, Reference, Stored, Trace
 
@@ -212,6 +212,7 @@ class Tiny:
         eviction: EvictionMethod | None = None,
         stored: Sequence[StoredSegment | None] | None = None,
         room: int = 0,
+        capture: Capture | None = None,
     ) -> Run:
         """The prompt by `method`. `cold`: numbers of the segments without stored KV (0 is S)."""
         segments = [system, *documents]
@@ -234,7 +235,10 @@ class Tiny:
             store.fill_(float("nan"))  # what nobody wrote must not be read
         sequence = pool.reserve(layout.tokens + room)
         assert sequence is not None
-        result = run(prefill(self.adapter, layout, stored, method, sequence, eviction=eviction))
+        steps = prefill(
+            self.adapter, layout, stored, method, sequence, eviction=eviction, capture=capture
+        )
+        result = run(steps)
         sequence.set_length(layout.tokens)
         layers = range(self.adapter.layers)
         filled = [sequence.prompt_layer(layer, layout.tokens) for layer in layers]

@@ -63,6 +63,9 @@ class Method(FusionMethod):
         top = stable_topk(self._question_attention(view)[candidates], wanted)
         return union(candidates[top], layout.question_rows)
 
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return self._question_attention(view) if view.layer == self.selection_layer else None
+
     def _question_attention(self, view: LayerView) -> Tensor:
         """s(t) of METHODS §1.5 step 3: `[n]`, summed over question rows and query heads."""
         start = view.layout.question_start

@@ -83,6 +83,11 @@ class FusionMethod:
         """Rows to go on with from this layer's attention, beside the forced ones; None: all."""
         return None
 
+    def ranking(self, view: LayerView) -> Tensor | None:
+        """The scores `[n]` that rank document tokens from this layer on, higher goes on; None where
+        the method ranks nothing. Only for those who want to see them; called before `select`."""
+        return None
+
     def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
         """For `check`: parameter `name` must be one of the model's layers."""
         if layer >= model.layers:

@@ -79,5 +79,8 @@ class Method(FusionMethod):
         top = stable_topk(deviation, share_of(layout, ratios[step]))
         return union(candidates[top], layout.question_rows)
 
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return self._deviation(view) if view.layer == self.check_layer else None
+
     def _deviation(self, view: LayerView) -> Tensor:
         return squared_deviation(view, keys=self.metric == "K", values=self.metric == "V")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.fusion.base import FusionMethod, share_of
-from service.worker.layer_view import Evidence
+from service.worker.layer_view import Evidence, LayerView
 from service.worker.layout import PromptLayout
 from service.worker.topk import stable_topk
 
@@ -58,6 +58,9 @@ class Method(FusionMethod):
     def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
         wanted = share_of(layout, self.ratio)
         return self._best(layout, layout.stale_document_rows, evidence.asked, wanted)
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return view.evidence.asked if view.layer == 0 and view.evidence is not None else None
 
     def _best(
         self, layout: PromptLayout, candidates: Tensor, evidence: Tensor, wanted: int

@@ -79,6 +79,11 @@ class Method(QuestionScout):
         everything = self._joined(layout, evidence)
         return self._chosen(layout, layout.stale_document_rows, evidence.asked, everything, wanted)
 
+    def ranking(self, view: LayerView) -> Tensor | None:
+        if view.layer > 0 or view.evidence is None:
+            return None
+        return self._joined(view.layout, view.evidence)
+
     def select(self, view: LayerView) -> Tensor | None:
         if view.layer != CHECK_LAYER or view.evidence is None:
             return None

@@ -60,11 +60,14 @@ def sparse_prefill(
     method: SamKV,
     kv: PromptKV,
     fetch: Fetch,
+    watch: Callable[[SparsePlan], None] | None = None,
 ) -> Steps[PrefillResult]:
-    """Pauses after every layer, and while it waits for blocks."""
+    """Pauses after every layer, and while it waits for blocks. watch: told the plan."""
     flops = FlopCount(adapter)
     queries = yield from first_pass(adapter, prompt, flops)
     selection, plan = make_choice(adapter, model, prompt, method, queries)
+    if watch is not None:
+        watch(plan)
     found = yield from fetch(_blocks_to_read(prompt.documents, selection, plan))
     held = [
         HeldTokens((end,) if middle is None else (end, middle))

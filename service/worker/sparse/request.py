@@ -7,7 +7,7 @@ Knows the loader, no socket and no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from service.worker.place import PromptKV
 from service.worker.prefill import PrefillResult
 from service.worker.sparse.blocks import BlockGrid
 from service.worker.sparse.held import TokenSource, WholeChunk
+from service.worker.sparse.plan import SparsePlan
 from service.worker.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
 from service.worker.sparse.selection import SketchedDocument
 from service.worker.sparse.sketch import Sketch
@@ -76,6 +77,7 @@ class SparseRequest:
     method: SamKV
     system: tuple[Address, ReadOutcome] | None
     documents: list[SparseDocument]
+    watch: Callable[[SparsePlan], None] | None = None
 
     @classmethod
     def of(
@@ -110,7 +112,7 @@ class SparseRequest:
         prompt = SparsePrompt(self.layout, system, sketched, ends)
         return (
             yield from sparse_prefill(
-                self.adapter, self.model, prompt, self.method, kv, self._fetch
+                self.adapter, self.model, prompt, self.method, kv, self._fetch, self.watch
             )
         )
 
