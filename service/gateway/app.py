@@ -15,6 +15,7 @@ from service.gateway.openai_models import listed
 from service.gateway.openapi import Description, Offer
 from service.gateway.routes import (
     collections,
+    console,
     corpus,
     documents,
     gate,
@@ -49,6 +50,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     problems.install(app)
     for module in (rag, openai, models, corpus, jobs, documents, collections, gate, health):
         app.include_router(module.router)
+    app.mount("/ui", console.Console(), name="console")
     app.openapi = Description(app, lambda: _offer(gateway))  # type: ignore[method-assign]
     return app
 

@@ -19,6 +19,7 @@ from service.gateway.exposition import Metrics
 from service.gateway.preparing import Prepared
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
+from service.gateway.token_report import token_report
 from service.gateway.worker import Worker
 from service.messages import Done, Failed, TokenItem
 from service.tracing import Span
@@ -115,6 +116,14 @@ class Answer:
                             if text := self._text.finish():
                                 yield Text(text)
                             response = self._response(event)
+                            if (trace := event.report.trace) is not None:
+                                response.cache.tokens = await asyncio.to_thread(
+                                    token_report,
+                                    trace,
+                                    event.report,
+                                    self.generate,
+                                    self.prompts.tokenizer.decode,
+                                )
                             late = response.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", response.timing.total_s)
                             yield Finished(response)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.schemas.fields import STRICT, DocId, Stops, Title, Unicode
+from service.gateway.schemas.tokens import TokenReport
 from service.prompt import Turn
 from service.records import GateStateName
 
@@ -102,6 +103,9 @@ class GenerateRequest(Choices):
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
+    include_tokens: bool = Field(
+        False, description="the answer's cache report says what became of every prompt token"
+    )
     explain: bool = Field(
         False, description="a dry run: say what would be loaded and computed, generate nothing"
     )
@@ -174,7 +178,7 @@ class GateNote(BaseModel):
 
 class CacheReport(BaseModel):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
-    gate changed; None: nothing."""
+    gate changed; None: nothing. tokens: only where the request says `include_tokens`."""
 
     system: CacheSegment
     documents: list[CacheDocument]
@@ -188,6 +192,7 @@ class CacheReport(BaseModel):
     recomputed_tokens: int
     ratio: float | None
     gate: GateNote | None
+    tokens: TokenReport | None = None
 
 
 class Timing(BaseModel):

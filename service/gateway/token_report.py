@@ -1,0 +1,60 @@
+"""The worker's trace of a prompt with the text of its tokens. Knows no HTTP and no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
+from service.gateway.text import Decode, Detokenizer
+from service.messages import Generate, Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
+
+TIERS: dict[str, Source] = {"memory": "memory", "ssd": "ssd", "redis": "redis"}
+
+
+def token_report(
+    trace: TokenTrace, report: Report, generate: Generate, decode: Decode
+) -> TokenReport:
+    """Takes a decoding per token: not for an event loop."""
+
+    def told(
+        ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
+    ) -> SegmentTokens:
+        text, starts = _pieces(ids, decode)
+        runs = [
+            TokenRunOut(
+                tokens=run.tokens,
+                source=source(run),
+                computed_layers=run.computed_layers,
+                entries=run.entries,
+            )
+            for run in segment.runs
+        ]
+        return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
+
+    return TokenReport(
+        layers=trace.layers,
+        kv_heads=trace.kv_heads,
+        system=told(generate.system, trace.system, _source_in(report.system)),
+        documents=[
+            told(chunk.ids, segment, _source_in(reported))
+            for chunk, segment, reported in zip(
+                generate.documents, trace.documents, report.documents, strict=True
+            )
+        ],
+        question=told(generate.question, trace.question, lambda run: "question"),
+    )
+
+
+def _source_in(segment: SegmentReport) -> Callable[[TokenRun], Source]:
+    """As `results.sources` counts them."""
+    tier = TIERS.get(segment.tier, "cold")
+    return lambda run: "recomputed" if run.recomputed and tier != "cold" else tier
+
+
+def _pieces(ids: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
+    """The text of `ids`, and where in it each token begins."""
+    detokenizer, text, starts = Detokenizer(decode), "", []
+    for token in ids:
+        starts.append(len(text))
+        text += detokenizer.push(token)
+    return text, starts
