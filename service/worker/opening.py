@@ -124,7 +124,7 @@ class Opener:
                 sequence.addresses,
                 [load.result() if load else None for load in sequence.loads],
             )
-            sequence.sparse.watch = sequence.trace and sequence.trace.planned
+            sequence.sparse.watch = None if sequence.trace is None else sequence.trace.planned
             sequence.steps = sequence.sparse.steps(kv)
             return
         sequence.steps = self._steps(sequence, kv, crowded)
@@ -140,6 +140,7 @@ class Opener:
     def _steps(self, sequence: Sequence, kv: SequenceKV, crowded: bool) -> Steps[PrefillResult]:
         progress = Progress()
         sequence.progress = progress
+        capture = None if sequence.trace is None else sequence.trace.capture
         while True:
             layout = sequence.layout = self._layout(sequence)
             cached = [self._stored(sequence, i) for i in range(len(layout.segments))]
@@ -156,7 +157,7 @@ class Opener:
                         sequence.fusion,
                         kv,
                         eviction=sequence.eviction,
-                        capture=sequence.trace and sequence.trace.capture,
+                        capture=capture,
                         arrival=arrival,
                         progress=progress,
                     )

@@ -17,7 +17,7 @@ from service.records import SegmentTrace, TokenRun, TokenTrace
 from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
 from service.worker.layer_view import LayerView
-from service.worker.layout import PromptLayout
+from service.worker.layout import PromptLayout, union
 from service.worker.prefill import PrefillResult
 from service.worker.sparse.plan import SparsePlan
 
@@ -49,7 +49,7 @@ class Trace:
             stop = self.method.scouted_layers(self.layers).stop
             if view.layer < stop:
                 led = self.method.lead_rows(view.layout, view.evidence.asked)
-                self._rows[view.layer] = torch.cat([view.rows, led]).unique()
+                self._rows[view.layer] = union(view.rows, led)
         # Looking must not count as work of the prompt.
         ranked = self.method.ranking(replace(view, flops=FlopCount(view.flops.shape)))
         if ranked is not None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from demo.corpus_files import read_documents
+from tests.e2e.browser import Console, chromium
 from tests.e2e.models import demo_or_tiny, tiny
 from tests.e2e.service import Service
 
@@ -63,3 +65,18 @@ def serve(tmp_path: Path, model: Path) -> Serve:
             yield running
 
     return start
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def console(browser: Browser, service: Service) -> Iterator[Console]:
+    """The shared service's console. It may neither log an error nor break its policy."""
+    console = Console(browser, service)
+    yield console
+    console.close()
+    assert console.wrong == []

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The console is tested in a real browser; this installs Debian's Chromium where none is.
+set -euo pipefail
+command -v chromium >/dev/null 2>&1 && exit 0
+if ! command -v apt-get >/dev/null 2>&1; then
+  echo "chromium was not found: install it with this system's package manager" >&2
+  exit 1
+fi
+as_root=()
+[ "$(id -u)" = 0 ] || as_root=(sudo)
+export DEBIAN_FRONTEND=noninteractive
+echo "setup: chromium"
+"${as_root[@]}" apt-get -qq update
+"${as_root[@]}" apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null

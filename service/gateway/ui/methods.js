@@ -1,0 +1,60 @@
+// The fields that choose a method: filled from what the service says it can do.
+
+import { byId, el } from "./dom.js";
+
+const RATIO = "0.15";
+
+/** A fieldset for one method; `value()` is what requests take. */
+export function methodFields(title, chosen) {
+  const node = byId("method-template").content.cloneNode(true).firstElementChild;
+  node.querySelector("legend").textContent = title;
+  const field = (name) => node.querySelector(`[name=${name}]`);
+  const about = node.querySelector(".about");
+  let offered = { fusion: [], eviction: [] };
+
+  function update() {
+    const fusion = offered.fusion.find((method) => method.name === field("fusion").value);
+    const eviction = offered.eviction.find((method) => method.name === field("eviction").value);
+    const ratio = fusion?.parameters.ratio;
+    field("ratio").disabled = !ratio;
+    field("ratio").placeholder = ratio ? String(ratio.default) : "none";
+    field("eviction").disabled = Boolean(fusion?.sparse);
+    const budget = fusion?.sparse ? undefined : eviction?.parameters.budget;
+    field("budget").disabled = !budget;
+    field("budget").placeholder = budget ? String(budget.default) : "all";
+    const sparse = fusion?.sparse ? " It evicts by itself." : "";
+    about.textContent = (fusion?.doc ?? "") + sparse + (budget ? ` Then ${eviction.name}: ${eviction.doc}` : "");
+  }
+
+  node.addEventListener("change", update);
+  return {
+    node,
+    offer(methods) {
+      const before = field("fusion").value || chosen;
+      offered = methods;
+      const option = (method) =>
+        el("option", { value: method.name, disabled: Boolean(method.unavailable), title: method.unavailable }, method.name);
+      field("fusion").replaceChildren(...methods.fusion.map(option));
+      field("fusion").value = before;
+      field("eviction").replaceChildren(el("option", { value: "" }, "none"), ...methods.eviction.map(option));
+      if (!field("ratio").value && chosen !== "vanilla") field("ratio").value = RATIO;
+      update();
+    },
+    value() {
+      const fusion = { method: field("fusion").value };
+      if (!field("ratio").disabled && field("ratio").value) fusion.ratio = Number(field("ratio").value);
+      const name = field("eviction").disabled ? "" : field("eviction").value;
+      if (!name) return { fusion };
+      const eviction = { method: name };
+      if (field("budget").value) eviction.budget = Number(field("budget").value);
+      return { fusion, eviction };
+    },
+  };
+}
+
+/** As a person says it: "a3, ratio 0.15, then snapkv of 64". */
+export function methodName({ fusion, eviction }) {
+  const ratio = fusion.ratio === undefined ? "" : `, ratio ${fusion.ratio}`;
+  const evicts = eviction ? `, then ${eviction.method}${eviction.budget ? ` of ${eviction.budget}` : ""}` : "";
+  return `${fusion.method}${ratio}${evicts}`;
+}
