@@ -24,6 +24,7 @@ serve: setup
 
 test: setup
 	scripts/install-redis.sh
+	scripts/install-chromium.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 	$(VENV)/python -m pytest

@@ -8,7 +8,7 @@ import { count, percent, plural } from "./format.js";
 export function promptStrip(id) {
   const detail = el("p", { class: "detail", role: "status" });
   const rows = el("div", { class: "rows" });
-  const table = el("div", { class: "scroll" });
+  const table = el("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Counts of tokens" });
   const heading = el("h3", { id: `${id}-prompt` }, "Prompt");
   const node = el("section", { class: "card prompt", "aria-labelledby": `${id}-prompt`, hidden: true });
   node.append(el("header", {}, heading, legend()), detail, rows, table);
