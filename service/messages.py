@@ -19,12 +19,12 @@ from service.records import (
     ModelInfo,
     Report,
     Sampling,
+    SegmentFates,
     SegmentForecast,
     SegmentReport,
-    SegmentTrace,
+    TokenFates,
     TokenItem,
     TokenRun,
-    TokenTrace,
 )
 
 __all__ = [
@@ -53,15 +53,15 @@ __all__ = [
     "Ready",
     "Report",
     "Sampling",
+    "SegmentFates",
     "SegmentForecast",
     "SegmentReport",
-    "SegmentTrace",
     "Shutdown",
     "Stats",
     "ToWorker",
+    "TokenFates",
     "TokenItem",
     "TokenRun",
-    "TokenTrace",
     "Tokens",
 ]
 
@@ -90,7 +90,7 @@ class Generate(Message, frozen=True):
     prefix_mode: str = "none"
     tenant: str = ""
     traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
-    trace: bool = False  # the report is to say what became of every token
+    token_fates: bool = False  # the report is to say what became of every token
 
 
 class Explain(Message, frozen=True):

@@ -169,7 +169,7 @@ class TokenRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentTrace:
+class SegmentFates:
     """Runs cover the segment's tokens in order. scores: one per token, by which the fusion method
     ranked them, three digits; None where it ranks nothing of the segment."""
 
@@ -178,14 +178,14 @@ class SegmentTrace:
 
 
 @dataclass(frozen=True)
-class TokenTrace:
+class TokenFates:
     """What became of every token of a prompt, segment by segment."""
 
     layers: int
     kv_heads: int
-    system: SegmentTrace
-    documents: list[SegmentTrace]
-    question: SegmentTrace
+    system: SegmentFates
+    documents: list[SegmentFates]
+    question: SegmentFates
 
 
 @dataclass(frozen=True)
@@ -210,4 +210,4 @@ class Report:
     ratio: float | None = None  # of a fusion method that has one, as it was used
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
-    trace: TokenTrace | None = None  # of a prompt that ran, where it was asked for
+    token_fates: TokenFates | None = None  # of a prompt that ran, where it was asked for

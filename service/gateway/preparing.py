@@ -127,7 +127,7 @@ class Preparer:
             sampling=Sampling(max_tokens, request.temperature, request.top_p, request.seed),
             prefix_mode=self._prompts.prefix_mode,
             tenant=checked.scope.tenant,
-            trace=request.include_tokens,
+            token_fates=request.include_tokens,
         )
         plan_s = time.perf_counter() - started
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": plan_s}

@@ -116,10 +116,10 @@ class Answer:
                             if text := self._text.finish():
                                 yield Text(text)
                             response = self._response(event)
-                            if (trace := event.report.trace) is not None:
+                            if (fates := event.report.token_fates) is not None:
                                 response.cache.tokens = await asyncio.to_thread(
                                     token_report,
-                                    trace,
+                                    fates,
                                     event.report,
                                     self.generate,
                                     self.prompts.tokenizer.decode,

@@ -1,4 +1,4 @@
-"""The worker's trace of a prompt with the text of its tokens. Knows no HTTP and no socket."""
+"""What the worker says of every token, with the token's text. Knows no HTTP and no socket."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 
 from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
 from service.gateway.text import Decode, Detokenizer
-from service.messages import Generate, Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
+from service.messages import Generate, Report, SegmentFates, SegmentReport, TokenFates, TokenRun
 
 TIERS: dict[str, Source] = {"memory": "memory", "ssd": "ssd", "redis": "redis"}
 
 
 def token_report(
-    trace: TokenTrace, report: Report, generate: Generate, decode: Decode
+    fates: TokenFates, report: Report, generate: Generate, decode: Decode
 ) -> TokenReport:
     """Takes a decoding per token: not for an event loop."""
 
     def told(
-        ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
+        ids: Sequence[int], segment: SegmentFates, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
         runs = [
@@ -32,16 +32,16 @@ def token_report(
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(
-        layers=trace.layers,
-        kv_heads=trace.kv_heads,
-        system=told(generate.system, trace.system, _source_in(report.system)),
+        layers=fates.layers,
+        kv_heads=fates.kv_heads,
+        system=told(generate.system, fates.system, _source_in(report.system)),
         documents=[
             told(chunk.ids, segment, _source_in(reported))
             for chunk, segment, reported in zip(
-                generate.documents, trace.documents, report.documents, strict=True
+                generate.documents, fates.documents, report.documents, strict=True
             )
         ],
-        question=told(generate.question, trace.question, lambda run: "question"),
+        question=told(generate.question, fates.question, lambda run: "question"),
     )
 
 

@@ -219,7 +219,7 @@ class Engine:
                 result.observed,
                 room,
                 asked=None if result.kept_ids is None else sequence.prompt_tokens,
-                watch=None if sequence.trace is None else sequence.trace.kept,
+                watch=None if sequence.fates is None else sequence.fates.kept,
             ).coverage
             sequence.close_stage("evict")
         sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.addressing import Addressing
 from service.worker.calibration import ModelFacts
+from service.worker.fates import FateRecorder
 from service.worker.flops import full_prefill
 from service.worker.fusion.samkv import Method as SamKV
 from service.worker.kv_pool import SequenceKV
@@ -28,7 +29,6 @@ from service.worker.sparse.request import SparseRequest
 from service.worker.steps import Steps
 from service.worker.streaming_reader import MEMORY
 from service.worker.streaming_segment import SegmentLoad
-from service.worker.trace import Trace
 
 
 class SegmentLost(Exception):
@@ -107,8 +107,10 @@ class Opener:
             waiting = [expected(load) for load in loads]
             ratio = self.planner.ratio(self._prompt(sequence, loads), waiting)
             sequence.fusion = replace(sequence.fusion, ratio=ratio)  # type: ignore[call-arg]
-        if sequence.request.trace:
-            sequence.trace = Trace(sequence.fusion, self.adapter.layers, self.adapter.kv_heads)
+        if sequence.request.token_fates:
+            sequence.fates = FateRecorder(
+                sequence.fusion, self.adapter.layers, self.adapter.kv_heads
+            )
         layout = sequence.layout = self._layout(sequence)
         sequence.full_prefill_flops = full_prefill(self.adapter, layout.tokens)
         if sequence.eviction is not None:
@@ -124,7 +126,7 @@ class Opener:
                 sequence.addresses,
                 [load.result() if load else None for load in sequence.loads],
             )
-            sequence.sparse.watch = None if sequence.trace is None else sequence.trace.planned
+            sequence.sparse.watch = None if sequence.fates is None else sequence.fates.planned
             sequence.steps = sequence.sparse.steps(kv)
             return
         sequence.steps = self._steps(sequence, kv, crowded)
@@ -140,7 +142,7 @@ class Opener:
     def _steps(self, sequence: Sequence, kv: SequenceKV, crowded: bool) -> Steps[PrefillResult]:
         progress = Progress()
         sequence.progress = progress
-        capture = None if sequence.trace is None else sequence.trace.capture
+        capture = None if sequence.fates is None else sequence.fates.capture
         while True:
             layout = sequence.layout = self._layout(sequence)
             cached = [self._stored(sequence, i) for i in range(len(layout.segments))]

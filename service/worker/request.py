@@ -22,7 +22,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     prefix_mode: str = "none"
     tenant: str = ""
-    trace: bool = False
+    token_fates: bool = False
 
 
 @dataclass(frozen=True)

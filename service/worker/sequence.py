@@ -15,6 +15,7 @@ from kvstore import EncodedChunk, ReadOutcome
 from service.records import Report, SegmentReport
 from service.worker.addressing import Address
 from service.worker.eviction.base import EvictionMethod
+from service.worker.fates import FateRecorder
 from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.samkv import Method as SamKV
 from service.worker.gate.standing import Watched
@@ -27,7 +28,6 @@ from service.worker.sampler import Sampler
 from service.worker.sparse.request import SegmentRead, SparseRequest
 from service.worker.steps import Steps
 from service.worker.streaming_segment import SegmentLoad
-from service.worker.trace import Trace
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Sequence:
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
     watched: Watched | None = None
-    trace: Trace | None = None
+    fates: FateRecorder | None = None
 
     segments: list[SegmentLoad | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -133,8 +133,8 @@ class Sequence:
         self.flops = result.flops
         self.coverage = result.coverage
         self.held_tokens = result.held_tokens or result.layout.tokens
-        if self.trace is not None:
-            self.trace.prefilled(self.layout, result)
+        if self.fates is not None:
+            self.fates.prefilled(self.layout, result)
         # A method that started over left a shorter prompt.
         self.layout = result.layout
 
@@ -204,7 +204,7 @@ class Sequence:
             ratio=getattr(self.fusion, "ratio", None),
             gate=self.watched.note if self.watched else None,
             hidden_load_s=max(0.0, sum(s.load_s for s in segments) - self.stages.get("load", 0.0)),
-            trace=None if self.trace is None else self.trace.report(),
+            token_fates=None if self.fates is None else self.fates.report(),
         )
 
     def _kept_ratio(self) -> float:

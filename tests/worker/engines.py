@@ -43,12 +43,12 @@ class Rig:
         seed: int | None = None,
         prefix_mode: str = "none",
         tenant: str = "",
-        trace: bool = False,
+        token_fates: bool = False,
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
         name = f"r{self._count}"
-        how = (fusion, eviction, sampling, prefix_mode, tenant, trace)
+        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates)
         self.engine.submit(Request(name, S, documents, question, *how))
         return name
 

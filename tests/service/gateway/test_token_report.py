@@ -13,10 +13,10 @@ from service.messages import (
     Generate,
     Method,
     Report,
+    SegmentFates,
     SegmentReport,
-    SegmentTrace,
+    TokenFates,
     TokenRun,
-    TokenTrace,
 )
 
 LETTERS = {1: "a", 2: "bc", 3: "", 4: "\N{EURO SIGN}"}
@@ -47,18 +47,18 @@ def report(system: SegmentReport, *documents: SegmentReport) -> Report:
 
 
 GENERATE = Generate("x", [3, 1], [Chunk(7, [1, 2, 5, 6, 1])], [2, 2], Method("a3"))
-TRACE = TokenTrace(
+FATES = TokenFates(
     3,
     2,
-    SegmentTrace([TokenRun(2, False, 0, 6)]),
-    [SegmentTrace([TokenRun(2, False, 1, 6), TokenRun(3, True, 3, 0)], [0.5, 0.25, 1, 2, 3])],
-    SegmentTrace([TokenRun(2, True, 3, 6)]),
+    SegmentFates([TokenRun(2, False, 0, 6)]),
+    [SegmentFates([TokenRun(2, False, 1, 6), TokenRun(3, True, 3, 0)], [0.5, 0.25, 1, 2, 3])],
+    SegmentFates([TokenRun(2, True, 3, 6)]),
 )
 
 
 @pytest.mark.parametrize("tier", ["memory", "ssd", "redis"])
 def test_recomputed_tokens_stand_out_of_their_tier(tier: str) -> None:
-    told = token_report(TRACE, report(segment(2, "memory"), segment(5, tier)), GENERATE, decode)
+    told = token_report(FATES, report(segment(2, "memory"), segment(5, tier)), GENERATE, decode)
     (document,) = told.documents
     assert [(run.tokens, run.source) for run in document.runs] == [(2, tier), (3, "recomputed")]
     assert [run.entries for run in document.runs] == [6, 0]
@@ -70,13 +70,13 @@ def test_recomputed_tokens_stand_out_of_their_tier(tier: str) -> None:
 
 
 def test_a_cold_segment_is_cold_however_it_was_computed() -> None:
-    told = token_report(TRACE, report(segment(2, "cold"), segment(5, "cold")), GENERATE, decode)
+    told = token_report(FATES, report(segment(2, "cold"), segment(5, "cold")), GENERATE, decode)
     assert {run.source for s in (told.system, *told.documents) for run in s.runs} == {"cold"}
 
 
 def test_every_token_has_its_text() -> None:
     """A special token none; of a character in two tokens the second has it."""
-    told = token_report(TRACE, report(segment(2, "memory"), segment(5, "ssd")), GENERATE, decode)
+    told = token_report(FATES, report(segment(2, "memory"), segment(5, "ssd")), GENERATE, decode)
     document = told.documents[0]
     ends = [*document.starts[1:], len(document.text)]
     pieces = [document.text[a:b] for a, b in zip(document.starts, ends, strict=True)]
@@ -87,7 +87,7 @@ def test_every_token_has_its_text() -> None:
 
 def test_a_chunk_that_ends_within_a_character() -> None:
     cut = replace_document([1, 2, 1, 1, 5])
-    told = token_report(TRACE, report(segment(2, "memory"), segment(5, "ssd")), cut, decode)
+    told = token_report(FATES, report(segment(2, "memory"), segment(5, "ssd")), cut, decode)
     assert told.documents[0].text == "abcaa"
     assert told.documents[0].starts == [0, 1, 3, 4, 5]
 

@@ -1,4 +1,4 @@
-"""What a trace says of every token, against the report, the cache and the method's choice."""
+"""What is said of every token, against the report, the cache and the method's choice."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from kvstore import MemoryTier
-from service.records import Chunk, Method, Report, SegmentTrace
+from service.records import Chunk, Method, Report, SegmentFates
+from service.worker.fates import FateRecorder
 from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.pie import Method as Pie
 from service.worker.methods import eviction_methods, fusion_methods, make_fusion
-from service.worker.trace import Trace
 from tests.worker.engines import A3, DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.worker.reference_samkv_toys import LONG
 from tests.worker.tiny import Q, S, Tiny, random_model, tiny_config, tiny_of
@@ -24,15 +24,15 @@ EVICTIONS = [None, *sorted(set(eviction_methods()) - {"headkv"})]
 HALF = {"ratio": 0.5}
 
 
-def segments(report: Report) -> list[SegmentTrace]:
-    assert report.trace is not None
-    return [report.trace.system, *report.trace.documents, report.trace.question]
+def segments(report: Report) -> list[SegmentFates]:
+    assert report.token_fates is not None
+    return [report.token_fates.system, *report.token_fates.documents, report.token_fates.question]
 
 
 def check(report: Report) -> None:
-    """Every count of the report is the sum of what the trace says of its tokens."""
-    trace = report.trace
-    assert trace is not None
+    """Every count of the report is the sum of what is said of its tokens."""
+    fates = report.token_fates
+    assert fates is not None
     told = [report.system, *report.documents]
     *cached, question = segments(report)
     for segment, runs in zip(told, cached, strict=True):
@@ -44,11 +44,11 @@ def check(report: Report) -> None:
     every = [run for segment in segments(report) for run in segment.runs]
     held = sum(run.tokens * run.entries for run in every)
     # kept_per_layer is a mean over heads.
-    assert held == pytest.approx(sum(report.kept_per_layer) * trace.kv_heads)
+    assert held == pytest.approx(sum(report.kept_per_layer) * fates.kv_heads)
     some = sum(run.tokens for run in every if run.entries)
     assert some / report.prompt_tokens == pytest.approx(report.coverage)
-    assert all(0 <= run.computed_layers <= trace.layers for run in every)
-    assert all(0 <= run.entries <= trace.layers * trace.kv_heads for run in every)
+    assert all(0 <= run.computed_layers <= fates.layers for run in every)
+    assert all(0 <= run.entries <= fates.layers * fates.kv_heads for run in every)
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
@@ -59,7 +59,7 @@ def test_counts_are_the_reports(model: Tiny, fusion: str, eviction: str | None) 
     evicting = Method(eviction, {"budget": 20}) if eviction else None
     with rig(model) as r:
         r.precompute(DOCUMENTS[:2])
-        _, report = r.answer(Method(fusion, parameters), eviction=evicting, trace=True)
+        _, report = r.answer(Method(fusion, parameters), eviction=evicting, token_fates=True)
     check(report)
     entries = [run.entries for s in segments(report) for run in s.runs]
     assert (min(entries) < max(entries)) == (evicting is not None)
@@ -70,7 +70,7 @@ def test_counts_of_a_sparse_method_are_the_reports(tmp_path: Path) -> None:
     documents = [Chunk(i, LONG[i % 3] * 12) for i in range(3)]
     with rig(model, tiers=[disk(tmp_path)], pool_tokens=2000) as r:
         r.precompute(documents)
-        _, report = r.answer(Method("samkv"), documents, trace=True)
+        _, report = r.answer(Method("samkv"), documents, token_fates=True)
     assert [d.tier for d in report.documents] == ["ssd"] * 3
     check(report)
     left_out = [run for s in segments(report) for run in s.runs if not run.entries]
@@ -79,7 +79,7 @@ def test_counts_of_a_sparse_method_are_the_reports(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fusion", ["a3", "cacheblend", "legolink", "question_scout", "pie"])
 def test_computed_layers_are_those_where_the_cache_changed(model: Tiny, fusion: str) -> None:
-    """The filled cache beside that of mere reuse: KV differs just where the trace says that it was
+    """The filled cache beside that of mere reuse: KV differs just where it is said that it was
     computed. The first layer's does not depend on other tokens."""
     changed_layers(model, make_fusion(fusion, _small(fusion)))
 
@@ -93,11 +93,11 @@ def test_rows_that_a_first_pass_sent_are_computed_too(model: Tiny, leads: float)
 
 def changed_layers(model: Tiny, method: FusionMethod) -> None:
     layers = model.adapter.layers
-    trace = Trace(method, layers, model.adapter.kv_heads)
-    ours = model.stitch(method, capture=trace.capture)
-    trace.prefilled(ours.layout, ours.result)
+    fates = FateRecorder(method, layers, model.adapter.kv_heads)
+    ours = model.stitch(method, capture=fates.capture)
+    fates.prefilled(ours.layout, ours.result)
     reused = model.stitch(Pie())
-    told = trace.report()
+    told = fates.report()
     assert told is not None
     runs = [r for s in (told.system, *told.documents, told.question) for r in s.runs]
     computed = torch.tensor([r.computed_layers for r in runs for _ in range(r.tokens)])
@@ -133,34 +133,34 @@ def test_what_was_recomputed_scored_best(
     with rig(model) as r:
         r.precompute()
         method = Method(fusion, {"ratio": 0.3, **parameters})
-        _, report = r.answer(method, trace=True)
-    assert report.trace is not None
+        _, report = r.answer(method, token_fates=True)
+    assert report.token_fates is not None
     scored: list[tuple[float, bool]] = []
-    for segment in report.trace.documents:
+    for segment in report.token_fates.documents:
         assert segment.scores is not None
         flags = [run.recomputed for run in segment.runs for _ in range(run.tokens)]
         scored += zip(segment.scores, flags, strict=True)
     chosen = [score for score, recomputed in scored if recomputed]
     assert 0 < len(chosen) < len(scored)
     assert min(chosen) >= max(score for score, recomputed in scored if not recomputed)
-    assert report.trace.system.scores is None and report.trace.question.scores is None
+    assert report.token_fates.system.scores is None and report.token_fates.question.scores is None
 
 
 @pytest.mark.parametrize("fusion", DENSE)
-def test_a_trace_changes_nothing(model: Tiny, fusion: str) -> None:
+def test_looking_changes_nothing(model: Tiny, fusion: str) -> None:
     """Same tokens, same counts, same work as without; and none unless it is asked for."""
     asked = Method(fusion, HALF if hasattr(fusion_methods()[fusion], "ratio") else {})
     evicting = Method("snapkv", {"budget": 20})
     with rig(model) as r:
         r.precompute()
         plain, without = r.answer(asked, eviction=evicting)
-        traced, report = r.answer(asked, eviction=evicting, trace=True)
-    assert without.trace is None
-    assert traced == plain
+        looked, report = r.answer(asked, eviction=evicting, token_fates=True)
+    assert without.token_fates is None
+    assert looked == plain
 
     def lasting(whole: Report) -> Report:
         still = [replace(s, load_s=0.0) for s in (whole.system, *whole.documents)]
-        timeless = replace(whole, stages={}, hidden_load_s=0.0, trace=None)
+        timeless = replace(whole, stages={}, hidden_load_s=0.0, token_fates=None)
         return replace(timeless, system=still[0], documents=still[1:])
 
     assert lasting(report) == lasting(without)
@@ -171,8 +171,8 @@ def test_full_prefill_and_mere_reuse(model: Tiny) -> None:
     layers = model.adapter.layers
     with rig(model) as r:
         r.precompute()
-        _, full = r.answer(VANILLA, trace=True)
-        _, reuse = r.answer(PIE, trace=True)
+        _, full = r.answer(VANILLA, token_fates=True)
+        _, reuse = r.answer(PIE, token_fates=True)
     assert {run.computed_layers for s in segments(full) for run in s.runs} == {layers}
     *cached, question = segments(reuse)
     assert {run.computed_layers for s in cached for run in s.runs} == {0}
@@ -184,15 +184,15 @@ def test_an_answer_of_one_token_evicts_nothing(model: Tiny) -> None:
     evicting = Method("snapkv", {"budget": 16})
     with rig(model) as r:
         r.precompute()
-        _, report = r.answer(A3, eviction=evicting, max_tokens=1, trace=True)
+        _, report = r.answer(A3, eviction=evicting, max_tokens=1, token_fates=True)
     everywhere = model.adapter.layers * model.adapter.kv_heads
     assert {run.entries for s in segments(report) for run in s.runs} == {everywhere}
     assert report.kept_per_layer == []
 
 
-def test_a_prompt_that_never_ran_has_no_trace(model: Tiny) -> None:
+def test_a_prompt_that_never_ran_says_nothing(model: Tiny) -> None:
     with rig(model, tiers=[MemoryTier(1 << 24)]) as r:
-        name = r.submit(A3, trace=True)
+        name = r.submit(A3, token_fates=True)
         r.engine.abort(name, "disconnect")
         r.run()
-        assert r.done(name).report.trace is None
+        assert r.done(name).report.token_fates is None

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from service.records import SegmentTrace, TokenRun, TokenTrace
+from service.records import SegmentFates, TokenFates, TokenRun
 from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
 from service.worker.layer_view import LayerView
@@ -23,7 +23,7 @@ from service.worker.sparse.plan import SparsePlan
 
 
 @dataclass
-class Trace:
+class FateRecorder:
     """Of one prompt. A prompt that is taken up again (a stored segment was lost) goes through
     layers a second time: what is noted per layer is then replaced."""
 
@@ -92,7 +92,7 @@ class Trace:
 
     # -- what it tells ----------------------------------------------------------------------------
 
-    def report(self) -> TokenTrace | None:
+    def report(self) -> TokenFates | None:
         """None of a prompt that never came into place."""
         layout = self._layout
         if layout is None or self._recomputed is None or self._computed is None:
@@ -103,13 +103,13 @@ class Trace:
         if self._scores:
             scores = self._scores[min(self._scores)].float().tolist()
 
-        def segment(start: int, end: int, ranked: bool) -> SegmentTrace:
+        def segment(start: int, end: int, ranked: bool) -> SegmentFates:
             own = scores[start:end] if scores is not None and ranked else None
             rounded = None if own is None else [float(f"{score:.3g}") for score in own]
-            return SegmentTrace(list(_runs(tokens[start:end])), rounded)
+            return SegmentFates(list(_runs(tokens[start:end])), rounded)
 
         system, *documents = [segment(s.start, s.end, not s.cold) for s in layout.segments]
-        return TokenTrace(
+        return TokenFates(
             self.layers,
             self.kv_heads,
             # S competes with nobody.
