@@ -48,7 +48,7 @@ export function answer(letter, name) {
       text.textContent = response.text || "(an empty answer)";
       text.setAttribute("aria-busy", "false");
       state.textContent = `${ending(response.finish_reason)} after ${time(response.timing.total_s)}`;
-      fill(warnings, response.warnings.map((warning) => el("li", {}, warning)));
+      fill(warnings, [...gateOf(response), ...response.warnings].map((warning) => el("li", {}, warning)));
       fill(figures, costs(response));
       strip.show(response);
       stages.hidden = false;
@@ -103,6 +103,10 @@ function costs(response, explanation = null) {
     ["Answer", plural(usage.completion_tokens, "token")],
   ];
   return facts.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value)));
+}
+
+function gateOf({ cache: { gate } }) {
+  return gate ? [`The correctness gate (${gate.state}) had ${gate.used.method} run instead: ${gate.why}`] : [];
 }
 
 function ending(reason) {

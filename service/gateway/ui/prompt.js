@@ -54,7 +54,7 @@ export function promptStrip(id) {
       parts.push(["Question", rowOf("Question", ""), tokens.question, null]);
       const told = parts.map(([title, row, segment, report]) => {
         const own = tokensOf(segment, tokens);
-        dress(row, title, own, tokens, report, detail, response.fusion.method);
+        dress(row, title, own, tokens, report, detail, (response.cache.gate?.used ?? response.fusion).method);
         return [title, countsOf(own)];
       });
       fill(rows, parts.map(([, row]) => row));

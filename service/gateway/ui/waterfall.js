@@ -33,7 +33,7 @@ export function waterfall(id, response, explanation) {
   }
   const scale = Math.max(...totals.map((row) => row.length), at);
   return [
-    el("header", {}, el("h3", { id }, "Time to first token"), el("p", { class: "quiet" }, comparison(timing, explanation))),
+    el("header", {}, el("h3", { id }, "Time to first token"), el("p", { class: "quiet" }, comparison(response, explanation))),
     el(
       "table",
       { class: "waterfall", "aria-labelledby": id },
@@ -55,8 +55,9 @@ function line({ name, title, start, length, kind }, scale) {
   );
 }
 
-function comparison({ ttft_s: ours }, explanation) {
-  if (!explanation || ours <= 0) return "";
-  const times = explanation.full_prefill_ttft_s / ours;
+function comparison({ timing, cache, usage }, explanation) {
+  if (cache.recomputed_tokens === usage.prompt_tokens) return "this is a full prefill";
+  if (!explanation || timing.ttft_s <= 0) return "";
+  const times = explanation.full_prefill_ttft_s / timing.ttft_s;
   return `a full prefill is expected to take ${times.toFixed(1)} times as long`;
 }
