@@ -25,6 +25,7 @@ from service.gateway.methods import check_together, chosen
 from service.gateway.prompts import Prompts
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.generate import InlineDocument
+from service.gateway.scopes import scope_of
 from service.gateway.worker import Worker
 from service.messages import Chunk, Generate, Method, Prefetch, Ready, Sampling
 from service.prompt import PromptPlan, Turn
@@ -85,7 +86,7 @@ class Preparer:
         """Everything that takes no time. Raises InvalidRequest, WorkerUnavailable."""
         turns = self._turns(request)
         top_k = self._top_k(request)
-        scope = scope_of(call, request.collection)
+        scope = scope_of(call.principal, request.collection)
         where = _filter(request)
         ready = self._worker.require()
         self._library.require()
@@ -267,11 +268,3 @@ def _filter(request: GenerateRequest) -> Filter:
     except InvalidQuery as error:
         message = str(error)
         raise InvalidRequest(message, field=message.partition(":")[0]) from error
-
-
-def scope_of(call: Call, collection: str | None) -> Scope:
-    """Raises InvalidRequest for a name that can be no collection's."""
-    try:
-        return Scope(call.principal.tenant, *([] if collection is None else [collection]))
-    except InvalidQuery as error:
-        raise InvalidRequest(str(error), field="collection") from error

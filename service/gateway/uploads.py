@@ -72,6 +72,11 @@ class Counted:
             raise InvalidRequest(
                 f"{place}.doc_id is blank: name the document", field=f"{place}.doc_id"
             )
+        if not document.collection.strip():
+            raise InvalidRequest(
+                f"{place}.collection is blank: name the collection, or leave it out",
+                field=f"{place}.collection",
+            )
         first = self._places.setdefault((document.collection, document.doc_id), index)
         if first != index:
             raise InvalidRequest(

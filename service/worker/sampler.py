@@ -24,7 +24,9 @@ class Sampler:
         """logits `[vocabulary]` fp32 → a token id. Temperature 0 is argmax, lowest id on ties."""
         if self._sampling.temperature <= 0:
             return int(logits.argmax())
-        probabilities = (logits.float().cpu() / self._sampling.temperature).softmax(-1)
+        # In fp64 and less the highest: a temperature next to 0 must not make an infinity of it.
+        scores = logits.double().cpu()
+        probabilities = ((scores - scores.max()) / self._sampling.temperature).softmax(-1).float()
         if self._sampling.top_p < 1:
             probabilities = _nucleus(probabilities, self._sampling.top_p)
         return int(torch.multinomial(probabilities, 1, generator=self._random))

@@ -32,6 +32,12 @@ def test_low_temperature_sharpens() -> None:
     assert set(draws(Sampling(temperature=0.05, seed=1))) == {1, 3}
 
 
+def test_a_temperature_next_to_zero_is_like_zero_between_ties() -> None:
+    """What a request may ask for must not become an infinity."""
+    for temperature in (1e-38, 1e-70, 5e-324):
+        assert set(draws(Sampling(temperature=temperature, seed=1))) == {1, 3}
+
+
 def test_top_p_keeps_the_smallest_sufficient_set() -> None:
     assert set(draws(Sampling(temperature=1.0, top_p=0.5, seed=2))) == {1, 3}
     assert set(draws(Sampling(temperature=1.0, top_p=1e-6, seed=2))) == {1}

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from retriever import Scope
 from service.gateway.dependencies import Administering, CorpusDep
 from service.gateway.routes.documents import receipt_out
 from service.gateway.schemas import CollectionList, CollectionOut, ReceiptOut
+from service.gateway.scopes import scope_of
 
 router = APIRouter(prefix="/admin/collections", tags=["corpus"])
 
@@ -29,5 +29,5 @@ async def collections(principal: Administering, corpus: CorpusDep) -> Collection
 @router.delete("/{collection:path}")
 async def delete(principal: Administering, collection: Name, corpus: CorpusDep) -> ReceiptOut:
     """Remove all documents of a collection: text, vectors, and KV in every tier."""
-    scope = Scope(principal.tenant, collection)
+    scope = scope_of(principal, collection)
     return receipt_out(await corpus.delete_matching(scope, None, None))

@@ -6,12 +6,13 @@ from dataclasses import asdict
 
 from fastapi import APIRouter
 
-from retriever import DocFilter, DocumentInfo, Scope, parse_filter
+from retriever import DocFilter, DocumentInfo, parse_filter
 from retriever.errors import InvalidQuery
 from service.errors import InvalidRequest
 from service.gateway.dependencies import Administering, CollectionName, CorpusDep, Limit
 from service.gateway.job_records import Receipt
 from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, ReceiptOut
+from service.gateway.scopes import scope_of
 
 router = APIRouter(prefix="/admin", tags=["corpus"])
 
@@ -25,7 +26,7 @@ async def documents(
     cursor: str | None = None,
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
-    page = await corpus.documents(Scope(principal.tenant, collection), limit, cursor)
+    page = await corpus.documents(scope_of(principal, collection), limit, cursor)
     return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
 
 
@@ -34,7 +35,7 @@ async def document(
     principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
 ) -> DocumentOut:
     """A document with its text."""
-    stored = await corpus.document(Scope(principal.tenant, collection), doc_id)
+    stored = await corpus.document(scope_of(principal, collection), doc_id)
     return _info(stored.info, stored.document.text)
 
 
@@ -43,7 +44,7 @@ async def delete(
     principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
 ) -> ReceiptOut:
     """Remove a document: text, vectors, and KV in every tier."""
-    return receipt_out(await corpus.delete(Scope(principal.tenant, collection), doc_id))
+    return receipt_out(await corpus.delete(scope_of(principal, collection), doc_id))
 
 
 @router.post("/deletions")
@@ -59,7 +60,7 @@ async def delete_many(
             where = DocFilter(None, parse_filter(body.filter))
         except InvalidQuery as error:
             raise InvalidRequest(f"filter: {error}", field="filter") from error
-    scope = Scope(principal.tenant, body.collection)
+    scope = scope_of(principal, body.collection)
     return receipt_out(await corpus.delete_matching(scope, body.doc_ids, where))
 
 
@@ -74,7 +75,7 @@ async def pin(
     principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
 ) -> DocumentOut:
     """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
-    stored = await corpus.pin(Scope(principal.tenant, collection), doc_id, True)
+    stored = await corpus.pin(scope_of(principal, collection), doc_id, True)
     return _info(stored.info)
 
 
@@ -83,7 +84,7 @@ async def unpin(
     principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
 ) -> DocumentOut:
     """Let a document's KV be evicted like any other."""
-    stored = await corpus.pin(Scope(principal.tenant, collection), doc_id, False)
+    stored = await corpus.pin(scope_of(principal, collection), doc_id, False)
     return _info(stored.info)
 
 

@@ -50,6 +50,27 @@ def test_generate(shared: Rig, body: dict[str, Any], status: int, field: str, re
     assert shared.metric("kvstitch_requests_in_flight") == 0
 
 
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [
+        ("GET", "/admin/documents?collection=%09"),
+        ("GET", "/admin/documents/oslo?collection=%20"),
+        ("DELETE", "/admin/documents/oslo?collection=%20"),
+        ("PUT", "/admin/pins/oslo?collection=%20"),
+        ("DELETE", "/admin/pins/oslo?collection=%20"),
+        ("DELETE", "/admin/collections/%20"),
+        ("POST", "/admin/precompute?collection=%20"),
+    ],
+)
+def test_a_blank_collection(shared: Rig, verb: str, path: str) -> None:
+    body = None
+    if verb == "POST":
+        body = {"documents": [{"doc_id": "a", "text": "b", "collection": " "}]}
+    response = shared.http.request(verb, path, json=body)
+    assert response.status_code == 422, response.text
+    assert "collection" in response.text
+
+
 def test_missing_question_and_body(shared: Rig) -> None:
     response = shared.http.post("/v1/rag/generate", json={})
     assert response.status_code == 422 and response.json()["error"]["param"] == "question"
