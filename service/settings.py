@@ -66,7 +66,7 @@ class Settings(BaseSettings):
         1_048_576, ge=1, description="prompt tokens that may be before their first answer token"
     )
     planner: bool = Field(
-        False, description="compute documents that would take longer to load than to compute"
+        True, description="compute documents that would take longer to load than to compute"
     )
     gate_sample: float = Field(
         0.0, ge=0, le=1, description="share of answers held against full prefill; 0: no gate"

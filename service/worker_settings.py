@@ -27,7 +27,7 @@ class WorkerSettings:
     pool_tokens: int = 0  # 0: derived from the model's context and free memory
     max_running: int = 32
     max_waiting: int = 256
-    planner: bool = False  # whether to compute what would take longer to load
+    planner: bool = True  # whether to compute what would take longer to load
     gate_sample: float = 0.0  # share of answers held against full prefill; 0: no gate
     gate_window: int = 32
     gate_min_checks: int = 8

@@ -40,7 +40,9 @@ class Service:
         """`settings` are those of service.settings, e.g. memory_tier_mib=0."""
         self.data_dir = data_dir
         self.port = _free_port()
-        self._settings = {"threads": 1, **settings, "model": model, "data_dir": data_dir}
+        # Without the planner: on a busy machine a tier is late, and a hit would be computed.
+        defaults: dict[str, object] = {"threads": 1, "planner": False}
+        self._settings = {**defaults, **settings, "model": model, "data_dir": data_dir}
         self._log = data_dir.with_name(data_dir.name + ".log")
         self._process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=HANG_S)
