@@ -54,7 +54,10 @@ def compute_chunk(adapter: DecoderAdapter, address: Address) -> Steps[ComputedCh
         sketch.add(view)
 
     scratch = ScratchKV(adapter, len(ids))
-    yield from prefill(adapter, layout, [None], Vanilla(), scratch, capture=capture)
+    for waits in prefill(adapter, layout, [None], Vanilla(), scratch, capture=capture):
+        yield waits
+        if len(k) == adapter.layers:
+            break  # nobody asks what comes after a chunk
     # As it would come out of the store: whoever uses it now decides as whoever reads it later.
     stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
     return ComputedChunk(encode_chunk(address.spec, k, v), stored)

@@ -147,13 +147,17 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     for a in range(0, tokens, TILE):
         b = min(a + TILE, tokens)
         grouped = q[a:b].float().view(b - a, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
-        scores = torch.einsum("hgmd,hnd->hgmn", grouped, keys[:, : first + b]) * scale
-        rows = torch.arange(a, b, device=q.device)[:, None]
-        columns = torch.arange(-first, b, device=q.device)
-        scores.masked_fill_(columns > rows, -math.inf)
-        norm[:, a:b] = scores.logsumexp(-1).view(heads, b - a)
-        weights = scores.softmax(-1).mean((0, 1))[:, first:]
-        sums[:b] += weights.masked_fill(columns[first:] >= rows, 0).sum(0)
+        scores = torch.einsum("hgmd,hnd->hgmn", grouped * scale, keys[:, : first + b])
+        unseen = torch.ones(b - a, b - a, dtype=torch.bool, device=q.device)
+        # Only the tile's own keys: all before them are seen.
+        scores[..., first + a :].masked_fill_(unseen.triu(1), -math.inf)
+        # The softmax and its normaliser from one exponential, in place.
+        highest = scores.amax(-1, keepdim=True)
+        total = scores.sub_(highest).exp_().sum(-1, keepdim=True)
+        norm[:, a:b] = (highest + total.log()).view(heads, b - a)
+        weights = scores.mul_(1 / total).mean((0, 1))[:, first:]
+        weights[:, a:].masked_fill_(unseen.triu(), 0)  # nor itself
+        sums[:b] += weights.sum(0)
     later = torch.arange(tokens - 1, -1, -1, device=q.device)
     mass = sums / later.clamp(min=1)
     return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
