@@ -62,7 +62,7 @@ class Exchange:
         return Response(status_code=CLIENT_LEFT) if result is None else result
 
 
-def _exchange(
+async def _exchange(
     request: Request, response: Response, answerer: AnswererDep, call: CallDep, ping_s: PingSeconds
 ) -> Exchange:
     return Exchange(request, response, answerer, call, ping_s)
