@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.speed.contexts import decode, filled, pool_for, spread
-from benchmarks.speed.outcome import Outcome, at_least
+from benchmarks.speed.outcome import Figure, Outcome, at_least
 from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.peers.generate import Generate
 from benchmarks.speed.peers.llama import Absent, LlamaCpp
@@ -57,6 +57,8 @@ def run(setup: Setup) -> Outcome:
         paired.figure("decode tokens/s at batch 8 over batch 1", OURS, EIGHT, at_least(3), BATCH),
     ]  # fmt: skip
     if LLAMA in ways:
-        figures.append(paired.figure("decode tokens/s over llama.cpp, batch 1", LLAMA, OURS))
+        # A process of its own: of it there is only the clock.
+        ratios = paired.ratios(LLAMA, OURS)
+        figures.append(Figure("decode tokens/s over llama.cpp, batch 1", ratios))
     samples: dict[str, Any] = {"steps": steps, "seconds": paired.raw()}
     return Outcome(figures, samples, notes)
