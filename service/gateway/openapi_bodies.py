@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 _FILE: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
+_COLLECTION: Final = {"type": ["string", "null"], "minLength": 1, "maxLength": 128}
 _DOCUMENT: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["doc_id", "text"],
@@ -14,7 +15,7 @@ _DOCUMENT: Final[dict[str, Any]] = {
         "text": {"type": "string"},
         "title": {"type": "string", "maxLength": 2048},
         "metadata": {"type": "object"},
-        "collection": {"type": "string", "minLength": 1, "maxLength": 128},
+        "collection": _COLLECTION,
     },
 }
 PRECOMPUTE: Final[dict[str, Any]] = {
@@ -31,7 +32,7 @@ PRECOMPUTE: Final[dict[str, Any]] = {
                     "required": ["documents"],
                     "additionalProperties": False,
                     "properties": {
-                        "collection": {"type": "string", "minLength": 1, "maxLength": 128},
+                        "collection": _COLLECTION,
                         "documents": {"type": "array", "minItems": 1, "items": _DOCUMENT},
                     },
                 },
