@@ -67,8 +67,9 @@ def serve(tmp_path: Path, model: Path) -> Serve:
     return start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not longer than a module: Playwright leaves its event loop running on this thread."""
     with chromium() as running:
         yield running
 
