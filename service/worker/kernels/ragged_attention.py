@@ -1,8 +1,8 @@
 """Attention of one new token per sequence on a CPU, over KV in bfloat16 that lies in runs of rows
 of a pool: a run per sequence and KV head, as long as it happens to be.
 
-torch's kernel takes one sequence and one length at a time and works at an eighth of the speed at
-which the keys could be read (2,048 of them: 430 against 80 microseconds); the kernel in
+torch's kernel takes one sequence and one length at a time, and takes 260 microseconds for 2,048 keys
+of two KV heads where ours takes 160; the kernel in
 `ragged_attention.c` takes all runs of a layer in one call. Without it torch's is used. Knows no
 model and no sequence.
 """
