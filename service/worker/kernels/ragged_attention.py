@@ -1,10 +1,9 @@
 """Attention of one new token per sequence on a CPU, over KV in bfloat16 that lies in runs of rows
 of a pool: a run per sequence and KV head, as long as it happens to be.
 
-torch's kernel takes one sequence and one length at a time, and takes 260 microseconds for 2,048 keys
-of two KV heads where ours takes 160; the kernel in
-`ragged_attention.c` takes all runs of a layer in one call. Without it torch's is used. Knows no
-model and no sequence.
+torch's kernel takes one sequence and one length at a time, and 260 microseconds for 2,048 keys of
+two KV heads; the kernel in `ragged_attention.c` takes all runs of a layer in one call, and 160.
+Without it torch's is used. Knows no model and no sequence.
 """
 
 from __future__ import annotations
