@@ -242,5 +242,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     main()

@@ -6,7 +6,6 @@ Knows the command `serve` and the routes; imports nothing of the service.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -40,11 +39,8 @@ def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
         command += ["--model", str(model)]
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "service.log"
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_ready(url, process, log)

@@ -13,7 +13,6 @@ engine itself has changed: then use --fresh.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -162,5 +161,4 @@ def _prompts(args: argparse.Namespace, folder: Path) -> tuple[list[Prompt], list
 
 if __name__ == "__main__":
     # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

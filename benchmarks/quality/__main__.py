@@ -12,7 +12,6 @@ stopped; --fresh measures again.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -118,5 +117,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

@@ -18,7 +18,6 @@ stopped, and measures again only with --fresh (records do not notice that the co
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -159,5 +158,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

@@ -23,8 +23,6 @@ RESULTS = Path(__file__).parent.parent / "results" / "speed"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 1 if a line could not be measured. A missed target is a result, no failure."""
-    # Contended cores spin 10 to 500 times longer without this; torch reads it when it is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from benchmarks.speed.lines import ORDER
 
     given = _parser(ORDER).parse_args(argv)

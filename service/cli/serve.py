@@ -7,12 +7,12 @@ import logging
 import os
 import sys
 
+from service import openmp
+
 
 def run(given: argparse.Namespace) -> int:
     """Serve until a signal. Raises KvstitchError for what prevents the start."""
-    # Read by OpenMP when the embedder's torch is loaded, which is later: threads that spin while
-    # they wait would take the cores from the worker.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A `_created` series beside every metric tells Prometheus nothing that it would use.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")

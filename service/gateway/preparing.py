@@ -7,6 +7,7 @@ The same for an answer and for its explanation. Knows no HTTP, admission or tens
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -107,10 +108,7 @@ class Preparer:
         Raises InvalidRequest, PromptTooLong, NotFound."""
         request = checked.request
         context = self._worker.require().model.max_context
-        # Counting ids is cheap; embedding a question that cannot fit takes seconds.
-        await self._library.in_search_thread(
-            lambda: self._prompts.plan([], checked.turns, max_context=context)
-        )
+        await self._check_length(checked, context)
         found = await self._find(checked, context)
         started = time.perf_counter()
         plan = await self._plan(checked, found, context, prefetch)
@@ -180,6 +178,14 @@ class Preparer:
 
     # -- passages and prompt ---------------------------------------------------------------------
 
+    async def _check_length(self, checked: Checked, context: int) -> None:
+        """Embedding a question that cannot fit would take seconds. A token is a byte at least:
+        what cannot be too long is not counted here."""
+        if sum(len(turn.text.encode()) for turn in checked.turns) > context // 2:
+            await self._library.in_search_thread(
+                lambda: self._prompts.plan([], checked.turns, max_context=context)
+            )
+
     async def _find(self, checked: Checked, context: int) -> Found:
         request = checked.request
         if (documents := request.inline_documents) is not None:
@@ -218,20 +224,23 @@ class Preparer:
     async def _plan(
         self, checked: Checked, found: Found, context: int, prefetch: bool
     ) -> PromptPlan:
-        """Segments of ids; the worker hears about the documents before the rest is planned."""
+        """The prompt; the worker hears about the documents before the rest of it is planned."""
         passages = [passage.chunk for passage in found.passages]
-        in_thread = self._library.in_search_thread
-        documents = await in_thread(lambda: self._prompts.segments(passages))
-        if documents and prefetch:
-            chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
-            fusion, mode = checked.fusion.name, self._prompts.prefix_mode
-            self._worker.prefetch(
-                Prefetch(fusion, self._prompts.system, chunks, mode, checked.scope.tenant)
-            )
+        loop = asyncio.get_running_loop()
+
+        def lay_out() -> PromptPlan:
+            documents = self._prompts.segments(passages)
+            if documents and prefetch:
+                chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
+                fusion, mode = checked.fusion.name, self._prompts.prefix_mode
+                tenant = checked.scope.tenant
+                coming = Prefetch(fusion, self._prompts.system, chunks, mode, tenant)
+                loop.call_soon_threadsafe(self._worker.prefetch, coming)
+            return self._prompts.plan(documents, checked.turns, max_context=context)
+
         try:
-            return await in_thread(
-                lambda: self._prompts.plan(documents, checked.turns, max_context=context)
-            )
+            # One thread for all of it: every change of threads costs half a millisecond.
+            return await self._library.in_search_thread(lay_out)
         except PromptTooLong as error:
             if checked.request.inline_documents is None:
                 raise

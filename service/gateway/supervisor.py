@@ -18,6 +18,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from service import openmp
 from service.gateway.client import RESTARTED, WorkerClient
 from service.worker_settings import WorkerSettings
 
@@ -111,8 +112,7 @@ class Supervisor:
             stdin=PIPE,
             stderr=PIPE,
             start_new_session=True,
-            # Idle OpenMP threads that spin would take the cores from the gateway.
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+            env={**openmp.ENVIRONMENT, **os.environ},
         )
         self._process = process
         assert process.stdin is not None

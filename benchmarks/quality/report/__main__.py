@@ -14,7 +14,6 @@ has changed: then use --fresh.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -136,5 +135,4 @@ def _small(args: argparse.Namespace, subject: Subject) -> int:
 
 if __name__ == "__main__":
     # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

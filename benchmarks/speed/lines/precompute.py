@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from itertools import count
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def run(setup: Setup) -> Outcome:
             for address in prompt.addresses(engine)[1:]:  # the instruction is not a document
                 engine.lane.add(address, id="document")
             while engine.lane.pending:
+                if engine.idle:  # as the server does; asking on and on would hold up the writing
+                    time.sleep(0.001)
                 engine.step()
             engine.store.flush(60)
 

@@ -7,6 +7,7 @@
  * depend on the others nor on the number of threads.
  */
 #include "bfloat16.h"
+#include "exponential.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -17,22 +18,6 @@
 #define MAX_GROUP 64
 
 int ragged_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
-
-/* 2^x of x <= 0, within 2e-7 of it; 0 below -150. */
-TARGET INLINE __m512 exp2_of(__m512 x)
-{
-    x = _mm512_max_ps(_mm512_set1_ps(-160.0f), x); /* what is not a number stays so */
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, whole);
-    __m512 y = _mm512_set1_ps(1.5403530e-4f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.3333558e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.6181291e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5504109e-2f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022651e-1f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, whole);
-}
 
 /* Scores of `keys` rows of k for `heads` rearranged rows of q: scores[h * TILE + key]. */
 TARGET INLINE void score(const float *q, const uint16_t *k, float *scores, ptrdiff_t d, int heads,

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from service.worker.kernels import attention_mass as attention_mass_kernel
 from service.worker.layer_view import LayerView
 from service.worker.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
 
@@ -106,21 +108,19 @@ class SketchBuilder:
         tokens = len(view.rows) - first
         grid = BlockGrid(tokens, self._block)
         k = view.fresh_k[first:].float()
-        mass, norm = attention_mass(view.q[first:], view.k, view.scale)
+        q = view.q[first:]
+        mass, norm = attention_mass(q, view.k, view.scale)
         representative, top = representatives(mass, grid)
-        columns = later_attention(view.q[first:], view.k, norm, representative, view.scale)
-        alpha = [decay(columns[:, j], int(r)) for j, r in enumerate(representative)]
+        columns = later_attention(q, view.k, norm, representative, view.scale)
         local = grid.indices(grid.local)
         self._layers.append(
             {
-                "means": torch.stack(
-                    [k[grid.span(b).start : grid.span(b).stop].mean(0) for b in range(grid.blocks)]
-                ),
+                "means": block_means(k, grid),
                 "anchor": k[grid.indices(grid.fixed)].mean(0),
                 "local_query": view.fresh_q[first:][local].float().mean(0),
                 "representative": representative.to(torch.int32),
                 "mass": top,
-                "alpha": torch.tensor(alpha, dtype=torch.float32, device=k.device),
+                "alpha": decays(columns, representative),
             }
         )
 
@@ -131,6 +131,15 @@ class SketchBuilder:
         )
 
 
+def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
+    """Mean of each block's rows of k `[T, kv_heads, d]`: `[m, kv_heads, d]`."""
+    missing = grid.blocks * grid.block - grid.tokens
+    sums = F.pad(k, (0, 0, 0, 0, 0, missing)).view(grid.blocks, grid.block, *k.shape[1:]).sum(1)
+    counts = torch.full((grid.blocks, 1, 1), float(grid.block), device=k.device)
+    counts[-1] -= missing
+    return sums / counts
+
+
 def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Mean attention that later queries pay each token, and every query's log normaliser.
 
@@ -138,6 +147,16 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     prefix that queries see and that is not scored. Returns mass `[T]` fp32, head mean, NaN at
     tokens with fewer than 16 later queries; log normalisers `[heads, T]`.
     """
+    tokens, heads, _ = q.shape
+    kernel = attention_mass_kernel.served(q, k)
+    sums, norm = (kernel or streamed_mass)(q, k, scale)
+    later = torch.arange(tokens - 1, -1, -1, device=q.device)
+    mass = sums / (heads * later.clamp(min=1))
+    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
+
+
+def streamed_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """`kernels.attention_mass` in torch, tile by tile."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens
@@ -155,27 +174,21 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         highest = scores.amax(-1, keepdim=True)
         total = scores.sub_(highest).exp_().sum(-1, keepdim=True)
         norm[:, a:b] = (highest + total.log()).view(heads, b - a)
-        weights = scores.mul_(1 / total).mean((0, 1))[:, first:]
+        weights = scores.mul_(1 / total).sum((0, 1))[:, first:]
         weights[:, a:].masked_fill_(unseen.triu(), 0)  # nor itself
         sums[:b] += weights.sum(0)
-    later = torch.arange(tokens - 1, -1, -1, device=q.device)
-    mass = sums / later.clamp(min=1)
-    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
+    return sums, norm
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
     """Per block its most looked-at scored token (int64, -1: none) and that token's mass (0 where
     none), each `[m]`."""
-    chosen = torch.full((grid.blocks,), -1, dtype=torch.long, device=mass.device)
-    top = torch.zeros(grid.blocks, device=mass.device)
-    for block in range(grid.blocks):
-        span = grid.span(block)
-        part = mass[span.start : span.stop].nan_to_num(-math.inf)
-        best = int(part.argmax())
-        if part[best] > -math.inf:
-            chosen[block] = span.start + best
-            top[block] = part[best]
-    return chosen, top
+    missing = grid.blocks * grid.block - grid.tokens
+    scored = F.pad(mass.nan_to_num(-math.inf), (0, missing), value=-math.inf)
+    top, at = scored.view(grid.blocks, grid.block).max(1)
+    there = top > -math.inf
+    chosen = at + torch.arange(grid.blocks, device=mass.device) * grid.block
+    return chosen.where(there, -1), top.where(there, 0.0)
 
 
 def later_attention(
@@ -191,12 +204,17 @@ def later_attention(
     return weights
 
 
-def decay(column: Tensor, representative: int) -> float:
+def decays(columns: Tensor, representative: Tensor) -> Tensor:
     """alpha of log y = c - alpha · log x by least squares, y the attention that the query x tokens
-    after the representative pays it. +inf without a representative."""
-    if representative < 0:
-        return math.inf
-    y = column[representative + 1 :].clamp(min=ATTENTION_FLOOR).log().double()
-    x = torch.arange(1, len(y) + 1, device=column.device, dtype=torch.float64).log()
-    x, y = x - x.mean(), y - y.mean()
-    return -float((x * y).sum() / x.square().sum())
+    after the representative pays it. +inf without a representative.
+
+    columns `[T, m]`, representative `[m]` → `[m]` fp32."""
+    distance = torch.arange(len(columns), device=columns.device)[:, None] - representative
+    later = distance >= 1
+    x = distance.clamp(min=1).double().log()
+    y = columns.clamp(min=ATTENTION_FLOOR).double().log()
+    count = later.sum(0)
+    x = (x - (x * later).sum(0) / count) * later
+    y = (y - (y * later).sum(0) / count) * later
+    alpha = -(x * y).sum(0) / x.square().sum(0)
+    return alpha.float().masked_fill(representative < 0, math.inf)

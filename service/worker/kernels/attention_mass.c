@@ -1,0 +1,114 @@
+/* How much attention the later tokens of a prompt pay each of its tokens, and every query's log
+ * normaliser: a causal softmax whose weights are added up by key instead of weighing values.
+ *
+ * q [tokens, heads, d], k [kv_heads, first + tokens, d], bfloat16; scores and sums in fp32. A tile
+ * of queries is scored against keys that lie transposed in the cache, so no weight is ever written
+ * to memory. A result does not depend on the number of threads: each head has sums of its own.
+ */
+#include "bfloat16.h"
+#include "exponential.h"
+
+#include <math.h>
+#include <stddef.h>
+
+#define ROWS 6   /* queries scored at once */
+#define WIDTH 64 /* keys scored at once, four registers */
+
+int attention_mass_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+
+/* Scores of ROWS rows of q [ROWS, d] against WIDTH keys from column `at` of turned [d, keys]. */
+TARGET INLINE void score(const float *q, const float *turned, float *scores, ptrdiff_t keys,
+                         ptrdiff_t at, ptrdiff_t d)
+{
+    __m512 sums[ROWS][4];
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < 4; i++)
+            sums[row][i] = _mm512_setzero_ps();
+    for (ptrdiff_t c = 0; c < d; c++) {
+        __m512 key[4];
+        for (int i = 0; i < 4; i++)
+            key[i] = _mm512_loadu_ps(turned + c * keys + at + i * 16);
+        for (int row = 0; row < ROWS; row++) {
+            __m512 one = _mm512_set1_ps(q[row * d + c]);
+            for (int i = 0; i < 4; i++)
+                sums[row][i] = _mm512_fmadd_ps(one, key[i], sums[row][i]);
+        }
+    }
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < 4; i++)
+            _mm512_storeu_ps(scores + row * keys + at + i * 16, sums[row][i]);
+}
+
+/* Scores of `seen` keys in base 2 become weights that add up to one with the last key's, which is
+ * the query itself and gets 0, as all keys up to `end` do. Returns the log normaliser, base 2. */
+TARGET INLINE float soften(float *scores, ptrdiff_t seen, ptrdiff_t end)
+{
+    ptrdiff_t whole = (seen + 15) / 16 * 16;
+    for (ptrdiff_t i = seen; i < whole; i++)
+        scores[i] = -INFINITY;
+    __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+    for (ptrdiff_t i = 0; i < whole; i += 16)
+        most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
+    float highest = _mm512_reduce_max_ps(most);
+    for (ptrdiff_t i = 0; i < whole; i += 16) {
+        __m512 weight = exp2_of(_mm512_sub_ps(_mm512_loadu_ps(scores + i), _mm512_set1_ps(highest)));
+        _mm512_storeu_ps(scores + i, weight);
+        total = _mm512_add_ps(total, weight);
+    }
+    float sum = _mm512_reduce_add_ps(total);
+    __m512 share = _mm512_set1_ps(1.0f / sum);
+    for (ptrdiff_t i = 0; i < whole; i += 16)
+        _mm512_storeu_ps(scores + i, _mm512_mul_ps(share, _mm512_loadu_ps(scores + i)));
+    memset(scores + seen - 1, 0, (size_t)(end - seen + 1) * sizeof(float));
+    return highest + log2f(sum);
+}
+
+/* One head. turned [d, keys] and scores [ROWS, keys] are scratch, keys = n rounded up to WIDTH. */
+TARGET static void head(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
+                        float *turned, float *scores, ptrdiff_t tokens, ptrdiff_t n,
+                        ptrdiff_t keys, ptrdiff_t d, ptrdiff_t q_stride, float scale)
+{
+    float *asked = scores + ROWS * keys;
+    ptrdiff_t first = n - tokens;
+    for (ptrdiff_t c = 0; c < d; c++) {
+        for (ptrdiff_t j = 0; j < n; j++)
+            turned[c * keys + j] = widened(k[j * d + c]);
+        memset(turned + c * keys + n, 0, (size_t)(keys - n) * sizeof(float));
+    }
+    memset(mass, 0, (size_t)keys * sizeof(float));
+    for (ptrdiff_t row = 0; row < tokens; row += ROWS) {
+        ptrdiff_t rows = tokens - row < ROWS ? tokens - row : ROWS, last = first + row + rows;
+        ptrdiff_t end = (last + WIDTH - 1) / WIDTH * WIDTH;
+        memset(asked, 0, (size_t)(ROWS * d) * sizeof(float));
+        for (ptrdiff_t r = 0; r < rows; r++)
+            for (ptrdiff_t c = 0; c < d; c++)
+                asked[r * d + c] = widened(q[(row + r) * q_stride + c]) * scale;
+        for (ptrdiff_t at = 0; at < end; at += WIDTH)
+            score(asked, turned, scores, keys, at, d);
+        for (ptrdiff_t r = 0; r < rows; r++)
+            norm[row + r] = soften(scores + r * keys, first + row + r + 1, end);
+        for (ptrdiff_t at = 0; at < end; at += 16) {
+            __m512 sum = _mm512_loadu_ps(mass + at);
+            for (ptrdiff_t r = 0; r < rows; r++)
+                sum = _mm512_add_ps(sum, _mm512_loadu_ps(scores + r * keys + at));
+            _mm512_storeu_ps(mass + at, sum);
+        }
+    }
+}
+
+/* mass [heads, keys] and norm [heads, tokens], base 2; scratch: (d + ROWS) * keys + ROWS * d floats
+ * per thread. Strides in values; rows of k and of a head of q are contiguous. */
+TARGET void attention_mass(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
+                           float *scratch, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys,
+                           ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
+                           ptrdiff_t k_stride, float scale, int threads)
+{
+    ptrdiff_t room = (d + ROWS) * keys + ROWS * d;
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+    for (int part = 0; part < threads; part++) {
+        float *turned = scratch + part * room;
+        for (ptrdiff_t h = part; h < heads; h += threads)
+            head(q + h * d, k + h / group * k_stride, mass + h * keys, norm + h * tokens, turned,
+                 turned + d * keys, tokens, n, keys, d, q_stride, scale * 1.44269504f);
+    }
+}
