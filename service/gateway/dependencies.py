@@ -12,7 +12,6 @@ from fastapi import Depends, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.access import Principal
-from service.gateway.answer import Answerer
 from service.gateway.call import Call
 from service.gateway.corpus import Corpus
 from service.gateway.gateway import Gateway
@@ -29,16 +28,8 @@ async def _gateway(request: Request) -> Gateway:
     return _of(request)
 
 
-async def _answerer(request: Request) -> Answerer:
-    return _of(request).answerer
-
-
 async def _corpus(request: Request) -> Corpus:
     return _of(request).corpus
-
-
-async def _ping_s(request: Request) -> float:
-    return _of(request).settings.stream_ping_s
 
 
 async def _upload(request: Request) -> AsyncIterator[Incoming]:
@@ -87,10 +78,8 @@ async def _call(
 
 
 GatewayDep = Annotated[Gateway, Depends(_gateway)]
-AnswererDep = Annotated[Answerer, Depends(_answerer)]
 CorpusDep = Annotated[Corpus, Depends(_corpus)]
 CallDep = Annotated[Call, Depends(_call)]
-PingSeconds = Annotated[float, Depends(_ping_s)]
 Upload = Annotated[AsyncIterator[Incoming], Depends(_upload)]
 CollectionName = Annotated[
     str, Query(alias="collection", min_length=1, max_length=128, description="of the tenant")

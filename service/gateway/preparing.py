@@ -34,6 +34,10 @@ from service.settings import Settings
 
 # Of inline documents: more text than this per token of context cannot fit, and is not encoded.
 CHARS_PER_TOKEN = 32
+# A conversation this long takes longer to encode than the worker takes to read ahead of it. For a
+# shorter one the request itself is there as soon, and handling a hint would hold it up (by 1.2 ms
+# with everything in memory).
+PREFETCH_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -224,13 +228,15 @@ class Preparer:
     async def _plan(
         self, checked: Checked, found: Found, context: int, prefetch: bool
     ) -> PromptPlan:
-        """The prompt; the worker hears about the documents before the rest of it is planned."""
+        """The prompt; where the rest of it takes long to plan, the worker hears about the
+        documents before."""
         passages = [passage.chunk for passage in found.passages]
+        chars = sum(len(turn.text) for turn in checked.turns)
         loop = asyncio.get_running_loop()
 
         def lay_out() -> PromptPlan:
             documents = self._prompts.segments(passages)
-            if documents and prefetch:
+            if documents and prefetch and chars > PREFETCH_CHARS:
                 chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
                 fusion, mode = checked.fusion.name, self._prompts.prefix_mode
                 tenant = checked.scope.tenant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,8 @@ from service.records import Chunk, Forecast, Method, Report, Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt S ‖ D ‖ Q to answer; the fields of `messages.Generate`."""
+    """One prompt S ‖ D ‖ Q to answer; the fields of `messages.Generate`. `arrived`, by
+    time.monotonic: since when it waits."""
 
     id: str
     system: Sequence[int]
@@ -23,6 +25,7 @@ class Request:
     prefix_mode: str = "none"
     tenant: str = ""
     token_fates: bool = False
+    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)

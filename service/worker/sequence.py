@@ -68,12 +68,14 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     decode_steps: int = 0
 
-    submitted_at: float = field(default_factory=time.monotonic)
     stages: dict[str, float] = field(default_factory=dict)
-    stage_started_at: float = field(default_factory=time.monotonic)
+    stage_started_at: float = field(init=False)
     progress: Progress | None = None
     computed_s: float = 0.0
     blocked_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.stage_started_at = self.request.arrived
 
     @property
     def id(self) -> str:

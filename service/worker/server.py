@@ -41,7 +41,7 @@ log = logging.getLogger("kvstitch.worker")
 STATS_EVERY_S = 1.0
 FLUSH_S = 10.0
 
-Incoming = tuple[bytes, m.ToWorker] | None  # None only wakes the loop
+Incoming = tuple[bytes, m.ToWorker, float] | None  # sender, message, when; None only wakes
 
 
 class Server:
@@ -71,8 +71,9 @@ class Server:
 
     def received(self, identity: bytes, payload: bytes) -> None:
         """Called by the link's thread."""
+        arrived = time.monotonic()
         try:
-            self._inbox.put((identity, wire.decode_to_worker(payload)))
+            self._inbox.put((identity, wire.decode_to_worker(payload), arrived))
         except msgspec.DecodeError as error:
             log.warning("a message was not understood and ignored: %s", error)
 
@@ -111,7 +112,7 @@ class Server:
         except queue.Empty:
             return
 
-    def _handle(self, outlet: Outlet, gateway: bytes, message: m.ToWorker) -> None:
+    def _handle(self, outlet: Outlet, gateway: bytes, message: m.ToWorker, arrived: float) -> None:
         match message:
             case m.Hello():
                 self._gateways.add(gateway)
@@ -121,10 +122,10 @@ class Server:
                 self._spans[message.id] = self._tracing.begin(
                     "kvstitch.generate", message.traceparent
                 )
-                self._submit(outlet, gateway, message)
+                self._submit(outlet, message, arrived)
             case m.Explain(request):
                 self._owners[request.id] = gateway
-                self._submit(outlet, gateway, request, explain=True)
+                self._submit(outlet, request, arrived, explain=True)
             case m.Abort():
                 self._engine.abort(message.id, message.reason)
             case m.Prefetch():
@@ -145,12 +146,12 @@ class Server:
                 self.stop()
 
     def _submit(
-        self, outlet: Outlet, gateway: bytes, message: m.Generate, *, explain: bool = False
+        self, outlet: Outlet, message: m.Generate, arrived: float, *, explain: bool = False
     ) -> None:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         del fields["traceparent"]
         try:
-            request = Request(**fields)
+            request = Request(**fields, arrived=arrived)
             self._engine.explain(request) if explain else self._engine.submit(request)
         except KvstitchError as error:
             self._send(outlet, [FailedEvent(message.id, error.code, error.message, error.field)])

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from service.gateway.answer import Answerer
 from service.gateway.call import Call
-from service.gateway.dependencies import AnswererDep, CallDep, PingSeconds
+from service.gateway.dependencies import CallDep, GatewayDep
 from service.gateway.results import server_timing
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 from service.gateway.sse import EventStream, Framing, unless_disconnected
@@ -22,10 +22,9 @@ CLIENT_LEFT = 499
 
 @dataclass(frozen=True)
 class Exchange:
-    """One HTTP request for an answer. `response` holds the headers of one that is not streamed."""
+    """One HTTP request for an answer."""
 
     request: Request
-    response: Response
     answerer: Answerer
     call: Call
     ping_s: float
@@ -36,8 +35,7 @@ class Exchange:
         result = await unless_disconnected(work, self.request.receive)
         if result is None:
             return Response(status_code=CLIENT_LEFT)
-        self.response.headers["Server-Timing"] = server_timing(result.stages)
-        return result
+        return _json(result, server_timing(result.stages))
 
     async def answer(
         self,
@@ -51,21 +49,24 @@ class Exchange:
             headers = {"Server-Timing": server_timing(answer.prepared.stages)}
             return EventStream(answer, framing(answer), ping_s=self.ping_s, headers=headers)
 
-        async def collect() -> BaseModel:
+        async def collect() -> Response:
             answer = await self.answerer.open(asked, self.call)
             result = await answer.collect()
             timing = server_timing(result.stages, result.timing.total_s)
-            self.response.headers["Server-Timing"] = timing
-            return whole(answer, result)
+            return _json(whole(answer, result), timing)
 
         result = await unless_disconnected(collect(), self.request.receive)
         return Response(status_code=CLIENT_LEFT) if result is None else result
 
 
-async def _exchange(
-    request: Request, response: Response, answerer: AnswererDep, call: CallDep, ping_s: PingSeconds
-) -> Exchange:
-    return Exchange(request, response, answerer, call, ping_s)
+def _json(result: BaseModel, timing: str) -> Response:
+    """Written at once: left to the framework it would be validated once more before."""
+    body = result.model_dump_json(by_alias=True)
+    return Response(body, media_type="application/json", headers={"Server-Timing": timing})
+
+
+async def _exchange(request: Request, gateway: GatewayDep, call: CallDep) -> Exchange:
+    return Exchange(request, gateway.answerer, call, gateway.settings.stream_ping_s)
 
 
 ExchangeDep = Annotated[Exchange, Depends(_exchange)]

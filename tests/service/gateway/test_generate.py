@@ -55,14 +55,20 @@ def test_stream_has_sources_then_tokens_then_done(rig: Rig) -> None:
     assert text == seen[-1][1]["text"] == "Oslo it is"
 
 
-def test_worker_gets_prefetch_then_the_planned_segments(rig: Rig) -> None:
+def test_worker_hears_of_the_documents_before_a_long_question_is_planned(rig: Rig) -> None:
+    rig.ingest()
+    rig.ask(question="Why is the sky blue? " * 60, top_k=2)
+    hint, request = (m for m in fake(rig).received if isinstance(m, Prefetch | Generate))
+    assert isinstance(hint, Prefetch) and isinstance(request, Generate)
+    assert hint.documents == request.documents and len(request.documents) == 2
+
+
+def test_worker_gets_the_planned_segments(rig: Rig) -> None:
     rig.ingest()
     rig.ask(top_k=2, temperature=0.5, seed=3, eviction={"method": "snapkv", "budget": 64})
     prompts = rig.gateway.prompts
-    messages = [m for m in fake(rig).received if isinstance(m, Prefetch | Generate)]
-    hint, request = messages
-    assert isinstance(hint, Prefetch) and isinstance(request, Generate)
-    assert hint.documents == request.documents and len(request.documents) == 2
+    (request,) = (m for m in fake(rig).received if isinstance(m, Prefetch | Generate))
+    assert isinstance(request, Generate) and len(request.documents) == 2
     assert request.system == prompts.system and request.system[0] == prompts.tokenizer.bos
     assert prompts.tokenizer.decode(request.documents[0].ids) == f"Oslo\n{DOCUMENTS[0]['text']}\n"
     question = prompts.tokenizer.decode(request.question)
