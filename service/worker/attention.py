@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels import scattered, wide
+from service.worker.kernels import prefill_attention, scattered, wide
 
 # Rows per tile. A tile reads keys only up to its last row, so half of a causal triangle is never
 # computed; smaller tiles skip more, larger ones amortise the call.
@@ -40,6 +40,9 @@ def attend_rows(
     if m == 1:
         seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
+    if (kernel := prefill_attention.served(q, k, v)) is not None:
+        counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
+        return kernel.attend(q, k, v, counts, scale)
     dtype = q.dtype
     if wide.pays(q):
         q, k, v = q.float(), k.float(), v.float()

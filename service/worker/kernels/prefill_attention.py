@@ -1,0 +1,70 @@
+"""Attention of a prompt's rows on a CPU in bfloat16, wherever they stand in the sequence.
+
+torch's kernel works on fp32 copies, computes masks for every tile of rows and is slower for rows at
+scattered indices than for as many that follow one another; the one in `prefill_attention.c` reads
+the cache as it lies, and every row up to what it sees. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.library import built
+
+LANES, QUERIES, KEYS = 32, 48, 96  # as in the kernel
+
+
+class Kernel:
+    """The built library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._attend = library.prefill_attention
+        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+        self._attend.argtypes = [*[pointer] * 6, *[size] * 7, ctypes.c_float, ctypes.c_int]
+        self._attend.restype = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+        """q `[m, heads, d]`, k, v `[kv_heads, n, d]`, seen `[m]` int64: how many of the first keys
+        a row sees, at least 1. Returns `[m, heads * d]`; softmax and sums in fp32."""
+        m, heads, d = q.shape
+        out = q.new_empty(m, heads * d)
+        threads = torch.get_num_threads()
+        room = (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
+        scratch = torch.empty(threads * room, dtype=torch.float32)
+        self._attend(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            seen.data_ptr(),
+            scratch.data_ptr(),
+            m,
+            heads,
+            heads // len(k),
+            d,
+            q.stride(0),
+            k.stride(0),
+            v.stride(0),
+            scale,
+            threads,
+        )
+        return out
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel, if it is built and this CPU can run it."""
+    library = built("prefill_attention")
+    return None if library is None else Kernel(library)
+
+
+def served(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
+    """The kernel, if it takes these."""
+    d = q.shape[2]
+    fits = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
+    in_rows = all(x.stride()[1:] == (d, 1) for x in (q, k, v))
+    return kernel() if fits and in_rows and d % LANES == 0 else None

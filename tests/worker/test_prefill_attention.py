@@ -1,0 +1,117 @@
+"""The kernel for a prompt's rows at any indices against fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.worker.attention import attend_rows
+from service.worker.kernels import prefill_attention
+from service.worker.kernels.library import load
+from service.worker.kernels.prefill_attention import KEYS, QUERIES, Kernel
+from tests.worker.tiny import assert_close
+
+SCALE = 0.2
+BF16 = 2**-8  # of values up to 4: half a unit in the last place is 2^-7 of 4
+# rows, keys, KV heads, query heads to each, head_dim: broken and whole tiles of queries and blocks
+# of keys, head sizes of one, two and four strips of columns.
+SHAPES = [
+    (1, 1, 1, 1, 32),
+    (2, 40, 2, 1, 64),
+    (7, 2 * KEYS, 2, 7, 64),
+    (QUERIES, KEYS, 2, 4, 128),
+    (50, 300, 1, 3, 96),
+    (130, 500, 2, 7, 64),
+    (QUERIES + 1, KEYS + 1, 1, 1, 256),
+]
+
+
+@pytest.fixture(scope="module")
+def kernel(built_kernels: Path) -> Kernel:
+    library = load(built_kernels / "_prefill_attention.so", "prefill_attention")
+    if library is None:
+        pytest.skip("this CPU has no AVX-512")
+    return Kernel(library)
+
+
+def drawn(
+    shape: tuple[int, int, int, int, int], size: float = 1
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v as part of longer tensors, and ascending indices of the rows."""
+    m, n, kv_heads, group, d = shape
+    random = torch.Generator().manual_seed(sum(shape))
+
+    def some(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=random) * size).bfloat16()
+
+    rows = torch.randperm(n, generator=random)[:m].sort()[0]
+    q = some(m, kv_heads * group + 2, d)[:, : kv_heads * group]
+    return q, some(kv_heads, n + 5, d)[:, :n], some(kv_heads, n + 9, d)[:, :n], rows
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    m, heads, d = q.shape
+    keys, values = (x.double().repeat_interleave(heads // len(k), 0) for x in (k, v))
+    scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * SCALE
+    scores.masked_fill_(torch.arange(k.shape[1]) >= seen[:, None], float("-inf"))
+    return (scores.softmax(-1) @ values).transpose(0, 1).reshape(m, heads * d)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_at_scattered_indices(kernel: Kernel, shape: tuple[int, int, int, int, int]) -> None:
+    q, k, v, rows = drawn(shape)
+    assert prefill_attention.served(q, k, v) is not None or prefill_attention.kernel() is None
+    ours = kernel.attend(q, k, v, rows + 1, SCALE)
+    assert ours.dtype == torch.bfloat16
+    assert_close("attention of a prompt's rows", ours.double(), exact(q, k, v, rows + 1), 4 * BF16)
+
+
+def test_large_scores(kernel: Kernel) -> None:
+    """In the thousands: nothing overflows, and the weights are those of the largest."""
+    q, k, v, rows = drawn(SHAPES[5], size=16)
+    ours = kernel.attend(q, k, v, rows + 1, SCALE)
+    assert_close("of large scores", ours.double(), exact(q, k, v, rows + 1), 64 * BF16)
+
+
+def test_what_is_not_a_number_stays_so(kernel: Kernel) -> None:
+    q, k, v, rows = drawn(SHAPES[5])
+    k[0, int(rows[60])] = float("nan")
+    ours = kernel.attend(q, k, v, rows + 1, SCALE).view(len(rows), 2, -1)
+    assert ours[:60].isfinite().all()
+    assert ours[60:, 0].isnan().all()
+    assert ours[60:, 1].isfinite().all()
+
+
+def test_a_row_does_not_depend_on_others_nor_on_threads(kernel: Kernel) -> None:
+    q, k, v, rows = drawn(SHAPES[5])
+    together = kernel.attend(q, k, v, rows + 1, SCALE)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert kernel.attend(q, k, v, rows + 1, SCALE).equal(together)
+    finally:
+        torch.set_num_threads(before)
+    some = torch.tensor([3, 40, 41, 129])
+    assert kernel.attend(q[some], k, v, rows[some] + 1, SCALE).equal(together[some])
+
+
+def test_keys_at_indices_of_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pass over part of the cache sees them."""
+    q, k, v, rows = drawn(SHAPES[5])
+    monkeypatch.setattr(prefill_attention, "kernel", lambda: kernel)
+    q, rows = q[2:], rows[2:]
+    key_rows = torch.cat([torch.arange(0, int(rows[0]) + 1), rows[1:]]).unique()
+    k, v = (x[:, key_rows].contiguous() for x in (k, v))
+    ours = attend_rows(q, k, v, rows, SCALE, key_rows=key_rows)
+    seen = (key_rows <= rows[:, None]).sum(1)
+    assert_close("over keys at other indices", ours.double(), exact(q, k, v, seen), 4 * BF16)
+
+
+def test_others_are_left_to_torch() -> None:
+    q, k, v, _ = drawn(SHAPES[5])
+    assert prefill_attention.served(q.float(), k.float(), v.float()) is None
+    assert prefill_attention.served(q[..., :40], k[..., :40], v[..., :40]) is None
+    assert prefill_attention.served(q, k.transpose(0, 1).contiguous().transpose(0, 1), v) is None
