@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from service.errors import ModelRefused
+from service.worker.kernels import rotation
 from service.worker.supported import STATIC_ROPE_TYPES
 
 
@@ -44,6 +45,10 @@ class RotaryTable:
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """x `[rows, heads, head_dim]` turned to `positions` `[rows]`; x's dtype, or into `out`."""
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if (kernel := rotation.served(x, positions, out)) is not None:
+            return kernel.rotate(x, positions, self.cos, self.sin, out)
         return self.turn(positions)(x, out)
 
     def turn(self, positions: Tensor) -> Turn:

@@ -1,0 +1,59 @@
+"""Rotary embedding of bfloat16 rows on a CPU, straight to where they are needed.
+
+torch takes a pass over memory for every product, and gathers cosines and sines before; the kernel
+in `rotation.c` takes one pass, with the same result to the bit. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.library import built
+
+HALF_LANES = 16  # as in the kernel
+
+
+class Kernel:
+    """The built library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._rotate = library.rotation
+        self._rotate.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_ssize_t] * 7]
+        self._rotate.restype = None
+
+    def rotate(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+        """x `[rows, heads, d]` turned to `positions` `[rows]` by the tables cos and sin
+        `[positions, d / 2]`, into `out`."""
+        rows, heads, d = x.shape
+        self._rotate(
+            x.data_ptr(),
+            out.data_ptr(),
+            positions.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            rows,
+            heads,
+            d // 2,
+            *x.stride()[:2],
+            *out.stride()[:2],
+        )
+        return out
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel, if it is built and this CPU can run it."""
+    library = built("rotation")
+    return None if library is None else Kernel(library)
+
+
+def served(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
+    """The kernel, if it takes these."""
+    fits = x.dtype == out.dtype == torch.bfloat16 and x.device.type == "cpu"
+    whole = x.shape[2] % (2 * HALF_LANES) == 0 and positions.is_contiguous()
+    in_rows = x.stride(2) == out.stride(2) == 1
+    return kernel() if fits and whole and in_rows else None
