@@ -1,4 +1,5 @@
-"""docs/api.md tells the truth: every command is run, what it prints is compared."""
+"""docs/api.md and docs/api-admin.md tell the truth: every command is run, and what it prints is
+compared where the page says it."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ import pytest
 
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
+from tests.service.gateway.pdfs import make_pdf
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "api.md"
 BLOCK = re.compile(r"^```sh\n(curl .*?)```\n```(json|text)\n(.*?)```$", re.S | re.M)
+COMMAND = re.compile(r"^curl (?:.*\\\n)*.*$", re.M)
 PLACE = "localhost:8000"
 ANYTHING = "…"
 
@@ -64,6 +68,32 @@ def test_no_command_is_left_out() -> None:
     """Each `curl` at the beginning of a block has an output to compare with."""
     text = PAGE.read_text(encoding="utf-8")
     assert len(shown()) == len(re.findall(r"^```sh\ncurl ", text, re.M)) >= 14
+
+
+def test_every_command_of_the_admin_page_is_served(demo: Service, tmp_path: Path) -> None:
+    """In its order: the files sent first are listed, pinned and deleted by the later ones."""
+    (tmp_path / "kettle.pdf").write_bytes(make_pdf(["A kettle boils water."]))
+    (tmp_path / "toaster.html").write_text("<h1>Toaster</h1><p>It toasts bread.</p>")
+    commands = COMMAND.findall((DOCS / "api-admin.md").read_text(encoding="utf-8"))
+    assert len(commands) >= 13
+    named = {"JOB_ID": "", "RECEIPT_ID": ""}
+    for command in commands:
+        line = command.replace(PLACE, f"127.0.0.1:{demo.port}")
+        for name, value in named.items():
+            line = line.replace(name, value)
+        line = re.sub(r"^curl ", "curl --no-progress-meter -w '\\n%{http_code}' ", line)
+        ran = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        body, _, status = ran.stdout.rpartition("\n")
+        # A job may be over before it is cancelled: the page says 409.
+        allowed = ("200", "202", "204", "409") if "-X DELETE" in line else ("200", "202")
+        assert status in allowed, (command, ran.stdout, ran.stderr)
+        found = json.loads(body) if body else {}
+        if "precompute" in line:
+            named["JOB_ID"] = found["job_id"]
+            finished(demo)
+        named["RECEIPT_ID"] = found.get("receipt_id", named["RECEIPT_ID"])
 
 
 def assert_within(expected: Any, found: Any, where: str) -> None:
