@@ -241,5 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
     main()

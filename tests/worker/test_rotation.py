@@ -56,3 +56,4 @@ def test_others_are_left_to_torch() -> None:
     assert rotation.served(x.float(), positions, x.float()) is None
     assert rotation.served(x[..., :40], positions, x[..., :40]) is None
     assert rotation.served(x, torch.arange(10)[::2], x) is None
+    assert rotation.served(x, positions.int(), x) is None

@@ -54,6 +54,7 @@ def kernel() -> Kernel | None:
 def served(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
     """The kernel, if it takes these."""
     fits = x.dtype == out.dtype == torch.bfloat16 and x.device.type == "cpu"
-    whole = x.shape[2] % (2 * HALF_LANES) == 0 and positions.is_contiguous()
+    whole = x.shape[2] % (2 * HALF_LANES) == 0
+    counted = positions.dtype == torch.int64 and positions.is_contiguous()
     in_rows = x.stride(2) == out.stride(2) == 1
-    return kernel() if fits and whole and in_rows else None
+    return kernel() if fits and whole and counted and in_rows else None
