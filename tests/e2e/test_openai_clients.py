@@ -5,6 +5,7 @@ reads the usage."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service
-from tests.e2e.test_lifecycle import MANY, assert_stopped
+from tests.e2e.test_lifecycle import MANY, READ, assert_stopped
 
 QUESTION = "Which colour does the family wear?"
 USER: Any = [{"role": "user", "content": QUESTION}]
@@ -137,9 +138,8 @@ def test_openai_leaves_a_stream(endless: Service, client: openai.OpenAI) -> None
     with client.chat.completions.create(
         model="endless", messages=USER, max_tokens=MANY, stream=True
     ) as stream:
-        for chunk in stream:
-            if chunk.choices[0].delta.content:
-                break
+        pieces = (chunk for chunk in stream if chunk.choices[0].delta.content)
+        assert len(list(islice(pieces, READ))) == READ
     assert_stopped(endless, before)
 
 
@@ -201,8 +201,8 @@ def test_langchain_meets_an_error(base_url: str) -> None:
 def test_langchain_leaves_a_stream(endless: Service, base_url: str) -> None:
     before = endless.settled_metrics().value(STEPS)
     stream = langchain(base_url, max_tokens=MANY).stream(QUESTION)
-    while not next(stream).content:
-        pass
+    pieces = (chunk for chunk in stream if chunk.content)
+    assert len(list(islice(pieces, READ))) == READ
     stream.close()  # type: ignore[attr-defined]
     assert_stopped(endless, before)
 
@@ -254,7 +254,7 @@ def test_llama_index_leaves_a_stream(endless: Service, base_url: str) -> None:
     stream = llama_index(base_url, is_chat_model=True, max_tokens=MANY).stream_chat(
         [ChatMessage(role=MessageRole.USER, content=QUESTION)]
     )
-    while not next(stream).delta:
-        pass
+    pieces = (chunk for chunk in stream if chunk.delta)
+    assert len(list(islice(pieces, READ))) == READ
     stream.close()
     assert_stopped(endless, before)
