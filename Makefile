@@ -1,5 +1,6 @@
 # make demo    set up, serve the embedded default, ingest the sample corpus, ask, compare, stop
-# make test    everything CI runs except the static checks
+# make test    everything CI runs except the static checks, in two processes: half of it waits for
+#               services to start
 # make loadtest  serve, ingest the sample corpus, raise the rate until every method gives in
 #               (LOADTEST="--url https://… --api-key …" loads a service of yours: docs/loadtest.md)
 # make check   ruff, mypy strict, import rules, generated files are up to date
@@ -27,7 +28,7 @@ test: setup
 	scripts/install-chromium.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
-	$(VENV)/python -m pytest
+	$(VENV)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(VENV)/ruff check .
