@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels import few_rows
+from service.worker.kernels import few_rows, many_rows
 
 # From here on the faster product pays for widening the weights (measured at 32 and 64 rows of one
 # shape; 48 lies between).
@@ -50,6 +50,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x `[m, in]`, weight `[out, in]` → `[m, out]` in x's dtype, whichever way is fastest."""
     if few_rows.serves(x, weight):
         return few_rows.linear(x, weight, bias)
+    if slow_narrow(x) and many_rows.serves(x, weight):
+        return many_rows.linear(x, weight, bias)
     if len(x) < MIN_ROWS_LEFT or not slow_narrow(x):
         return F.linear(x, weight, bias)
     if len(x) < MIN_ROWS:
@@ -66,11 +68,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32, in x's dtype.
+    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32, in x's dtype; for rows
+    for which it `pays`.
 
     Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`. Pauses
     between tiles of the weights: so all rows go through a tile that is widened once.
     """
+    if many_rows.serves(x, gate, up, down):
+        return (yield from many_rows.gated_mlp(x, gate, up, down, activation))
     rows, out = x.float(), x.new_zeros((len(x), len(down)), dtype=torch.float32)
     scratch = _scratch(gate[:TILE])
     since = 0

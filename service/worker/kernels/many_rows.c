@@ -1,0 +1,183 @@
+/* Many rows times a bfloat16 weight as the checkpoint has it, at the speed of fp32 products.
+ *
+ * Libraries that multiply in fp32 want the weight in fp32, and then rearrange both sides at every
+ * call. Here a weight is widened eight rows at a time in the first cache, and nowhere else; x is
+ * rearranged once for all its weights. Rows lie in tiles of ROWS, transposed, in fp32: x [tiles, in,
+ * ROWS]; so does the result, y [tiles, out, ROWS], which is the x of the next product as it is.
+ * Every sum runs over the columns in the same order whatever the number of rows or of threads is: a
+ * row's result does not depend on the rows beside it. Threads are those of the OpenMP that torch has
+ * loaded.
+ */
+#include "bfloat16.h"
+
+#include <omp.h>
+#include <stddef.h>
+
+#define ROWS 48   /* of a tile: three registers */
+#define OUTS 8    /* rows of w at once: 24 registers of sums */
+#define DEPTH 256 /* columns of w at once: OUTS of them are 16 KiB widened, a tile of x is 96 */
+#define HALF (LANES / 2)
+
+int many_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+
+/* y += w * x of a tile's first HALF * `wide` rows. w [OUTS, DEPTH] widened, of every LANES columns
+ * the even ones first; x [columns, ROWS]; y [outs, ROWS], taken for zero if `fresh`. The memory at
+ * `next`, rows `stride` apart, is fetched meanwhile. */
+TARGET INLINE void multiply(const float *w, const float *x, float *y, ptrdiff_t columns, int outs,
+                            int fresh, int wide, const uint16_t *next, ptrdiff_t stride)
+{
+    __m512 sums[OUTS][3];
+    for (int i = 0; i < OUTS; i++)
+        for (int j = 0; j < wide; j++)
+            sums[i][j] = fresh || i >= outs ? _mm512_setzero_ps()
+                                            : _mm512_loadu_ps(y + i * ROWS + j * HALF);
+    for (ptrdiff_t c = 0; c < columns; c += LANES) {
+        if (next)
+            for (int i = 0; i < OUTS; i++)
+                _mm_prefetch((const char *)(next + i * stride + c), _MM_HINT_T1);
+        for (int odd_ones = 0; odd_ones < 2; odd_ones++)
+            for (int k = 0; k < HALF; k++) {
+                const float *row = x + (c + 2 * k + odd_ones) * ROWS;
+                const float *column = w + c + odd_ones * HALF + k;
+                __m512 rows[3];
+                for (int j = 0; j < wide; j++)
+                    rows[j] = _mm512_loadu_ps(row + j * HALF);
+                for (int i = 0; i < OUTS; i++) {
+                    __m512 weight = _mm512_set1_ps(column[i * DEPTH]);
+                    for (int j = 0; j < wide; j++)
+                        sums[i][j] = _mm512_fmadd_ps(weight, rows[j], sums[i][j]);
+                }
+            }
+    }
+    for (int i = 0; i < outs; i++)
+        for (int j = 0; j < wide; j++)
+            _mm512_storeu_ps(y + i * ROWS + j * HALF, sums[i][j]);
+}
+
+struct product {
+    const float *x;
+    const uint16_t *w;
+    float *y;
+    ptrdiff_t rows, in, out, stride;
+    int fresh;
+};
+
+/* Rows `at` to `at` + OUTS of w, columns `first` to `first` + DEPTH, with all tiles. */
+TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first)
+{
+    float wide[OUTS * DEPTH] __attribute__((aligned(64)));
+    ptrdiff_t columns = p->in - first < DEPTH ? p->in - first : DEPTH;
+    int outs = p->out - at < OUTS ? (int)(p->out - at) : OUTS, fresh = p->fresh && !first;
+    const uint16_t *w = p->w + at * p->stride + first;
+    const uint16_t *next = at + 2 * OUTS <= p->out ? w + OUTS * p->stride : NULL;
+    for (int i = 0; i < OUTS; i++)
+        for (ptrdiff_t c = 0; c < columns; c += LANES) {
+            __m512i narrow = i < outs ? _mm512_loadu_si512(w + i * p->stride + c)
+                                      : _mm512_setzero_si512();
+            _mm512_store_ps(wide + i * DEPTH + c, even(narrow));
+            _mm512_store_ps(wide + i * DEPTH + c + HALF, odd(narrow));
+        }
+    for (ptrdiff_t row = 0; row < p->rows; row += ROWS) {
+        const float *x = p->x + row * p->in + first * ROWS;
+        float *y = p->y + row * p->out + at * ROWS;
+        /* Constants let the compiler keep the sums in registers. */
+        switch ((p->rows - row + HALF - 1) / HALF) {
+        case 1: multiply(wide, x, y, columns, outs, fresh, 1, next, p->stride); break;
+        case 2: multiply(wide, x, y, columns, outs, fresh, 2, next, p->stride); break;
+        default: multiply(wide, x, y, columns, outs, fresh, 3, next, p->stride);
+        }
+        next = NULL;
+    }
+}
+
+/* y = w * x, or y += w * x with `add`. x [tiles, in, ROWS], of which `rows` rows count; w [out, in]
+ * with rows `stride` apart; y [tiles, out, ROWS]; in is a multiple of LANES. */
+TARGET void many_rows_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
+                              ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int add, int threads)
+{
+    struct product p = {x, w, y, rows, in, out, stride, !add};
+    ptrdiff_t strips = (out + OUTS - 1) / OUTS;
+    /* A thread that is held up takes fewer strips. All do the same columns, which stay in the cache. */
+    _Pragma("omp parallel num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t first = 0; first < in; first += DEPTH)
+        _Pragma("omp for schedule(dynamic, 2)")
+        for (ptrdiff_t i = 0; i < strips; i++)
+            strip(&p, i * OUTS, first);
+}
+
+/* The 16 x 16 values of v, transposed. */
+TARGET INLINE void transpose(__m512 *v)
+{
+    __m512 a[HALF], b[HALF];
+    for (int i = 0; i < HALF; i += 2) {
+        a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    }
+    for (int i = 0; i < HALF; i += 4)
+        for (int j = 0; j < 2; j++) {
+            __m512d one = _mm512_castps_pd(a[i + j]), other = _mm512_castps_pd(a[i + j + 2]);
+            b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(one, other));
+            b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(one, other));
+        }
+    for (int j = 0; j < 4; j++) {
+        __m512 low = _mm512_shuffle_f32x4(b[j], b[j + 4], 0x88);
+        __m512 high = _mm512_shuffle_f32x4(b[j], b[j + 4], 0xdd);
+        __m512 low2 = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0x88);
+        __m512 high2 = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0xdd);
+        v[j] = _mm512_shuffle_f32x4(low, low2, 0x88);
+        v[j + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+        v[j + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
+        v[j + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+}
+
+/* x [rows, in] bfloat16 into tiles [tiles, in, ROWS]; what no row fills is zero. in is a multiple of
+ * LANES. */
+TARGET void many_rows_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
+                           int threads)
+{
+    ptrdiff_t groups = (rows + ROWS - 1) / ROWS * (ROWS / HALF);
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t g = 0; g < groups; g++) {
+        float *to = tiles + g / 3 * ROWS * in + g % 3 * HALF;
+        for (ptrdiff_t c = 0; c < in; c += HALF) {
+            __m512 v[HALF];
+            for (int i = 0; i < HALF; i++) {
+                ptrdiff_t row = g * HALF + i;
+                v[i] = _mm512_setzero_ps();
+                if (row < rows) {
+                    __m256i narrow = _mm256_loadu_si256((const __m256i *)(x + row * in + c));
+                    __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+                    v[i] = _mm512_castsi512_ps(bits);
+                }
+            }
+            transpose(v);
+            for (int i = 0; i < HALF; i++)
+                _mm512_storeu_ps(to + (c + i) * ROWS, v[i]);
+        }
+    }
+}
+
+/* tiles [tiles, out, ROWS] into y [rows, out] bfloat16, bias (or NULL) [out] added before rounding.
+ * out is a multiple of HALF. */
+TARGET void many_rows_unpack(const float *tiles, const uint16_t *bias, uint16_t *y, ptrdiff_t rows,
+                             ptrdiff_t out, int threads)
+{
+    ptrdiff_t groups = (rows + HALF - 1) / HALF;
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t g = 0; g < groups; g++) {
+        const float *from = tiles + g / 3 * ROWS * out + g % 3 * HALF;
+        for (ptrdiff_t c = 0; c < out; c += HALF) {
+            __m512 v[HALF];
+            for (int i = 0; i < HALF; i++) {
+                v[i] = _mm512_loadu_ps(from + (c + i) * ROWS);
+                if (bias)
+                    v[i] = _mm512_add_ps(v[i], _mm512_set1_ps(widened(bias[c + i])));
+            }
+            transpose(v);
+            for (ptrdiff_t i = 0; i < HALF && g * HALF + i < rows; i++)
+                _mm256_storeu_si256((__m256i *)(y + (g * HALF + i) * out + c),
+                                    _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(v[i]), 16)));
+        }
+    }
+}
