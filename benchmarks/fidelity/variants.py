@@ -57,7 +57,7 @@ class ScoutVariant(FusionMethod):
     layers: those that say something, None for all. heads: `sum` or `max` over a layer's query
     heads, or `only` those in `chosen`, (layer, head) pairs, summed. question_rows: `answer` (the
     last one and half the mean, as question_scout has it), `sum`, `max` or the `last` alone;
-    questions of one tile (`service.worker.scout.TILE`).
+    questions of one tile (`service.worker.attention.ROW_TILE`).
     """
 
     scouts: ClassVar[bool] = True

@@ -7,6 +7,8 @@ Knows no model, no cache layout beyond `[kv_heads, tokens, head_dim]`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,9 @@ from service.worker.kernels import prefill_attention, scattered, wide
 ROW_TILE = 64
 # Keys that a whole tile sees are worth a call of their own, without a mask, from this many on.
 MIN_OPEN_KEYS = 256
+
+Tell = Callable[[Tensor, Tensor], Tensor | None]
+"""What keys get `[n]`, of the weights `[heads, m, n]` of some rows `[m]`; None: nothing."""
 
 
 def attend_rows(
@@ -67,6 +72,35 @@ def attend_rows(
         )
         out[a:b] = part.permute(2, 0, 1, 3)
     return out.reshape(m, heads * d)
+
+
+def attend_and_tell(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    share: Tensor | Tell,
+    scale: float,
+    *,
+    key_rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`attend_rows` of few rows, and how much they look at every key: their softmax weights added
+    up over heads and rows, a row's times its share `[m]` fp32, or what a function makes of them
+    → `[m, heads * d]` and `[n]` fp32."""
+    kernel = prefill_attention.served(q, k, v)
+    if kernel is not None and isinstance(share, Tensor):
+        counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
+        return kernel.attend_and_tell(q, k, v, counts, share, scale)
+    told, attended = torch.zeros(k.shape[1], device=k.device), []
+    for a in range(0, len(rows), ROW_TILE):
+        tile = slice(a, a + ROW_TILE)
+        weights = attention_probabilities(q[tile], k, rows[tile], scale, key_rows=key_rows)
+        if isinstance(share, Tensor):
+            told += torch.einsum("hmn,m->n", weights, share[tile])
+        elif (part := share(weights, rows[tile])) is not None:
+            told += part
+        attended.append(weighted_values(weights, v))
+    return torch.cat(attended), told
 
 
 def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
-from service.worker.attention import attention_probabilities, weighted_values
+from service.worker.attention import Tell, attend_and_tell, attend_rows
 from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
 from service.worker.layer_view import CachedSegment, Evidence
@@ -27,12 +27,9 @@ from service.worker.layout import PromptLayout
 from service.worker.place import PromptKV, place, write_rows
 from service.worker.steps import Steps
 
-# Rows scored at once: bounds the [heads, rows, n] weights in fp32.
-TILE = 64
-
 Prepare = Callable[[int], Steps[None]]
-Looked = Callable[[int, Tensor, Tensor], Tensor | None]
-"""Evidence `[seen]` of a layer, from the weights `[heads, m, seen]` of the rows `[m]`."""
+Shares = Callable[[int], Tensor | Tell]
+"""What the attention of each row counts for in a layer `[m]`, or what to make of it."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +60,18 @@ def scout(
         k_all, v_all = kv.prompt_layer(layer, layout.tokens)
         place(adapter, layout, cached, layer, key_positions, k_all, v_all)
 
-    def asked(layer: int, weights: Tensor, rows: Tensor) -> Tensor | None:
-        return method.scout(layer, weights, rows, layout)
+    shares = method.question_shares(layout)
+
+    def asked(layer: int) -> Tensor | Tell:
+        return partial(method.scout, layer, layout=layout) if shares is None else shares
 
     look = partial(_look, adapter, layout, kv, flops, looked)
     found = yield from look(layout.question_rows, asked, place_cache)
     leads = method.lead_rows(layout, found)
     if not len(leads):
         return Scouted(Evidence(found, torch.zeros_like(found)), looked.stop)
-
-    def followed(layer: int, weights: Tensor, rows: Tensor) -> Tensor | None:
-        return method.follow(weights, rows, found)
-
-    second = yield from look(leads, followed)
+    followed = method.follow(leads, found)
+    second = yield from look(leads, lambda layer: followed)
     return Scouted(Evidence(found, second), looked.stop)
 
 
@@ -86,7 +82,7 @@ def _look(
     flops: FlopCount,
     looked: range,
     rows: Tensor,
-    found: Looked,
+    shares: Shares,
     prepare: Prepare | None = None,
 ) -> Steps[Tensor]:
     """Run `rows` up to the last layer of `looked`; their evidence `[n]`. `prepare`: before a layer,
@@ -105,21 +101,18 @@ def _look(
         q = adapter.rope.rotate(q, rows)
         write_rows(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
         keys, values = (k_all, v_all) if everything else (k_all[:, seen], v_all[:, seen])
-        attended = []
-        for a in range(0, len(rows), TILE):
-            tile = slice(a, a + TILE)
-            weights = attention_probabilities(
-                q[tile], keys, rows[tile], adapter.scale, key_rows=None if everything else seen
+        key_rows = None if everything else seen
+        if layer in looked:
+            attended, told = attend_and_tell(
+                q, keys, values, rows, shares(layer), adapter.scale, key_rows=key_rows
             )
-            told = found(layer, weights, rows[tile]) if layer in looked else None
-            if told is not None:
-                evidence.index_add_(0, seen, told)
-            if layer < last_layer:  # nobody reads what the last one would give
-                attended.append(weighted_values(weights, values))
+            evidence.index_add_(0, seen, told)
+        else:
+            attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
         flops.project(len(rows))
         flops.score(pairs)
-        if layer < last_layer:
-            x = adapter.finish(layer, x, torch.cat(attended))
+        if layer < last_layer:  # nobody reads what the last one would give
+            x = adapter.finish(layer, x, attended)
             flops.score(pairs)  # weighting values costs what scoring does
             flops.finish(len(rows))
         yield None

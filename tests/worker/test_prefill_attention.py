@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.attention import attend_rows
+from service.worker.attention import attend_and_tell, attend_rows
 from service.worker.kernels import prefill_attention
 from service.worker.kernels.library import load
 from service.worker.kernels.prefill_attention import KEYS, QUERIES, Kernel
@@ -67,6 +67,50 @@ def test_rows_at_scattered_indices(kernel: Kernel, shape: tuple[int, int, int, i
     ours = kernel.attend(q, k, v, rows + 1, SCALE)
     assert ours.dtype == torch.bfloat16
     assert_close("attention of a prompt's rows", ours.double(), exact(q, k, v, rows + 1), 4 * BF16)
+
+
+def looked_at(q: Tensor, k: Tensor, seen: Tensor, share: Tensor) -> Tensor:
+    heads = q.shape[1]
+    scores = q.double().transpose(0, 1) @ k.double().repeat_interleave(heads // len(k), 0).mT
+    scores = (scores * SCALE).masked_fill(torch.arange(k.shape[1]) >= seen[:, None], -torch.inf)
+    return torch.einsum("hmn,m->n", scores.softmax(-1), share.double())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("size", [1, 16])
+def test_what_rows_look_at(kernel: Kernel, shape: tuple[int, int, int, int, int], size) -> None:
+    """Every row's weights times its share, by key; beside attention as it is without."""
+    q, k, v, rows = drawn(shape, size)
+    share = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)) + 0.1
+    attended, told = kernel.attend_and_tell(q, k, v, rows + 1, share, SCALE)
+    assert attended.equal(kernel.attend(q, k, v, rows + 1, SCALE))
+    expected = looked_at(q, k, rows + 1, share)
+    assert told.dtype == torch.float32 and not told[int(rows[-1]) + 1 :].any()
+    # Large scores lose digits in fp32 before they are exponents.
+    assert_close("what rows look at", told.double(), expected, 1e-5 if size == 1 else 1e-2)
+
+
+def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also over keys at indices of their own, in any number of threads."""
+    q, k, v, rows = drawn(SHAPES[5])
+    share, key_rows = torch.linspace(0, 1, len(rows)), torch.arange(0, 500, 2)
+    q, rows, share = q[2:], rows[2:], share[2:]
+    keys, values = k[:, key_rows].contiguous(), v[:, key_rows].contiguous()
+    given = (q, keys, values, rows, share, SCALE)
+    monkeypatch.setattr(prefill_attention, "kernel", lambda: None)
+    attended, told = attend_and_tell(*given, key_rows=key_rows)
+    monkeypatch.setattr(prefill_attention, "kernel", lambda: kernel)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(attend_and_tell(*given, key_rows=key_rows))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0][1].equal(results[1][1])
+    assert_close("torch's", results[0][1].double(), told.double(), 1e-5)
+    assert_close("torch's", results[0][0].double(), attended.double(), 8 * BF16)
 
 
 def test_large_scores(kernel: Kernel) -> None:

@@ -48,12 +48,18 @@ class FusionMethod:
         """Layers whose attention is evidence, of so many; a pass ends behind the last of them."""
         return range(layers)
 
+    def question_shares(self, layout: PromptLayout) -> Tensor | None:
+        """What each question row's attention counts for as evidence `[m]` fp32: the first pass adds
+        up softmax weights over heads, rows and `scouted_layers`, each row's times this. None: ask
+        `scout`, which is slower."""
+        return None
+
     def scout(
         self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
     ) -> Tensor | None:
-        """Evidence `[seen]` fp32 of one layer of the first pass, from the attention `[heads, m,
-        seen]` fp32 of the question rows at indices `rows` `[m]`, a tile of them; the pass sums it
-        over layers and tiles. None: nothing to say."""
+        """Evidence `[seen]` fp32 of one layer, where it is no such sum, from the attention `[heads,
+        m, seen]` fp32 of the question rows at indices `rows` `[m]`, a tile of them; the pass sums
+        it over layers and tiles. None: nothing to say."""
         raise NotImplementedError
 
     def lead_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
@@ -61,9 +67,9 @@ class FusionMethod:
         its summed evidence `[n]`: what they look at is evidence too."""
         return layout.ids.new_empty(0)
 
-    def follow(self, weights: Tensor, rows: Tensor, asked: Tensor) -> Tensor:
-        """Evidence `[seen]` fp32 of one layer of that second pass, like `scout`'s; `asked` is the
-        question's."""
+    def follow(self, rows: Tensor, asked: Tensor) -> Tensor:
+        """What each lead's attention counts for in that second pass `[m]`, of the leads at indices
+        `rows`; `asked` is the question's evidence."""
         raise NotImplementedError
 
     def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:

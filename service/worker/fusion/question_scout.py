@@ -47,13 +47,9 @@ class Method(FusionMethod):
         0.5, "weight of the mean question row beside the last one", ge=0, le=100
     )
 
-    def scout(self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout) -> Tensor:
-        by_row = weights.sum(0)
-        count = layout.tokens - layout.question_start
-        evidence = by_row.sum(0) * (self.question / count)
-        if rows[-1] == layout.tokens - 1:
-            evidence = evidence + by_row[-1]
-        return evidence
+    def question_shares(self, layout: PromptLayout) -> Tensor:
+        rows = layout.question_rows
+        return (rows == layout.tokens - 1).float() + self.question / len(rows)
 
     def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
         wanted = share_of(layout, self.ratio)

@@ -70,9 +70,8 @@ class Method(QuestionScout):
             wanted = max(1, wanted)  # a short prompt has one too
         return candidates[stable_topk(asked[candidates], wanted)]
 
-    def follow(self, weights: Tensor, rows: Tensor, asked: Tensor) -> Tensor:
-        followed: Tensor = torch.einsum("hmn,m->n", weights, asked[rows])
-        return followed
+    def follow(self, rows: Tensor, asked: Tensor) -> Tensor:
+        return asked[rows]
 
     def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
         wanted = share_of(layout, self._begin(layers))

@@ -4,6 +4,9 @@
  * rounded once. A tile of queries of one KV head lies transposed, a query to a lane: scores come out
  * with a key to a row, so that a softmax is one operation for sixteen queries and never adds up
  * within a register. A query's result does not depend on the number of threads.
+ *
+ * On request it also adds up, by key, what the queries look at: the keys are scored a second time,
+ * when the sums of all softmaxes are known, so that no weight is written to memory.
  */
 #include "bfloat16.h"
 #include "exponential.h"
@@ -25,7 +28,7 @@ struct tile {
     float *values; /* [KEYS, d] */
     float *scores; /* [KEYS, QUERIES] */
     float *sums;   /* [QUERIES, d] */
-    float highest[QUERIES], total[QUERIES], fade[QUERIES];
+    float highest[QUERIES], total[QUERIES], fade[QUERIES], share[QUERIES];
     int32_t seen[QUERIES];
 };
 
@@ -136,11 +139,34 @@ TARGET static void block(struct tile *tile, ptrdiff_t first, ptrdiff_t count, pt
     }
 }
 
+/* Scores of keys first..first + count, added up by key as weights, each query's times its share. */
+TARGET static void add_up(struct tile *tile, float *told, ptrdiff_t first, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i += 16) {
+        ptrdiff_t keys = count - i < 16 ? count - i : 16;
+        __m512 sums[16];
+        for (ptrdiff_t key = 0; key < 16; key++) {
+            sums[key] = _mm512_setzero_ps();
+            for (int lane = 0; key < keys && lane < QUERIES; lane += 16) {
+                const float *scores = tile->scores + (i + key) * QUERIES + lane;
+                __m512 highest = _mm512_loadu_ps(tile->highest + lane);
+                __mmask16 visible =
+                    _mm512_cmpgt_epi32_mask(_mm512_loadu_si512(tile->seen + lane),
+                                            _mm512_set1_epi32((int)(first + i + key)));
+                __m512 weight = exp2_of(_mm512_sub_ps(_mm512_loadu_ps(scores), highest));
+                sums[key] = _mm512_mask3_fmadd_ps(weight, _mm512_loadu_ps(tile->share + lane),
+                                                  sums[key], visible);
+            }
+        }
+        _mm512_mask_storeu_ps(told + first + i, (__mmask16)((1u << keys) - 1), added_up(sums));
+    }
+}
+
 /* Queries at..at + count of one KV head, counted row by row; q and y point at its first head. */
 TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *k,
-                          const uint16_t *v, uint16_t *y, const int64_t *seen, ptrdiff_t at,
-                          ptrdiff_t count, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
-                          ptrdiff_t y_stride, float scale)
+                          const uint16_t *v, uint16_t *y, const int64_t *seen, const float *share,
+                          float *told, ptrdiff_t at, ptrdiff_t count, ptrdiff_t group, ptrdiff_t d,
+                          ptrdiff_t q_stride, ptrdiff_t y_stride, float scale)
 {
     int32_t least = INT32_MAX, most = 0;
     for (ptrdiff_t i = 0; i < QUERIES; i++) {
@@ -176,14 +202,25 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
             _mm512_storeu_si512(out + c, _mm512_or_si512(high, _mm512_srli_epi32(low, 16)));
         }
     }
+    for (ptrdiff_t i = 0; told && i < QUERIES; i++) /* lanes without a query tell nothing */
+        tile->share[i] = i < count ? share[(at + i) / group] / tile->total[i] : 0.0f;
+    for (ptrdiff_t first = 0; told && first < most; first += KEYS) {
+        ptrdiff_t keys = most - first < KEYS ? most - first : KEYS;
+        widen(k + first * d, tile->keys, keys, d);
+        for (ptrdiff_t i = 0; i < keys; i += SCORED)
+            score(tile->asked, tile->keys + i * d, tile->scores + i * QUERIES, d);
+        add_up(tile, told, first, keys);
+    }
 }
 
 /* seen [m]: how many keys a row sees, at least 1. Strides in values: of q's rows, of k's and v's KV
  * heads; y [m, heads, d] is contiguous. scratch: (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
- * floats per thread. */
+ * floats per thread. told may be NULL, else [heads / group, tiles, n] zeros: what every tile of
+ * queries looks at, a row of share [m] as much as that. */
 TARGET void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *y,
-                              const int64_t *seen, float *scratch, ptrdiff_t m, ptrdiff_t heads,
-                              ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride, ptrdiff_t k_stride,
+                              const int64_t *seen, const float *share, float *told, float *scratch,
+                              ptrdiff_t m, ptrdiff_t n, ptrdiff_t heads, ptrdiff_t group,
+                              ptrdiff_t d, ptrdiff_t q_stride, ptrdiff_t k_stride,
                               ptrdiff_t v_stride, float scale, int threads)
 {
     ptrdiff_t queries = m * group, tiles = (queries + QUERIES - 1) / QUERIES;
@@ -201,11 +238,12 @@ TARGET void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16
             ptrdiff_t taken = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (taken >= tiles * (heads / group))
                 break;
-            ptrdiff_t kv = taken % (heads / group), at = (tiles - 1 - taken / (heads / group)) * QUERIES;
+            ptrdiff_t kv = taken % (heads / group), index = tiles - 1 - taken / (heads / group);
+            ptrdiff_t at = index * QUERIES;
             ptrdiff_t count = queries - at < QUERIES ? queries - at : QUERIES;
             attend(&tile, q + kv * group * d, k + kv * k_stride, v + kv * v_stride,
-                   y + kv * group * d, seen, at, count, group, d, q_stride, heads * d,
-                   scale * 1.44269504f);
+                   y + kv * group * d, seen, share, told ? told + (kv * tiles + index) * n : NULL,
+                   at, count, group, d, q_stride, heads * d, scale * 1.44269504f);
         }
     }
 }

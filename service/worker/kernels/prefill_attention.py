@@ -24,12 +24,35 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attend = library.prefill_attention
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._attend.argtypes = [*[pointer] * 6, *[size] * 7, ctypes.c_float, ctypes.c_int]
+        self._attend.argtypes = [*[pointer] * 8, *[size] * 8, ctypes.c_float, ctypes.c_int]
         self._attend.restype = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
         """q `[m, heads, d]`, k, v `[kv_heads, n, d]`, seen `[m]` int64: how many of the first keys
         a row sees, at least 1. Returns `[m, heads * d]`; softmax and sums in fp32."""
+        return self._run(q, k, v, seen, scale, None, None)
+
+    def attend_and_tell(
+        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, share: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """`attend`, and by key the weights of all heads and rows, a row's times its share `[m]`
+        fp32: `[n]` fp32."""
+        m, heads, _ = q.shape
+        kv_heads, n, _ = k.shape
+        tiles = -(-m * (heads // kv_heads) // QUERIES)
+        told = torch.zeros(kv_heads * tiles, n)
+        return self._run(q, k, v, seen, scale, share.contiguous(), told), told.sum(0)
+
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seen: Tensor,
+        scale: float,
+        share: Tensor | None,
+        told: Tensor | None,
+    ) -> Tensor:
         m, heads, d = q.shape
         out = q.new_empty(m, heads * d)
         threads = torch.get_num_threads()
@@ -41,8 +64,11 @@ class Kernel:
             v.data_ptr(),
             out.data_ptr(),
             seen.data_ptr(),
+            None if share is None else share.data_ptr(),
+            None if told is None else told.data_ptr(),
             scratch.data_ptr(),
             m,
+            k.shape[1],
             heads,
             heads // len(k),
             d,
