@@ -16,9 +16,9 @@ from torch import Tensor
 
 from service.worker.kernels.library import built
 
-# Up to here a layer is faster with it than with weights widened for a product in fp32 (`wide`):
-# 18 against 22 ms at 64 rows, the same at 96 (Qwen2.5-0.5B's shape, one core).
-MAX_ROWS = 64
+# The kernel for many rows is a little faster from about 24 on. But up to as many sequences as are
+# decoded together by default, one kernel: an answer does not depend on how many they are.
+MAX_ROWS = 32
 LANES, STRIP = 32, 24  # as in the kernel
 # Less is computed sooner than threads are woken.
 MIN_PARALLEL = 1 << 19

@@ -1,12 +1,12 @@
 /* Many rows times a bfloat16 weight as the checkpoint has it, at the speed of fp32 products.
  *
  * Libraries that multiply in fp32 want the weight in fp32, and then rearrange both sides at every
- * call. Here a weight is widened eight rows at a time in the first cache, and nowhere else; x is
- * rearranged once for all its weights. Rows lie in tiles of ROWS, transposed, in fp32: x [tiles, in,
- * ROWS]; so does the result, y [tiles, out, ROWS], which is the x of the next product as it is.
- * Every sum runs over the columns in the same order whatever the number of rows or of threads is: a
- * row's result does not depend on the rows beside it. Threads are those of the OpenMP that torch has
- * loaded.
+ * call. Here a weight is widened eight rows at a time in the first cache, and nowhere else, while
+ * the next ones are fetched; x is rearranged once for all its weights. Rows lie in tiles of ROWS,
+ * transposed, in fp32: x [tiles, in, ROWS]; so does the result, y [tiles, out, ROWS], which is the
+ * x of the next product as it is. Every sum runs over the columns in the same order whatever the
+ * number of rows or of threads is: a row's result does not depend on the rows beside it. Threads
+ * are those of the OpenMP that torch has loaded.
  */
 #include "bfloat16.h"
 
@@ -16,6 +16,9 @@
 #define ROWS 48   /* of a tile: three registers */
 #define OUTS 8    /* rows of w at once: 24 registers of sums */
 #define DEPTH 256 /* columns of w at once: OUTS of them are 16 KiB widened, a tile of x is 96 */
+#define GROUP 2   /* strips of OUTS that a thread takes at once */
+/* Floats of x that all threads go through at a time, columns of every row: 512 KiB. */
+#define ROOM (128 * 1024)
 #define HALF (LANES / 2)
 
 int many_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
@@ -62,14 +65,15 @@ struct product {
     int fresh;
 };
 
-/* Rows `at` to `at` + OUTS of w, columns `first` to `first` + DEPTH, with all tiles. */
-TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first)
+/* Rows `at` to `at` + OUTS of w, columns `first` to `first` + DEPTH, with all tiles. `next`: the
+ * weights after these, or NULL. */
+TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first,
+                         const uint16_t *next)
 {
     float wide[OUTS * DEPTH] __attribute__((aligned(64)));
     ptrdiff_t columns = p->in - first < DEPTH ? p->in - first : DEPTH;
     int outs = p->out - at < OUTS ? (int)(p->out - at) : OUTS, fresh = p->fresh && !first;
     const uint16_t *w = p->w + at * p->stride + first;
-    const uint16_t *next = at + 2 * OUTS <= p->out ? w + OUTS * p->stride : NULL;
     for (int i = 0; i < OUTS; i++)
         for (ptrdiff_t c = 0; c < columns; c += LANES) {
             __m512i narrow = i < outs ? _mm512_loadu_si512(w + i * p->stride + c)
@@ -90,19 +94,37 @@ TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first)
     }
 }
 
+/* GROUP strips from row `at` of w on, columns `first` to `end`. `then`: the thread's next row. */
+TARGET static void group(const struct product *p, ptrdiff_t at, ptrdiff_t then, ptrdiff_t first,
+                         ptrdiff_t end)
+{
+    ptrdiff_t last = at + GROUP * OUTS < p->out ? at + GROUP * OUTS : p->out;
+    for (ptrdiff_t c = first; c < end; c += DEPTH)
+        for (ptrdiff_t i = at; i < last; i += OUTS) {
+            ptrdiff_t row = i + OUTS, column = c;
+            if (row >= last) {
+                column = c + DEPTH < end ? c + DEPTH : first;
+                row = c + DEPTH < end ? at : then;
+            }
+            strip(p, i, c, row + OUTS <= p->out ? p->w + row * p->stride + column : NULL);
+        }
+}
+
 /* y = w * x, or y += w * x with `add`. x [tiles, in, ROWS], of which `rows` rows count; w [out, in]
  * with rows `stride` apart; y [tiles, out, ROWS]; in is a multiple of LANES. */
 TARGET void many_rows_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
                               ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int add, int threads)
 {
     struct product p = {x, w, y, rows, in, out, stride, !add};
-    ptrdiff_t strips = (out + OUTS - 1) / OUTS;
-    /* A thread that is held up takes fewer strips. All do the same columns, which stay in the cache. */
+    ptrdiff_t parts = (in * rows + ROOM - 1) / ROOM;
+    ptrdiff_t width = ((in + parts - 1) / parts + DEPTH - 1) / DEPTH * DEPTH, step = GROUP * OUTS;
+    /* All threads do the same columns; one that is held up takes fewer rows of w. */
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
-    for (ptrdiff_t first = 0; first < in; first += DEPTH)
-        _Pragma("omp for schedule(dynamic, 2)")
-        for (ptrdiff_t i = 0; i < strips; i++)
-            strip(&p, i * OUTS, first);
+    for (ptrdiff_t first = 0; first < in; first += width) {
+        _Pragma("omp for schedule(dynamic)")
+        for (ptrdiff_t at = 0; at < out; at += step)
+            group(&p, at, at + threads * step, first, first + width < in ? first + width : in);
+    }
 }
 
 /* The 16 x 16 values of v, transposed. */
@@ -131,8 +153,8 @@ TARGET INLINE void transpose(__m512 *v)
     }
 }
 
-/* x [rows, in] bfloat16 into tiles [tiles, in, ROWS]; what no row fills is zero. in is a multiple of
- * LANES. */
+/* x [rows, in] bfloat16 into tiles [tiles, in, ROWS]; what no row fills is zero. in is a multiple
+ * of LANES. */
 TARGET void many_rows_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
                            int threads)
 {

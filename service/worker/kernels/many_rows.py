@@ -18,8 +18,8 @@ from torch import Tensor
 from service.worker.kernels.library import built
 
 ROWS, LANES = 48, 32  # as in the kernel
-# Weight rows of an MLP per step: 512 rows' results are 1 MB, in the L2 cache for the next product.
-TILE = 512
+# Of an MLP's intermediate rows at a time, in fp32: what the cache keeps for the next product.
+ROOM = 256 * 1024
 # Products of rows and weight rows between two pauses: about 10 ms.
 PAUSE = 1 << 19
 
@@ -95,12 +95,15 @@ class Kernel:
         """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, between in fp32. Pauses."""
         m, tiles, since = len(x), self.pack(x), 0
         out: Tensor | None = None
-        for a in range(0, len(gate), TILE):
+        # As much of the intermediate rows at a time as stays in the cache for the next product.
+        width = -(-len(gate) // -(-len(gate) * m // ROOM))
+        width = -(-width // LANES) * LANES
+        for a in range(0, len(gate), width):
             if since >= PAUSE:
                 since = 0
                 yield None
-            since += 3 * m * TILE
-            part = slice(a, a + TILE)
+            since += 3 * m * width
+            part = slice(a, a + width)
             inner = activation(self.product(tiles, m, gate[part]))
             inner.mul_(self.product(tiles, m, up[part]))
             out = self.product(inner, m, down[:, part], add_to=out)
