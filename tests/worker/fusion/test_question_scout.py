@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
 from service.worker.flops import FlopCount, full_prefill
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
+from service.worker.layout import PromptLayout
 from service.worker.prefill import prefill
 from service.worker.scout import Scouted, scout
 from tests.worker.fusion.rows import document_rows
@@ -19,7 +22,26 @@ COLD = [name for name, (_, _, cold) in EDGES.items() if cold]
 WARM = [name for name in EDGES if name not in COLD]
 
 
-def evidence_of(model: Tiny, **changes: object) -> torch.Tensor:
+class FromWeights(QuestionScout):
+    """The same evidence, from the weights themselves, of all layers but one."""
+
+    left_out: ClassVar[int] = -1
+
+    def question_shares(self, layout: PromptLayout) -> None:
+        return None
+
+    def scout(
+        self, layer: int, weights: torch.Tensor, rows: torch.Tensor, layout: PromptLayout
+    ) -> torch.Tensor | None:
+        if layer == self.left_out:
+            return None
+        by_row = weights.sum(0)
+        return by_row[-1] + by_row.mean(0) * self.question
+
+
+def evidence_of(
+    model: Tiny, method: QuestionScout | None = None, **changes: object
+) -> torch.Tensor:
     """Summed evidence of the first pass alone."""
     run = model.stitch(Pie(), **changes)  # type: ignore[arg-type]
     cold = [s.cold for s in run.layout.segments]
@@ -29,7 +51,7 @@ def evidence_of(model: Tiny, **changes: object) -> torch.Tensor:
         model.adapter,
         run.layout,
         cached,
-        QuestionScout(),
+        method or QuestionScout(),
         run.sequence,
         FlopCount(model.adapter),
     )
@@ -45,6 +67,18 @@ def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> N
     """The last row's and half the mean row's, summed over layers and heads."""
     expected = torch.tensor(evidence(any_model.reference, any_model.prompt())).sum(0)
     assert_close("scout: evidence", evidence_of(any_model), expected)
+
+
+def test_a_method_may_look_at_the_weights(
+    any_family: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And find nothing in a layer."""
+    whole = evidence_of(any_family, cold=[2])
+    assert_close("from weights", evidence_of(any_family, FromWeights(), cold=[2]), whole)
+    monkeypatch.setattr(FromWeights, "left_out", 1)
+    less = evidence_of(any_family, FromWeights(), cold=[2])
+    heads, layers = any_family.adapter.heads, any_family.adapter.layers
+    assert float(less.sum()) == pytest.approx(1.5 * heads * (layers - 1), rel=1e-5)
 
 
 def test_cold_segments_are_not_seen(any_family: Tiny) -> None:
