@@ -17,7 +17,7 @@ from benchmarks.speed.setup import Setup
 
 CODECS = ("raw", "int8")
 # More than elsewhere: a read takes milliseconds, and an interruption as long.
-TIMES = 3
+TIMES = 10
 TARGETS = {
     ("raw", "memory"): ("memory tier read over memcpy", at_least(0.8)),
     ("raw", "ssd"): ("SSD read over the same bytes with O_DIRECT", at_least(0.8)),
