@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.attention import attention_probabilities
+from service.worker.attention import attend_and_tell
 from service.worker.calibration import ModelFacts
 from service.worker.flops import causal_pairs
 from service.worker.fusion.base import FusionMethod, share_of
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout, union
 from service.worker.topk import stable_topk
-
-# Question rows scored at once: bounds the [heads, rows, n] scores in fp32.
-QUESTION_TILE = 64
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,6 @@ class Method(FusionMethod):
         # All rows are present at this layer, so row number and index coincide.
         rows = view.rows[start:]
         view.flops.score(causal_pairs(rows))
-        total = view.k.new_zeros(view.k.shape[1], dtype=view.q.float().dtype)
-        for a in range(0, len(rows), QUESTION_TILE):
-            b = a + QUESTION_TILE
-            q = view.q[start + a : start + b]
-            total += attention_probabilities(q, view.k, rows[a:b], view.scale).sum((0, 1))
-        return total
+        every_row = torch.ones(len(rows), device=rows.device)
+        q = view.q[start:]
+        return attend_and_tell(q, view.k, view.v, rows, every_row, view.scale)[1]
