@@ -71,12 +71,11 @@ def through_place(device: str) -> None:
     layout = PromptLayout.of(ids[0], ids[1:], [0, 0], cold=cold, device=torch.device(device))
     frequencies = 10000.0 ** -(torch.arange(0, 32, 2, device=device) / 32)
     adapter = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500))
-    serves = placement_gpu.serves if device == "cuda" else lambda *_: True
 
     def placed(by_kernel: bool) -> torch.Tensor:
         cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
         with (
-            patch.object(placement_gpu, "serves", serves if by_kernel else lambda *_: False),
+            patch.object(placement_gpu, "serves", lambda _: by_kernel),
             patch.object(placement_gpu, "place", wraps=placement_gpu.place) as used,
         ):
             place(adapter, layout, cached, 1, layout.all_rows + 11, *cache[:, :, : layout.tokens])
@@ -102,7 +101,7 @@ def test_in_the_interpreter(check: Callable[[str], None]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_the_gpu(check: Callable[[str], None]) -> None:
-    assert placement_gpu.right(torch.device("cuda"))
+    assert placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
     check("cuda")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.worker.adapters.base import adapter_for
 from service.worker.kernels import ragged_attention_gpu
-from service.worker.kernels.ragged_attention_gpu import BLOCK, KEYS, PARTS
+from service.worker.kernels.ragged_attention_gpu import BLOCK, HEADS, KEYS, PARTS
 from tests.worker.interpreter import needs_triton, run_interpreted
 from tests.worker.test_decode import LENGTHS, STEPS, decoded
 from tests.worker.test_ragged_attention import Case
@@ -27,7 +27,7 @@ CASES = [
     (EDGES, 2, 4, 64, 1.0),
     ([300, 17, 5, 260], 4, 1, 32, 1.0),
     ([90, BLOCK + 40], 1, 7, 128, 1.0),
-    ([33, 70], 2, 18, 32, 1.0),
+    ([33, 70], 2, HEADS, 32, 1.0),
     ([400, 3], 1, 3, 32, 8.0),  # all weight on one key
     ([BLOCK * (PARTS + 1) + 5, 1], 1, 2, 32, 1.0),  # more blocks than are put together at once
 ]
@@ -77,16 +77,16 @@ def broken(device: str) -> None:
 def decode(device: str) -> None:
     """Raises AssertionError where decode steps do not use the kernel, or differ from torch's."""
     exact = adapter_for(random_model(tiny_config("qwen3", head_dim=32)))
-    ours, serves, allowed = exact, lambda *_: True, 1e-4
+    ours, allowed = exact, 1e-4
     if device == "cuda":
         narrow = random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16)
-        ours, serves, allowed = adapter_for(narrow.to(device)), ragged_attention_gpu.serves, 0.1
+        ours, allowed = adapter_for(narrow.to(device)), 0.1
         for wide, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
             wide.copy_(own)
     for ragged in (False, True):
         expected = decoded(SimpleNamespace(adapter=exact), (*LENGTHS, 200), ragged)
         with (
-            patch.object(ragged_attention_gpu, "serves", serves),
+            patch.object(ragged_attention_gpu, "serves", lambda *_: True),
             patch.object(ragged_attention_gpu, "attend", wraps=ragged_attention_gpu.attend) as used,
         ):
             found = decoded(SimpleNamespace(adapter=ours), (*LENGTHS, 200), ragged)
@@ -108,8 +108,16 @@ def test_in_the_interpreter(check: Callable[[str], None]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_the_gpu(check: Callable[[str], None]) -> None:
-    assert ragged_attention_gpu.right(torch.device("cuda"))
     check("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("group", [1, 7, HEADS])
+@pytest.mark.parametrize("d", [32, 64, 128, 256])
+def test_a_gpu_takes_it(group: int, d: int) -> None:
+    q = torch.zeros(1, 2 * group, d, dtype=torch.bfloat16, device="cuda")
+    assert ragged_attention_gpu.serves(q, q[0], group)
 
 
 def test_a_cpu_is_left_to_others() -> None:

@@ -44,7 +44,7 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_the_gpu() -> None:
-    assert scattered.right(torch.device("cuda"))
+    assert scattered.right(torch.device("cuda"), 64)
     compare("cuda")
 
 

@@ -26,9 +26,13 @@ log = logging.getLogger("kvstitch.kernels")
 NARROW = (torch.bfloat16, torch.float16)
 
 
-def jit(function: Callable[..., None]) -> Any:
-    """The kernel of this function, to be launched as `kernel[grid](...)`; None without Triton."""
-    return triton.jit(function) if triton is not None else None
+def jit(function: Callable[..., None], *unspecialised: str) -> Any:
+    """The kernel of this function, to be launched as `kernel[grid](...)`; None without Triton.
+
+    unspecialised: arguments that vary from call to call; it is not compiled anew where one is 1 or
+    a multiple of 16.
+    """
+    return None if triton is None else triton.jit(function, do_not_specialize=unspecialised)
 
 
 def agree(name: str, compare: Callable[[], tuple[Tensor, Tensor]], tolerance: float) -> bool:

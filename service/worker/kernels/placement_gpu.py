@@ -21,14 +21,16 @@ from service.worker.rope import RotaryTable
 
 CODECS = ("raw", "int8")
 ROWS = 32
+# A product fused into a sum is rounded once less than torch's.
+OPTIONS = {"enable_fp_fusion": False}
 MAX_HEAD_DIM = 256
 
 
-def serves(cache: Tensor) -> bool:
+def serves(kv: Tensor) -> bool:
     """Whether the kernel writes into a cache `[kv_heads, tokens, d]` like this."""
-    on_gpu = _kernel is not None and cache.device.type == "cuda"
-    fits = cache.dtype in gpu.NARROW and cache.shape[2] <= MAX_HEAD_DIM and cache.stride(2) == 1
-    return on_gpu and fits and right(cache.device)
+    on_gpu = _kernel is not None and kv.device.type == "cuda"
+    fits = kv.dtype in gpu.NARROW and kv.shape[2] <= MAX_HEAD_DIM and kv.stride(2) == 1
+    return on_gpu and fits and right(kv.device)
 
 
 @cache
@@ -71,45 +73,44 @@ def place(
     _kernel[(-(-tokens // ROWS), heads)](
         k[0], v[0], k[-1], v[-1], positions, table.cos, table.sin, k_out, v_out, tokens,
         k_out.stride(0), k_out.stride(1), v_out.stride(0), v_out.stride(1),
-        SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
-        # A product fused into a sum is rounded once less than torch's.
-        enable_fp_fusion=False,
+        SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
     )  # fmt: skip
 
 
 def _place_rows(
-    k: tl.tensor, v: tl.tensor, k_scale: tl.tensor, v_scale: tl.tensor, positions: tl.tensor, cos: tl.tensor, sin: tl.tensor,
-    k_out: tl.tensor, v_out: tl.tensor, tokens: tl.tensor, k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor,
-    SCALED: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    k: tl.tensor, v: tl.tensor, k_scale: tl.tensor, v_scale: tl.tensor, positions: tl.tensor,
+    cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor, tokens: tl.tensor,
+    k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor, SCALED: tl.constexpr,
+    HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     inside = row < tokens
     there = inside[:, None] & (width < HALF)[None, :]
     stored = (row * heads + head)[:, None] * (2 * HALF) + width[None, :]
-    left = tl.load(k + stored, mask=there, other=0)
-    right = tl.load(k + stored + HALF, mask=there, other=0)
-    v_left = tl.load(v + stored, mask=there, other=0)
-    v_right = tl.load(v + stored + HALF, mask=there, other=0)
+    low = tl.load(k + stored, mask=there, other=0)
+    high = tl.load(k + stored + HALF, mask=there, other=0)
+    v_low = tl.load(v + stored, mask=there, other=0)
+    v_high = tl.load(v + stored + HALF, mask=there, other=0)
     if SCALED:
         # Rounded as the codec decodes, before anything is computed from it.
         scale = tl.load(k_scale + row * heads + head, mask=inside, other=0.0).to(tl.float32)
-        left = (left.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
-        right = (right.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
+        low = (low.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
+        high = (high.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
         scale = tl.load(v_scale + row * heads + head, mask=inside, other=0.0).to(tl.float32)
-        v_left = (v_left.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
-        v_right = (v_right.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
+        v_low = (v_low.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
+        v_high = (v_high.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
     position = tl.load(positions + row, mask=inside, other=0)
     turn = position[:, None] * HALF + width[None, :]
     c = tl.load(cos + turn, mask=there, other=0.0)
     s = tl.load(sin + turn, mask=there, other=0.0)
-    left, right = left.to(tl.float32), right.to(tl.float32)
+    low, high = low.to(tl.float32), high.to(tl.float32)
     target = k_out + head * k_head + row[:, None] * k_row + width[None, :]
-    tl.store(target, (left * c - right * s).to(k_out.dtype.element_ty), mask=there)
-    tl.store(target + HALF, (right * c + left * s).to(k_out.dtype.element_ty), mask=there)
+    tl.store(target, (low * c - high * s).to(k_out.dtype.element_ty), mask=there)
+    tl.store(target + HALF, (high * c + low * s).to(k_out.dtype.element_ty), mask=there)
     target = v_out + head * v_head + row[:, None] * v_row + width[None, :]
-    tl.store(target, v_left.to(v_out.dtype.element_ty), mask=there)
-    tl.store(target + HALF, v_right.to(v_out.dtype.element_ty), mask=there)
+    tl.store(target, v_low.to(v_out.dtype.element_ty), mask=there)
+    tl.store(target + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
 
 
-_kernel = gpu.jit(_place_rows)
+_kernel = gpu.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")

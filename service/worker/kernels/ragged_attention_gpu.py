@@ -28,8 +28,10 @@ from service.worker.kernels.gpu import tl
 BLOCK, KEYS = 256, 64
 # Blocks put together at once.
 PARTS = 32
-# Query heads of a tile: a product on tensor cores has at least as many rows.
-MIN_HEADS, MAX_GROUP = 16, 64
+# Query heads of a KV head, filled up with zeros: a product on tensor cores has as many rows.
+HEADS = 16
+# Tiles of keys under way: at d = 256 as many as every GPU since Ampere has room for.
+OPTIONS = {"num_stages": 2, "enable_fp_fusion": True}
 # Of the check before the first use: one rounding of bfloat16 on values of size one.
 TOLERANCE = 2**-6
 
@@ -38,25 +40,27 @@ def serves(q: Tensor, k: Tensor, group: int) -> bool:
     """Whether the kernel takes queries `[sequences, heads, d]`, `group` of them to a KV head."""
     on_gpu = _attend is not None and q.device.type == "cuda"
     fits = q.dtype == k.dtype and q.dtype in gpu.NARROW and q.shape[2] in (32, 64, 128, 256)
-    return on_gpu and fits and group <= MAX_GROUP and k.is_contiguous() and right(q.device)
+    fits = fits and group <= HEADS and k.is_contiguous()
+    return on_gpu and fits and right(q.device, group, q.shape[2])
 
 
 @cache
-def right(device: torch.device) -> bool:
-    """Whether the kernel compiles on this device and gives what torch gives."""
-    return gpu.agree("attention of one token", lambda: _compared(device), TOLERANCE)
+def right(device: torch.device, group: int, d: int) -> bool:
+    """Whether the kernel compiles on this device for such heads and gives what torch gives."""
+    name = f"attention of one token, {group} heads of {d}"
+    return gpu.agree(name, lambda: _compared(device, group, d), TOLERANCE)
 
 
-def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
+def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator(device=device).manual_seed(0)
-    q = torch.randn(2, 8, 64, generator=random, device=device).bfloat16()
-    k, v = torch.randn(2, 1000, 64, generator=random, device=device).bfloat16()
+    q = torch.randn(2, 2 * group, d, generator=random, device=device).bfloat16()
+    k, v = torch.randn(2, 1000, d, generator=random, device=device).bfloat16()
     starts, lengths = [600, 30, 0, 700], [70, BLOCK + 1, 1, BLOCK]
-    theirs = []
-    for asked, start, length in zip(q.view(4, 4, 64), starts, lengths, strict=True):
+    scale, theirs = d**-0.5, []
+    for asked, start, length in zip(q.view(4, 1, group, d), starts, lengths, strict=True):
         keys, values = (x[None, start : start + length].float() for x in (k, v))
-        theirs.append(F.scaled_dot_product_attention(asked[None].float(), keys, values, scale=0.3))
-    return attend(q, k, v, starts, lengths, 0.3), torch.cat(theirs).view(q.shape)
+        theirs.append(F.scaled_dot_product_attention(asked.float(), keys, values, scale=scale))
+    return attend(q, k, v, starts, lengths, scale), torch.cat(theirs).view(q.shape)
 
 
 def attend(
@@ -78,38 +82,37 @@ def attend(
     extents = torch.tensor([starts, lengths]).to(q.device, non_blocking=True)
     sums = torch.empty(runs, blocks, group, d, dtype=torch.float32, device=q.device)
     highest, totals = torch.empty(2, runs, blocks, group, dtype=torch.float32, device=q.device)
-    tile = max(MIN_HEADS, 1 << (group - 1).bit_length())
     _attend[(runs, blocks)](
         q, k, v, extents, sums, highest, totals, scale,
-        GROUP=group, TILE=tile, D=d, BLOCK=BLOCK, KEYS=KEYS,
+        GROUP=group, HEADS=HEADS, D=d, BLOCK=BLOCK, KEYS=KEYS, **OPTIONS,
     )  # fmt: skip
     _join[(heads,)](
         sums, highest, totals, extents, out, runs, blocks,
-        GROUP=group, D=d, BLOCK=BLOCK, PARTS=PARTS,
+        GROUP=group, D=d, BLOCK=BLOCK, PARTS=PARTS, **OPTIONS,
     )  # fmt: skip
     return out
 
 
 def _attend_block(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, extents: tl.tensor, sums: tl.tensor, highest: tl.tensor, totals: tl.tensor, scale: tl.tensor,
-    GROUP: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, extents: tl.tensor, sums: tl.tensor,
+    highest: tl.tensor, totals: tl.tensor, scale: tl.tensor, GROUP: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
 ) -> None:  # fmt: skip
     run, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tl.load(extents + run)
     length = tl.load(extents + tl.num_programs(0) + run)
     first = block * BLOCK
     if first < length:
-        head, width = tl.arange(0, TILE), tl.arange(0, D)
+        head, width = tl.arange(0, HEADS), tl.arange(0, D)
         mine = head < GROUP
         asked = tl.load(
             q + (run * GROUP + head)[:, None] * D + width[None, :], mask=mine[:, None], other=0.0
         )
-        most = tl.full((TILE,), float("-inf"), tl.float32)
-        total = tl.zeros((TILE,), tl.float32)
-        summed = tl.zeros((TILE, D), tl.float32)
-        for at in range(first, tl.minimum(first + BLOCK, length), KEYS):
-            key = at + tl.arange(0, KEYS)
+        most = tl.full((HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        summed = tl.zeros((HEADS, D), tl.float32)
+        for at in range(0, BLOCK, KEYS):
+            key = first + at + tl.arange(0, KEYS)
             # Masked by place, never by value: what is no number must show in the result.
             there = key < length
             row = (start + key) * D
@@ -128,8 +131,9 @@ def _attend_block(
 
 
 def _join_blocks(
-    sums: tl.tensor, highest: tl.tensor, totals: tl.tensor, extents: tl.tensor, out: tl.tensor, runs: tl.tensor, blocks: tl.tensor,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    sums: tl.tensor, highest: tl.tensor, totals: tl.tensor, extents: tl.tensor, out: tl.tensor,
+    runs: tl.tensor, blocks: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ) -> None:  # fmt: skip
     head, width = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     run = head // GROUP
@@ -137,7 +141,8 @@ def _join_blocks(
     most = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     summed = tl.zeros((D,), tl.float32)
-    for first in range(0, tl.cdiv(length, BLOCK), PARTS):
+    first = 0
+    while first * BLOCK < length:
         block = first + tl.arange(0, PARTS)
         there = block * BLOCK < length
         part = (run * blocks + block) * GROUP + head % GROUP
@@ -148,7 +153,8 @@ def _join_blocks(
         found = tl.load(sums + part[:, None] * D + width[None, :], mask=there[:, None], other=0.0)
         summed = summed * fade + tl.sum(share[:, None] * found, 0)
         most = more
+        first += PARTS
     tl.store(out + head * D + width, (summed / total).to(out.dtype.element_ty))
 
 
-_attend, _join = gpu.jit(_attend_block), gpu.jit(_join_blocks)
+_attend, _join = gpu.jit(_attend_block), gpu.jit(_join_blocks, "runs", "blocks")

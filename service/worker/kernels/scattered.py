@@ -19,6 +19,7 @@ from service.worker.kernels import gpu
 from service.worker.kernels.gpu import tl
 
 ROWS, KEYS = 64, 64
+OPTIONS = {"enable_fp_fusion": True}
 # Of the check before the first use: one rounding of bfloat16 on values of size one.
 TOLERANCE = 2**-6
 
@@ -27,26 +28,27 @@ def serves(q: Tensor, head_dim: int) -> bool:
     """Whether the kernel takes queries like these."""
     on_gpu = _kernel is not None and q.device.type == "cuda"
     fits = q.dtype in gpu.NARROW and head_dim in (32, 64, 128, 256)
-    return on_gpu and fits and right(q.device)
+    return on_gpu and fits and right(q.device, head_dim)
 
 
 @cache
-def right(device: torch.device) -> bool:
-    """Whether the kernel compiles on this device and gives what torch gives."""
-    return gpu.agree("attention of scattered rows", lambda: _compared(device), TOLERANCE)
+def right(device: torch.device, d: int) -> bool:
+    """Whether the kernel compiles on this device for heads of d and gives what torch gives."""
+    name = f"attention of scattered rows, heads of {d}"
+    return gpu.agree(name, lambda: _compared(device, d), TOLERANCE)
 
 
-def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
+def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator(device=device).manual_seed(0)
-    q = torch.randn(70, 4, 64, generator=random, device=device).bfloat16()
-    k, v = torch.randn(2, 2, 200, 64, generator=random, device=device).bfloat16()
+    q = torch.randn(70, 4, d, generator=random, device=device).bfloat16()
+    k, v = torch.randn(2, 2, 200, d, generator=random, device=device).bfloat16()
     rows = torch.arange(0, 200, 3, device=device)[:66]
     q = q[: len(rows)]
-    ours = attend(q, k, v, rows, 0.125)
+    ours = attend(q, k, v, rows, d**-0.5)
     mask = torch.arange(200, device=device) <= rows[:, None]
     theirs = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None].float(), k[None].float(), v[None].float(), attn_mask=mask,
-        scale=0.125, enable_gqa=True,
+        scale=d**-0.5, enable_gqa=True,
     )[0].transpose(0, 1).reshape(len(rows), -1)  # fmt: skip
     return ours, theirs
 
@@ -60,15 +62,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tenso
     _kernel[grid](
         q, k, v, rows, out, m, scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        GROUP=heads // k.shape[0], D=d, ROWS=ROWS, KEYS=KEYS,
+        GROUP=heads // k.shape[0], D=d, ROWS=ROWS, KEYS=KEYS, **OPTIONS,
     )  # fmt: skip
     return out.view(m, heads * d)
 
 
 def _tile(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, rows: tl.tensor, out: tl.tensor, m: tl.tensor, scale: tl.tensor,
-    q_row: tl.tensor, q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor,
-    GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, rows: tl.tensor, out: tl.tensor, m: tl.tensor,
+    scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor,
+    v_head: tl.tensor, v_row: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
 ) -> None:  # fmt: skip
     head = tl.program_id(1)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
