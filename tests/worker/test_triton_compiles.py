@@ -71,7 +71,7 @@ def test_placement_rounds_every_product(
 ) -> None:
     """As torch does: no product is fused into a sum."""
     stored = [INT8, INT8, FP16, FP16] if codec == "int8" else [BF16] * 4
-    types = [*stored, INT64, FP32, FP32, BF16, BF16, "i32", *["i64"] * 4]
+    types = [*stored, INT64, FP32, FP32, BF16, BF16, "i32", "i64", "i64"]
     constants = {"SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": placement_gpu.ROWS}
     made = compiled(
         tmp_path, monkeypatch, placement_gpu._kernel, 90, types, constants, **placement_gpu.OPTIONS

@@ -66,13 +66,14 @@ def place(
 ) -> None:
     """k (before RoPE) and v, each `(x,)` or `(int8, scale)`: `[tokens, kv_heads, d]` and fp16
     `[tokens, kv_heads]`, contiguous; turned to `positions` `[tokens]` by `table`, into k_out and
-    v_out `[kv_heads, tokens, d]`."""
+    v_out `[kv_heads, tokens, d]`, which are strided alike."""
+    assert k_out.stride() == v_out.stride()
     scaled = len(k) == 2
     tokens, heads, d = k[0].shape
     half = d // 2
     _kernel[(-(-tokens // ROWS), heads)](
         k[0], v[0], k[-1], v[-1], positions, table.cos, table.sin, k_out, v_out, tokens,
-        k_out.stride(0), k_out.stride(1), v_out.stride(0), v_out.stride(1),
+        k_out.stride(0), k_out.stride(1),
         SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
     )  # fmt: skip
 
@@ -80,8 +81,8 @@ def place(
 def _place_rows(
     k: tl.tensor, v: tl.tensor, k_scale: tl.tensor, v_scale: tl.tensor, positions: tl.tensor,
     cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor, tokens: tl.tensor,
-    k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor, SCALED: tl.constexpr,
-    HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    out_head: tl.tensor, out_row: tl.tensor, SCALED: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -105,12 +106,11 @@ def _place_rows(
     c = tl.load(cos + turn, mask=there, other=0.0)
     s = tl.load(sin + turn, mask=there, other=0.0)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    target = k_out + head * k_head + row[:, None] * k_row + width[None, :]
-    tl.store(target, (low * c - high * s).to(k_out.dtype.element_ty), mask=there)
-    tl.store(target + HALF, (high * c + low * s).to(k_out.dtype.element_ty), mask=there)
-    target = v_out + head * v_head + row[:, None] * v_row + width[None, :]
-    tl.store(target, v_low.to(v_out.dtype.element_ty), mask=there)
-    tl.store(target + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
+    place = head * out_head + row[:, None] * out_row + width[None, :]
+    tl.store(k_out + place, (low * c - high * s).to(k_out.dtype.element_ty), mask=there)
+    tl.store(k_out + place + HALF, (high * c + low * s).to(k_out.dtype.element_ty), mask=there)
+    tl.store(v_out + place, v_low.to(v_out.dtype.element_ty), mask=there)
+    tl.store(v_out + place + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
 
 
 _kernel = gpu.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")
