@@ -10,7 +10,7 @@ from kvstore.buffers import allocate, typed_view, view_bytes
 from kvstore.checksum import BlockDigests
 from kvstore.codecs import codec
 from kvstore.codecs.base import Role
-from kvstore.decode import decode_layer
+from kvstore.decode import decode_layer, stored_layer
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.header import ChunkHeader, build_header, parse_header
 from kvstore.layout import layout
@@ -69,6 +69,18 @@ class EncodedChunk:
         if device is not None:
             raw = raw.to(device, non_blocking=non_blocking)
         return decode_layer(self.spec, raw)
+
+    def stored_layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """What the codec stores of one layer's k and v (``Codec.parts``), not decoded; with
+        ``device`` moved there, in one copy. On the host views of ``data``: never write into them.
+
+        Raises:
+            ChunkSpecError: no such layer.
+        """
+        raw = self.layer_bytes(layer)
+        return stored_layer(self.spec, raw if device is None else raw.to(device))
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
         """Check the data of these layers (all by default) against the header's digests.

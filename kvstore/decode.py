@@ -1,5 +1,7 @@
 """A layer's stored bytes back into tensors, on whatever device the bytes are. Knows no header."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from kvstore.buffers import typed_view
@@ -8,20 +10,26 @@ from kvstore.layout import ROLES, layer_layout
 from kvstore.spec import ChunkSpec
 
 
+def stored_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """One layer's bytes (uint8) as what the codec stores of k and of v (``Codec.parts``), not
+    decoded: views of ``raw`` where aligned."""
+    k, v = (
+        [
+            typed_view(raw[place.start : place.end], place.dtype, place.shape)
+            for place in layer_layout(spec)
+            if place.name.startswith(role)
+        ]
+        for role in ROLES
+    )
+    return k, v
+
+
 def decode_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Tensor, Tensor]:
     """One layer's bytes (uint8) into k (before RoPE) and v ``[tokens, kv_heads, head_dim]``.
 
     Runs where ``raw`` is, so the wire to a device carries the encoded form. The raw codec returns
     views of ``raw``.
     """
-    places = layer_layout(spec)
+    k, v = stored_layer(spec, raw)
     chunk_codec = codec(spec.codec)
-    decoded = []
-    for role in ROLES:
-        stored = [
-            typed_view(raw[place.start : place.end], place.dtype, place.shape)
-            for place in places
-            if place.name.startswith(role)
-        ]
-        decoded.append(chunk_codec.decode(role, stored, spec))
-    return decoded[0], decoded[1]
+    return chunk_codec.decode("k", k, spec), chunk_codec.decode("v", v, spec)

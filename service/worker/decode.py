@@ -7,6 +7,7 @@ Knows no scheduler and no sampler.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.attention import attend_last
-from service.worker.kernels import ragged_attention
+from service.worker.kernels import ragged_attention, ragged_attention_gpu
 from service.worker.kv_pool import SequenceKV
+
+Attend = Callable[[Tensor, Tensor, Tensor, Many[int], Many[int], float], Tensor]
+"""q, the pool's k and v, the runs' starts and lengths, scale (`ragged_attention.Kernel.attend`)."""
 
 
 class Decodable(Protocol):
@@ -55,12 +59,11 @@ def _attend(adapter: DecoderAdapter, layer: int, q: Tensor, held: Many[SequenceK
     group = adapter.heads // adapter.kv_heads
     pool = held[0].pool
     k, v = pool.k[layer], pool.v[layer]
-    kernel = ragged_attention.kernel()
-    in_one_pool = all(kv.pool is pool for kv in held)
-    if kernel is not None and in_one_pool and ragged_attention.serves(q, k, group):
+    kernel = _kernel(q, k, group) if all(kv.pool is pool for kv in held) else None
+    if kernel is not None:
         starts = [start for kv in held for start in kv.layers[layer].start]
         lengths = [length for kv in held for length in kv.layers[layer].length]
-        return kernel.attend(q, k, v, starts, lengths, adapter.scale)
+        return kernel(q, k, v, starts, lengths, adapter.scale)
     out = torch.empty_like(q)
     for kv, asked, found in zip(held, q, out, strict=True):
         for heads, keys, values in kv.heads(layer):
@@ -68,3 +71,12 @@ def _attend(adapter: DecoderAdapter, layer: int, q: Tensor, held: Many[SequenceK
             attended = attend_last(asked[mine], keys, values, adapter.scale)
             found[mine] = attended.view(-1, adapter.head_dim)
     return out
+
+
+def _kernel(q: Tensor, k: Tensor, group: int) -> Attend | None:
+    """What attends over all runs of a pool in one call, if anything here does."""
+    if ragged_attention_gpu.serves(q, k, group):
+        return ragged_attention_gpu.attend
+    kernel = ragged_attention.kernel()
+    serves = kernel is not None and ragged_attention.serves(q, k, group)
+    return kernel.attend if kernel is not None and serves else None

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from kvstore import EncodedChunk
 from service.worker.adapters.base import DecoderAdapter
+from service.worker.kernels import placement_gpu
 from service.worker.layer_view import CachedSegment
 from service.worker.layout import PromptLayout
+from service.worker.streaming import ChunkStream
 
 
 class PromptKV(Protocol):
@@ -32,11 +36,28 @@ def place(
         if segment.cold or not segment.tokens:
             continue
         assert stored is not None, "a segment that is not cold has stored KV"
-        k, v = stored.layer(layer)
         span = slice(segment.start, segment.end)
+        if placement_gpu.serves(k_all):
+            parts = _parts(stored, layer, k_all.device)
+            placement_gpu.place(
+                *parts, key_positions[span], adapter.rope, k_all[:, span], v_all[:, span]
+            )
+            continue
+        k, v = stored.layer(layer)
         target = k_all[:, span].transpose(0, 1)
         adapter.rope.rotate(k.to(k_all.device), key_positions[span], out=target)
         v_all[:, span].copy_(v.to(v_all.device).transpose(0, 1))
+
+
+def _parts(
+    stored: CachedSegment, layer: int, device: torch.device
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """k and v on the device, encoded where the kernel decodes them: fewer bytes on the way."""
+    chunk = stored.chunk if isinstance(stored, ChunkStream) else stored
+    if isinstance(chunk, EncodedChunk) and chunk.spec.codec in placement_gpu.CODECS:
+        return chunk.stored_layer(layer, device=device)
+    k, v = stored.layer(layer)
+    return (k.to(device).contiguous(),), (v.to(device).contiguous(),)
 
 
 def write_rows(k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:

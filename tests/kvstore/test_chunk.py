@@ -4,7 +4,7 @@ from safetensors import safe_open
 from safetensors.torch import load as safetensors_load
 
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.codecs import codec_names
+from kvstore.codecs import codec, codec_names
 from tests.kvstore.chunks import make_chunk, make_spec, make_tensors
 
 
@@ -37,6 +37,20 @@ def test_raw_round_trip_is_exact_and_copies_nothing(dtype, tokens):
         got_k, got_v = chunk.layer(layer)
         assert torch.equal(got_k, k[layer]) and torch.equal(got_v, v[layer])
         assert got_k.untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_a_layer_as_it_is_stored(codec_name):
+    """What the codec made of it, without a copy where aligned; on a device, what it decodes."""
+    spec = make_spec(codec_name)
+    k, v = make_tensors(spec)
+    chunk = encode_chunk(spec, k, v)
+    for role, expected, stored in zip("kv", (k[2], v[2]), chunk.stored_layer(2), strict=True):
+        for part, whole in zip(codec(codec_name).encode(role, expected), stored, strict=True):
+            assert part.dtype == whole.dtype and torch.equal(part, whole)
+        assert stored[0].untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
+    for here, there in zip(chunk.stored_layer(2), chunk.stored_layer(2, device="cpu"), strict=True):
+        assert all(map(torch.equal, here, there))
 
 
 def test_strided_input():

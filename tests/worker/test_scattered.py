@@ -3,20 +3,14 @@ which needs no GPU, and on the GPU where there is one."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from service.worker.attention import attend_rows
 from service.worker.kernels import scattered
+from tests.worker.interpreter import needs_triton, run_interpreted
 from tests.worker.tiny import assert_close
 
-ROOT = Path(__file__).parents[2]
 BF16 = 2**-6
 CASES = [
     # rows' indices, keys, heads, KV heads, head dim
@@ -42,21 +36,15 @@ def compare(device: str) -> None:
         assert_close("scattered rows", ours.float().cpu(), expected, BF16 * 2)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+@needs_triton
 def test_in_the_interpreter() -> None:
-    """In a process of its own: Triton decides when it is imported how it runs."""
-    code = "from tests.worker.test_scattered import compare; compare('cpu')"
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_interpreted(__name__, "compare")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_the_gpu() -> None:
-    assert scattered.right(torch.device("cuda"))
+    assert scattered.right(torch.device("cuda"), 64)
     compare("cuda")
 
 
