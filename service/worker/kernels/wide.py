@@ -3,7 +3,8 @@
 Such a CPU multiplies bfloat16 at about half the rate of fp32 (measured on one core with
 AVX512-BF16: 80 against 140 GFLOP/s). So weights are widened into a scratch tile that stays in the
 L2 cache, multiplied in fp32, and only the result is rounded; nothing else is kept. Few rows are
-bound by reading the weights, which 16 bits halve: they stay with the stock product.
+bound by reading the weights, which 16 bits halve: they stay with the stock product. What the
+kernels `few_rows` and `many_rows` take goes to them.
 Knows no model and no layer.
 """
 
