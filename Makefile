@@ -1,6 +1,5 @@
 # make demo    set up, serve the embedded default, ingest the sample corpus, ask, compare, stop
-# make test    everything CI runs except the static checks, in two processes: half of it waits for
-#               services to start
+# make test    everything CI runs except the static checks, in two processes
 # make loadtest  serve, ingest the sample corpus, raise the rate until every method gives in
 #               (LOADTEST="--url https://… --api-key …" loads a service of yours: docs/loadtest.md)
 # make check   ruff, mypy strict, import rules, generated files are up to date

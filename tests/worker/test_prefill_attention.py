@@ -90,6 +90,17 @@ def test_what_rows_look_at(kernel: Kernel, shape: tuple[int, int, int, int, int]
     assert_close("what rows look at", told.double(), expected, 1e-5 if size == 1 else 1e-2)
 
 
+def test_shares_of_any_dtype_but_not_of_any_number(kernel: Kernel) -> None:
+    """A method of somebody else's gives them."""
+    q, k, v, rows = drawn(SHAPES[4])
+    share = torch.arange(len(rows)) * 2
+    told = kernel.attend_and_tell(q, k, v, rows + 1, share.float(), SCALE)[1]
+    for other in (share, share.double(), share.float().repeat_interleave(2)[::2]):
+        assert kernel.attend_and_tell(q, k, v, rows + 1, other, SCALE)[1].equal(told)
+    with pytest.raises(ValueError, match="one number a row"):
+        kernel.attend_and_tell(q, k, v, rows + 1, share[1:].float(), SCALE)
+
+
 def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also over keys at indices of their own, in any number of threads."""
     q, k, v, rows = drawn(SHAPES[5])

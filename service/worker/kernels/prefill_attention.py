@@ -35,13 +35,15 @@ class Kernel:
     def attend_and_tell(
         self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, share: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """`attend`, and by key the weights of all heads and rows, a row's times its share `[m]`
-        fp32: `[n]` fp32."""
+        """`attend`, and by key the weights of all heads and rows, a row's times its share `[m]`:
+        `[n]` fp32. Raises ValueError for a share that is not one number a row."""
         m, heads, _ = q.shape
+        if share.shape != (m,):
+            raise ValueError(f"shares {tuple(share.shape)} of {m} rows: give one number a row")
         kv_heads, n, _ = k.shape
         tiles = -(-m * (heads // kv_heads) // QUERIES)
         told = torch.zeros(kv_heads * tiles, n)
-        return self._run(q, k, v, seen, scale, share.contiguous(), told), told.sum(0)
+        return self._run(q, k, v, seen, scale, share.float().contiguous(), told), told.sum(0)
 
     def _run(
         self,
