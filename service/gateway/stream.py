@@ -161,7 +161,8 @@ class Answer:
             id=self.generate.id,
             model=self.prompts.model,
             text=self._text.text,
-            finish_reason=done.finish_reason,
+            # The worker may have come to its own end before our abort reached it.
+            finish_reason="stop" if self._text.stopped else done.finish_reason,
             citations=self.citations,
             usage=results.usage(report),
             cache=results.cache(report, self.prepared.found.passages),
