@@ -42,6 +42,7 @@ from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.model import load
+from service.worker.place import write_rows
 from service.worker.prefill import prefill
 from service.worker.steps import run
 from service.worker.topk import stable_topk
@@ -167,8 +168,8 @@ def _observed_step(
     seen = []
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x)
-        kv.append(layer, adapter.rope.rotate(k, at)[0], v[0])
         k_all, v_all = kv.prompt_layer(layer, position + 1)
+        write_rows(k_all, v_all, adapter.rope.rotate(k, at), v, at)
         weights = attention_probabilities(adapter.rope.rotate(q, at), k_all, at, adapter.scale)
         seen.append(weights[:, 0].cpu())
         x = adapter.finish(layer, x, weighted_values(weights, v_all))

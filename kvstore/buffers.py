@@ -4,17 +4,22 @@ Fresh memory costs a fault per page and has to be cleared by the kernel: as much
 fills it. So whoever reads again and again has a :class:`BufferPool`, whose buffers come back.
 """
 
+import logging
 import mmap
 import weakref
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+_log = logging.getLogger(__name__)
+
 POOLED_FROM = 1 << 20
 _CLASSES_PER_DOUBLING = 8
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 class BufferPool:
@@ -36,11 +41,11 @@ class BufferPool:
         return sum(map(len, tuple(self._idle)))
 
     def allocate(self, nbytes: int, *, pin: bool = False) -> Tensor:
-        """As the function of the same name; torch keeps a pool of pinned memory itself."""
-        if nbytes < POOLED_FROM or (pin and torch.cuda.is_available()):
+        """As the function of the same name."""
+        if nbytes < POOLED_FROM:
             return allocate(nbytes, pin=pin)
-        size = _size_class(nbytes)
-        pages = self._take(size) or _map(size)
+        size, kind = _size_class(nbytes), _kind(pin)
+        pages = self._take(size, kind) or _map(size, kind)
         lease = np.frombuffer(pages, dtype=np.uint8, count=nbytes)
         finalizer = weakref.finalize(lease, self._give_back, pages)
         finalizer.atexit = False
@@ -50,9 +55,9 @@ class BufferPool:
         """Forget what is idle."""
         self._idle.clear()
 
-    def _take(self, size: int) -> mmap.mmap | None:
+    def _take(self, size: int, kind: type[mmap.mmap]) -> mmap.mmap | None:
         for pages in reversed(tuple(self._idle)):  # the latest is the likeliest to be in a cache
-            if len(pages) == size:
+            if len(pages) == size and type(pages) is kind:
                 with suppress(ValueError, IndexError):  # another thread took it
                     self._idle.remove(pages)
                     return pages
@@ -68,13 +73,13 @@ class BufferPool:
 def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
     """An uninitialised uint8 tensor ``[nbytes]`` in host memory.
 
-    Pinned memory makes copies to a GPU asynchronous; without a GPU ``pin`` is ignored.
+    Pinned memory makes copies to a GPU asynchronous; without a GPU ``pin`` is ignored. Whoever
+    copies out of it without waiting holds it until the copy is over.
     """
-    if pin and torch.cuda.is_available():
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    kind = _kind(pin)
     if nbytes < POOLED_FROM:
-        return torch.empty(nbytes, dtype=torch.uint8)
-    return torch.frombuffer(_map(nbytes), dtype=torch.uint8)  # keeps the mapping alive
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind is PinnedPages)
+    return torch.frombuffer(_map(nbytes, kind), dtype=torch.uint8)  # keeps the mapping alive
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
@@ -95,10 +100,41 @@ def _size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _map(nbytes: int) -> mmap.mmap:
+class PinnedPages(mmap.mmap):
+    """Pages that CUDA may read while nobody waits. torch's own pinned memory comes in powers of
+    two: a chunk of 64 MiB and its header would take 128."""
+
+    _address = 0
+
+    def pin(self) -> None:
+        """Where CUDA refuses (a bound on locked memory), they stay ordinary pages."""
+        address = np.frombuffer(self, dtype=np.uint8).ctypes.data
+        refused = int(_cuda().cudaHostRegister(address, len(self), _PORTABLE))
+        if refused:
+            _log.warning("%d bytes were not pinned (CUDA error %d)", len(self), refused)
+        else:
+            self._address = address
+
+    def __del__(self) -> None:
+        if self._address:
+            with suppress(Exception):  # at the end of a process CUDA may be gone before us
+                _cuda().cudaHostUnregister(self._address)
+
+
+def _cuda() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _kind(pin: bool) -> type[mmap.mmap]:
+    return PinnedPages if pin and torch.cuda.is_available() else mmap.mmap
+
+
+def _map(nbytes: int, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
     """Fresh pages, huge ones where the kernel has them."""
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = kind(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
+    if isinstance(pages, PinnedPages):
+        pages.pin()
     return pages

@@ -74,13 +74,16 @@ class EncodedChunk:
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """What the codec stores of one layer's k and v (``Codec.parts``), not decoded; with
-        ``device`` moved there, in one copy. On the host views of ``data``: never write into them.
+        ``device`` moved there, in one copy that is not waited for where ``data`` is pinned. On the
+        host views of ``data``: never write into them.
 
         Raises:
             ChunkSpecError: no such layer.
         """
         raw = self.layer_bytes(layer)
-        return stored_layer(self.spec, raw if device is None else raw.to(device))
+        if device is not None:
+            raw = raw.to(device, non_blocking=True)
+        return stored_layer(self.spec, raw)
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
         """Check the data of these layers (all by default) against the header's digests.

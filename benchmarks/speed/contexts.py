@@ -9,14 +9,14 @@ import torch
 
 from service.records import Sampling
 from service.worker.adapters.base import DecoderAdapter
-from service.worker.decode import decode_step
+from service.worker.decode_graphs import Decoder
 from service.worker.kv_pool import KVPool, SequenceKV
-from service.worker.sampler import Sampler
+from service.worker.sampler import Sampler, sample
 
 
 @dataclass
 class Context:
-    """A sequence as `decode_step` takes it."""
+    """A sequence as `Decoder.step` takes it."""
 
     kv: SequenceKV
     position: int
@@ -39,7 +39,7 @@ def pool_for(adapter: DecoderAdapter, lengths: Sequence[int], room: int) -> KVPo
 def filled(pool: KVPool, tokens: int, room: int) -> Context:
     kv = pool.reserve(tokens + room)
     assert kv is not None
-    for layer in range(len(kv.layers)):
+    for layer in range(len(kv.start)):
         for store in kv.prompt_layer(layer, tokens):
             store.normal_()
     kv.set_length(tokens)
@@ -50,8 +50,8 @@ def evict(context: Context, share: float, room: int, seed: int) -> None:
     """Leaves that share of the entries on average, half to one and a half of it per head."""
     random = torch.Generator().manual_seed(seed)
     tokens = context.position
-    for layer, extents in enumerate(context.kv.layers):
-        shares = share * (torch.rand(len(extents.start), generator=random) + 0.5)
+    for layer, start in enumerate(context.kv.start):
+        shares = share * (torch.rand(len(start), generator=random) + 0.5)
         kept = [
             torch.randperm(tokens, generator=random)[: int(s * tokens)].sort().values
             for s in shares.clamp(max=1).tolist()
@@ -59,10 +59,11 @@ def evict(context: Context, share: float, room: int, seed: int) -> None:
         context.kv.keep(layer, kept, room)
 
 
-def decode(adapter: DecoderAdapter, contexts: list[Context], steps: int) -> None:
+def decode(decoder: Decoder, contexts: list[Context], steps: int) -> None:
     """So many greedy tokens for everyone."""
-    greedy = Sampler(Sampling(max_tokens=steps))
+    greedy = [Sampler(Sampling(max_tokens=steps))] * len(contexts)
     for _ in range(steps):
-        for context, row in zip(contexts, decode_step(adapter, contexts), strict=True):
-            context.tokens.append(greedy(row))
+        tokens = sample(greedy, decoder.step(contexts))
+        for context, token in zip(contexts, tokens, strict=True):
+            context.tokens.append(token)
             context.position += 1

@@ -76,7 +76,8 @@ class Prompt:
         for address in self.addresses(engine):
             shape = address.spec.shape
             layers = [torch.randn(shape).to(adapter.dtype) for _ in range(adapter.layers)]
-            chunks[address.key] = encode_chunk(address.spec, layers, layers)
+            pin = adapter.device.type == "cuda"
+            chunks[address.key] = encode_chunk(address.spec, layers, layers, pin=pin)
         return chunks
 
 

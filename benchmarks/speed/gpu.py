@@ -31,6 +31,7 @@ from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
 from service.worker.adapters.base import DecoderAdapter, adapter_for
+from service.worker.decode_graphs import Decoder
 from service.worker.flops import full_prefill
 
 RESULTS = Path(__file__).parent.parent / "results" / "speed"
@@ -109,8 +110,7 @@ def transfer(run: Run) -> Outcome:
     def ours() -> None:
         for layer in range(adapter.layers):
             for chunk in chunks:
-                for half in chunk.layer(layer):
-                    half.to(adapter.device, non_blocking=True)
+                chunk.stored_layer(layer, device=adapter.device)
 
     def bare() -> None:
         pinned.to(adapter.device, non_blocking=True)
@@ -128,6 +128,7 @@ def decoding(run: Run) -> Outcome:
     room = steps * (run.repetitions + 1) * 2 + 1
     pool = pool_for(adapter, [run.tokens] * run.batch, room)
     contexts = [filled(pool, run.tokens, room) for _ in range(run.batch)]
+    decoder = Decoder(adapter, pool)
     weights = sum(p.nbytes for p in adapter.model.parameters())
     weights -= adapter.model.get_input_embeddings().weight.nbytes  # a row of it is read
     once = weights + run.tokens * adapter.kv_bytes_per_token
@@ -135,11 +136,11 @@ def decoding(run: Run) -> Outcome:
     target = torch.empty_like(source)
     ways: dict[str, Work] = {
         "copy": synchronised(adapter, partial(target.copy_, source)),
-        "one": synchronised(adapter, partial(decode, adapter, contexts[:1], steps)),
+        "one": synchronised(adapter, partial(decode, decoder, contexts[:1], steps)),
     }
     alone = run_paired(ways, run.repetitions)
     del source, target, ways
-    whole = synchronised(adapter, lambda: decode(adapter, contexts, steps))
+    whole = synchronised(adapter, lambda: decode(decoder, contexts, steps))
     before = run_paired({"all": whole}, run.repetitions)
     for number, context in enumerate(contexts):
         evict(context, run.budget / run.tokens, room, seed=number)

@@ -88,7 +88,7 @@ def serve(settings: WorkerSettings) -> int:
         for one in server:
             what(one)
 
-    with TieredStore(tiers(settings)) as store:
+    with TieredStore(tiers(settings, pin=adapter.device.type == "cuda")) as store:
         loader = Loader(store, threads=settings.loader_threads, on_ready=lambda: call(Server.wake))
         engine = Engine(
             adapter,
@@ -153,15 +153,16 @@ def checks(settings: WorkerSettings) -> Checks | None:
     return Checks(settings.gate_sample, bounds)
 
 
-def tiers(settings: WorkerSettings) -> list[Tier]:
-    """Fastest first: memory where it has bytes, SSD where a folder is set, Redis where a URL is."""
+def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
+    """Fastest first: memory where it has bytes, SSD where a folder is set, Redis where a URL is.
+    pin: read into memory that a GPU copies from by itself."""
     chosen: list[Tier] = []
     if settings.memory_tier_bytes:
         chosen.append(MemoryTier(settings.memory_tier_bytes))
     if settings.kv_dir:
-        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes))
+        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin))
     if settings.redis_url:
-        chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None))
+        chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
     return chosen
 
 

@@ -60,4 +60,5 @@ def compute_chunk(adapter: DecoderAdapter, address: Address) -> Steps[ComputedCh
             break  # nobody asks what comes after a chunk
     # As it would come out of the store: whoever uses it now decides as whoever reads it later.
     stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
-    return ComputedChunk(encode_chunk(address.spec, k, v), stored)
+    pin = adapter.device.type == "cuda"
+    return ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), stored)

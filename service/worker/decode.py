@@ -2,13 +2,15 @@
 
 Projections and MLP run once over the batch; attention reads every sequence's own extents where they
 lie, so nothing is padded or copied and a sequence's result does not depend on its neighbours.
-Knows no scheduler and no sampler.
+What changes from step to step is numbers in one tensor: on a GPU the operations themselves are
+recorded once and played again (`service.worker.decode_graphs`). Knows no scheduler and no sampler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,10 +19,7 @@ from torch import Tensor
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.attention import attend_last
 from service.worker.kernels import ragged_attention, ragged_attention_gpu
-from service.worker.kv_pool import SequenceKV
-
-Attend = Callable[[Tensor, Tensor, Tensor, Many[int], Many[int], float], Tensor]
-"""q, the pool's k and v, the runs' starts and lengths, scale (`ragged_attention.Kernel.attend`)."""
+from service.worker.kv_pool import KVPool, SequenceKV
 
 
 class Decodable(Protocol):
@@ -36,47 +35,115 @@ class Decodable(Protocol):
     def kv(self) -> SequenceKV | None: ...
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What a step reads besides weights and KV, in one tensor that goes to a device in one copy.
+
+    numbers: int64, `ids [size] ‖ positions [size] ‖ runs [layers, 2, size · kv_heads]`; a run is
+    where a KV head's entries start in its layer's pool and how many they are, the one of the token
+    fed now included; longest: no run is longer.
+    """
+
+    numbers: Tensor
+    size: int
+    layers: int
+    longest: int
+
+    @classmethod
+    def of(cls, sequences: Many[Decodable], size: int = 0) -> Batch:
+        """Feeds every sequence its last token, for whose KV each makes room. Up to `size` rows are
+        added that belong to nobody: they write the pool's spare row and see nothing else."""
+        held = []
+        for sequence in sequences:
+            assert sequence.kv is not None
+            sequence.kv.grow()
+            held.append(sequence.kv)
+        added = max(0, size - len(held))
+        runs = torch.stack([torch.stack([kv.start, kv.length]) for kv in held], 2).transpose(0, 1)
+        layers, _, _, heads = runs.shape
+        nobodys = torch.tensor([held[0].pool.spare, 1]).view(1, 2, 1, 1)
+        runs = torch.cat([runs, nobodys.expand(layers, 2, added, heads)], 2)
+        rows = [(s.tokens[-1], s.position) for s in sequences] + [(0, 0)] * added
+        numbers = torch.cat([torch.tensor(rows).t().flatten(), runs.flatten()])
+        return cls(numbers, len(rows), layers, int(runs[:, 1].max()))
+
+    def to(self, device: torch.device) -> Batch:
+        return replace(self, numbers=self.numbers.to(device))
+
+    @cached_property
+    def ids(self) -> Tensor:
+        return self.numbers[: self.size]
+
+    @cached_property
+    def positions(self) -> Tensor:
+        return self.numbers[self.size : 2 * self.size]
+
+    @cached_property
+    def runs(self) -> Tensor:
+        return self.numbers[2 * self.size :].view(self.layers, 2, -1)
+
+
 def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
-    """Feeds every sequence its last token: logits `[sequences, vocabulary]` fp32."""
-    ids = torch.tensor([s.tokens[-1] for s in sequences], device=adapter.device)
-    positions = torch.tensor([s.position for s in sequences], device=adapter.device)
-    turn = adapter.rope.turn(positions)
-    x = adapter.embed(ids)
+    """Feeds every sequence its last token: logits `[sequences, vocabulary]` fp32. All of one
+    pool."""
+    assert sequences[0].kv is not None
+    pool = sequences[0].kv.pool
+    return compute(adapter, pool, Batch.of(sequences).to(adapter.device))
+
+
+def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
+    """The step of a batch on the adapter's device: logits `[size, vocabulary]` fp32. Computed again
+    it gives the same and leaves the same."""
+    turn = adapter.rope.turn(batch.positions)
+    written = batch.runs.sum(1) - 1
+    x = adapter.embed(batch.ids)
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x)
         q, k = turn(q), turn(k)
-        runs = []
-        for i, sequence in enumerate(sequences):
-            assert sequence.kv is not None
-            sequence.kv.append(layer, k[i], v[i])
-            runs.append(sequence.kv)
-        x = adapter.finish(layer, x, _attend(adapter, layer, q, runs).flatten(1))
+        pool.write(layer, written[layer], k.flatten(0, 1), v.flatten(0, 1))
+        x = adapter.finish(layer, x, _attend(adapter, pool, layer, q, batch).flatten(1))
     return adapter.logits(x)
 
 
-def _attend(adapter: DecoderAdapter, layer: int, q: Tensor, held: Many[SequenceKV]) -> Tensor:
-    """q `[sequences, heads, d]` over what every sequence holds, `[sequences, heads, d]`."""
+def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
+    """Whether a step's operations are on a GPU and the same whatever the numbers of its batch."""
+    if adapter.device.type != "cuda":
+        return False
+    q = torch.empty(1, adapter.heads, adapter.head_dim, dtype=adapter.dtype, device=adapter.device)
+    return ragged_attention_gpu.serves(q, pool.k[0], adapter.heads // adapter.kv_heads)
+
+
+def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
+    """q `[size, heads, d]` over what every sequence holds, `[size, heads, d]`."""
+    k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
     group = adapter.heads // adapter.kv_heads
-    pool = held[0].pool
-    k, v = pool.k[layer], pool.v[layer]
-    kernel = _kernel(q, k, group) if all(kv.pool is pool for kv in held) else None
-    if kernel is not None:
-        starts = [start for kv in held for start in kv.layers[layer].start]
-        lengths = [length for kv in held for length in kv.layers[layer].length]
-        return kernel(q, k, v, starts, lengths, adapter.scale)
-    out = torch.empty_like(q)
-    for kv, asked, found in zip(held, q, out, strict=True):
-        for heads, keys, values in kv.heads(layer):
-            mine = slice(heads.start * group, heads.stop * group)
-            attended = attend_last(asked[mine], keys, values, adapter.scale)
-            found[mine] = attended.view(-1, adapter.head_dim)
-    return out
-
-
-def _kernel(q: Tensor, k: Tensor, group: int) -> Attend | None:
-    """What attends over all runs of a pool in one call, if anything here does."""
     if ragged_attention_gpu.serves(q, k, group):
-        return ragged_attention_gpu.attend
+        return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, adapter.scale)
     kernel = ragged_attention.kernel()
-    serves = kernel is not None and ragged_attention.serves(q, k, group)
-    return kernel.attend if kernel is not None and serves else None
+    if kernel is not None and ragged_attention.serves(q, k, group):
+        return kernel.attend(q, k, v, runs, adapter.scale)
+    return _attend_one_by_one(q, k, v, runs, adapter.scale)
+
+
+def _attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float) -> Tensor:
+    """With torch's kernel: a sequence's heads at once where they lie equally far apart and are
+    equally long, as they do before eviction."""
+    out = torch.empty_like(q)
+    starts, lengths = runs.view(2, len(q), -1).tolist()
+    for asked, found, start, length in zip(q, out, starts, lengths, strict=True):
+        heads, d = len(start), q.shape[2]
+        apart = start[-1] - start[-2] if heads > 1 else length[0]
+        even = start == [start[0] + head * apart for head in range(heads)]
+        if even and len(set(length)) == 1:
+            spans = [(slice(0, len(asked)), start[0], length[0], heads)]
+        else:
+            group = len(asked) // heads
+            spans = [
+                (slice(head * group, (head + 1) * group), start[head], length[head], 1)
+                for head in range(heads)
+            ]
+        for mine, first, n, together in spans:
+            shape, strides = (together, n, d), (apart * d, d, 1)
+            keys, values = (x.as_strided(shape, strides, first * d) for x in (k, v))
+            found[mine] = attend_last(asked[mine], keys, values, scale).view(-1, d)
+    return out

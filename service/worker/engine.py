@@ -19,7 +19,7 @@ from service.worker.addressing import Addressing
 from service.worker.admission import Admission
 from service.worker.background import Background
 from service.worker.calibration import ModelFacts
-from service.worker.decode import decode_step
+from service.worker.decode_graphs import Decoder
 from service.worker.evict import evict
 from service.worker.explaining import Explainer
 from service.worker.gate.gate import Checks, Gate
@@ -30,6 +30,7 @@ from service.worker.planner import Planner
 from service.worker.precompute import PrecomputeLane
 from service.worker.prefill import PrefillResult
 from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.sampler import sample
 from service.worker.scheduler import Pace, Scheduler
 from service.worker.sequence import Sequence
 
@@ -73,6 +74,7 @@ class Engine:
             dtype=adapter.dtype,
             device=adapter.device,
         )
+        self._decoder = Decoder(adapter, self.pool)
         self.gate = Gate.of(checks, self._opener, self.pool, self.lane) if checks else None
         self.background = Background(self.lane, self.gate)
         self.admission = Admission(
@@ -231,15 +233,16 @@ class Engine:
             return
         started = time.monotonic()
         try:
-            logits = decode_step(self._adapter, running)
+            logits = self._decoder.step(running)
         except Exception as error:
             for sequence in running:
                 self._fail(sequence, error)
             return
         self.decode_steps += 1
-        for sequence, row in zip(running, logits, strict=True):
+        tokens = sample([sequence.sampler for sequence in running], logits)
+        for sequence, token in zip(running, tokens, strict=True):
             sequence.decode_steps += 1
-            self._emit(sequence, sequence.sampler(row))
+            self._emit(sequence, token)
         self._pace.decoded(time.monotonic() - started)
 
     def _emit(self, sequence: Sequence, token: int) -> None:

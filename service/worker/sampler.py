@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,14 @@ class Sampler:
             self.seed = sampling.seed
         self._random.manual_seed(self.seed)
 
+    @property
+    def greedy(self) -> bool:
+        """Takes the likeliest token."""
+        return self._sampling.temperature <= 0
+
     def __call__(self, logits: Tensor) -> int:
         """logits `[vocabulary]` fp32 → a token id. Temperature 0 is argmax, lowest id on ties."""
-        if self._sampling.temperature <= 0:
+        if self.greedy:
             return int(logits.argmax())
         # In fp64 and less the highest: a temperature next to 0 must not make an infinity of it.
         scores = logits.double().cpu()
@@ -30,6 +37,16 @@ class Sampler:
         if self._sampling.top_p < 1:
             probabilities = _nucleus(probabilities, self._sampling.top_p)
         return int(torch.multinomial(probabilities, 1, generator=self._random))
+
+
+def sample(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
+    """A token for each of the rows of logits `[samplers, vocabulary]`. A device is waited for once
+    for all that are greedy."""
+    if not any(sampler.greedy for sampler in samplers):
+        return [sampler(row) for sampler, row in zip(samplers, logits, strict=True)]
+    best = logits.argmax(-1).tolist()
+    rows = zip(samplers, logits, best, strict=True)
+    return [likeliest if sampler.greedy else sampler(row) for sampler, row, likeliest in rows]
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:

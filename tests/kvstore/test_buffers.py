@@ -76,6 +76,79 @@ def test_a_pool_keeps_no_more_than_its_bound():
     assert pool.idle_bytes == 0
 
 
+class Cuda:
+    """Stands in for CUDA's runtime: which addresses are pinned; `code` is what it answers."""
+
+    def __init__(self, code=0):
+        self.code, self.pinned = code, {}
+
+    def cudaHostRegister(self, address, size, flags):
+        assert address % mmap.PAGESIZE == 0 and address not in self.pinned and flags == 1
+        if self.code == 0:
+            self.pinned[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address):
+        del self.pinned[address]
+        return 0
+
+
+@pytest.fixture
+def cuda(monkeypatch, request):
+    runtime = Cuda(getattr(request, "param", 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    return runtime
+
+
+def test_pages_are_pinned_as_long_as_they_are_there(cuda):
+    tensor = allocate(3 << 20, pin=True)
+    assert cuda.pinned == {tensor.data_ptr(): 3 << 20}
+    part = tensor[100:]
+    del tensor
+    gc.collect()
+    assert cuda.pinned, "a view holds them"
+    del part
+    gc.collect()
+    assert not cuda.pinned
+
+
+def test_a_pool_gives_pinned_pages_to_who_wants_them_pinned(cuda):
+    pool = BufferPool()
+    pinned, plain = pool.allocate(2 << 20, pin=True), pool.allocate(2 << 20)
+    first, second = pinned.data_ptr(), plain.data_ptr()
+    assert set(cuda.pinned) == {first}
+    del pinned, plain
+    gc.collect()
+    assert set(cuda.pinned) == {first}, "idle pages stay pinned"
+    assert pool.allocate(2 << 20).data_ptr() == second
+    assert pool.allocate(2 << 20, pin=True).data_ptr() == first
+    pool.clear()
+    gc.collect()
+    pool = None
+    gc.collect()
+    assert not cuda.pinned
+
+
+@pytest.mark.parametrize("cuda", [2], indirect=True)
+def test_pages_that_cuda_refuses_are_ordinary_ones(cuda, caplog):
+    tensor = allocate(2 << 20, pin=True)
+    tensor[-1] = 5
+    assert tensor[-1] == 5 and "CUDA error 2" in caplog.text
+    del tensor
+    gc.collect()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("nbytes", [1000, (8 << 20) + 3])
+def test_pinned_on_the_gpu(nbytes):
+    tensor = BufferPool().allocate(nbytes, pin=True)
+    assert tensor.is_pinned()
+    tensor.fill_(3)
+    assert bool((tensor.to("cuda", non_blocking=True) == 3).all())
+
+
 def test_a_pool_of_several_threads():
     pool, wrong = BufferPool(), []
 

@@ -28,9 +28,9 @@ class Running:
     tokens: list[int] = field(default_factory=list)
 
 
-def filled(model: Any, pool: KVPool, length: int, *, ragged: bool) -> Running:
+def filled(model: Any, pool: KVPool, length: int, *, ragged: bool, room: int = STEPS) -> Running:
     """Random KV; `ragged` keeps another number of entries per layer and KV head."""
-    kv = pool.reserve(length + STEPS)
+    kv = pool.reserve(length + room)
     assert kv is not None
     random = torch.Generator().manual_seed(length)
     for layer in range(model.adapter.layers):
@@ -38,14 +38,14 @@ def filled(model: Any, pool: KVPool, length: int, *, ragged: bool) -> Running:
             store.copy_(torch.randn(store.shape, generator=random))
     kv.set_length(length)
     if ragged:
-        for layer, extents in enumerate(kv.layers):
+        for layer in range(model.adapter.layers):
             kept = [
                 torch.arange((layer + head) % 2, length, 1 + head)
                 if length > 2
                 else torch.arange(length)
-                for head in range(len(extents.start))
+                for head in range(model.adapter.kv_heads)
             ]
-            kv.keep(layer, kept, STEPS)
+            kv.keep(layer, kept, room)
     return Running(kv, length)
 
 

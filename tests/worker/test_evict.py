@@ -17,7 +17,8 @@ from service.worker.fusion.a3 import Method as A3
 from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.kv_pool import SequenceKV
+from service.worker.kv_pool import KVPool, SequenceKV
+from tests.worker.held import held, moved
 from tests.worker.reference import Trace, snapkv_kept
 from tests.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, evicted, tiny
 
@@ -39,7 +40,12 @@ class Answering:
 
 def decoded(model: Tiny, runs: list[Run], answers: list[list[int]]) -> list[list[Tensor]]:
     """Logits after each token, all sequences in one batch per step; answers equally long."""
-    sequences = [Answering(run.sequence, run.layout.tokens, []) for run in runs]
+    adapter, tokens = model.adapter, sum(int(run.sequence.capacity.max()) for run in runs)
+    pool = KVPool(
+        adapter.layers, adapter.kv_heads, adapter.head_dim, tokens,
+        dtype=adapter.dtype, device=adapter.device,
+    )  # fmt: skip
+    sequences = [Answering(moved(run.sequence, pool), run.layout.tokens, []) for run in runs]
     out: list[list[Tensor]] = [[] for _ in runs]
     for step in range(len(answers[0])):
         for sequence, answer in zip(sequences, answers, strict=True):
@@ -103,13 +109,9 @@ def test_snapkv_then_decode(any_family: Tiny, budget: int) -> None:
 
 def assert_kept_are(run: Run, layer: int, trace: Trace, kept: list[list[int]]) -> None:
     """The pool holds the reference's entries for these tokens, in order."""
-    head = 0
-    for _, keys, values in run.sequence.heads(layer):
-        for k, v in zip(keys, values, strict=True):
-            assert_close("snapkv: kept K", k, trace.k[layer][kept[head], head])
-            assert_close("snapkv: kept V", v, trace.v[layer][kept[head], head])
-            head += 1
-    assert head == len(kept)
+    for head, ((k, v), index) in enumerate(zip(held(run.sequence, layer), kept, strict=True)):
+        assert_close("snapkv: kept K", k, trace.k[layer][index, head])
+        assert_close("snapkv: kept V", v, trace.v[layer][index, head])
 
 
 def test_memory_is_the_budget(model: Tiny) -> None:
@@ -118,7 +120,7 @@ def test_memory_is_the_budget(model: Tiny) -> None:
     evicted(model, run, SnapKV(budget=20), 6)
     for layer in range(model.adapter.layers):
         assert run.sequence.kept_tokens(layer) == 20
-        assert sum(run.sequence.layers[layer].capacity) == model.adapter.kv_heads * 26
+        assert int(run.sequence.capacity[layer].sum()) == model.adapter.kv_heads * 26
     total = run.pool.tokens
     assert run.pool.free_share == pytest.approx(1 - 26 / total)
     run.sequence.release()
@@ -163,7 +165,7 @@ def test_unequal_lengths_per_head(any_family: Tiny) -> None:
             seen[h, len(S) : -len(Q)] = False
             seen[h, len(S) : -len(Q)][:: 2 + h + layer] = True
         visible.append(seen)
-        assert len(set(run.sequence.layers[layer].length)) > 1
+        assert len(set(run.sequence.length[layer].tolist())) > 1
     trace = any_family.reference.pie(any_family.prompt())
     ours = torch.stack(decoded(any_family, [run], [ANSWER])[0])
     expected = torch.stack(any_family.reference.decode(trace, ANSWER, visible))

@@ -69,8 +69,8 @@ def decoded(adapter: DecoderAdapter, ragged: bool) -> torch.Tensor:
                 store.copy_(torch.randn(store.shape, generator=random))
         kv.set_length(length)
         if ragged and length > 3:
-            for layer, extents in enumerate(kv.layers):
-                heads = range(len(extents.start))
+            for layer in range(adapter.layers):
+                heads = range(adapter.kv_heads)
                 kv.keep(layer, [torch.arange(0, length, 1 + h) for h in heads], 1)
         running.append(Running(kv, length, [5]))
     return decode_step(adapter, running)

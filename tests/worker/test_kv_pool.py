@@ -13,6 +13,7 @@ from torch import Tensor
 
 from service.worker.attention import attend_last
 from service.worker.kv_pool import KVPool, SequenceKV
+from tests.worker.held import held
 from tests.worker.tiny import assert_close
 
 LAYERS, KV_HEADS, D = 2, 3, 4
@@ -25,7 +26,7 @@ def pool_of(tokens: int, layers: int = LAYERS) -> KVPool:
 def fill(sequence: SequenceKV, n: int, mark: float) -> list[tuple[Tensor, Tensor]]:
     """Random prompt KV of n tokens; returns copies per layer `[kv_heads, n, d]`."""
     out = []
-    for layer in range(len(sequence.layers)):
+    for layer in range(len(sequence.start)):
         k, v = sequence.prompt_layer(layer, n)
         source = torch.Generator().manual_seed(int(mark) * 100 + layer)
         k.copy_(torch.randn(KV_HEADS, n, D, generator=source) + mark)
@@ -35,22 +36,21 @@ def fill(sequence: SequenceKV, n: int, mark: float) -> list[tuple[Tensor, Tensor
     return out
 
 
-def contents(sequence: SequenceKV, layer: int) -> list[tuple[Tensor, Tensor]]:
-    """Filled K, V per KV head `[length, d]`."""
+def append(sequence: SequenceKV) -> list[tuple[Tensor, Tensor]]:
+    """One more random token; its K, V `[kv_heads, d]` of every layer."""
+    sequence.grow()
     out = []
-    for heads, k, v in sequence.heads(layer):
-        assert len(k) == len(v) == heads.stop - heads.start
-        out += [(k[i], v[i]) for i in range(len(k))]
+    for layer in range(len(sequence.start)):
+        k, v = torch.randn(2, KV_HEADS, D)
+        rows = sequence.start[layer] + sequence.length[layer] - 1
+        sequence.pool.write(layer, rows, k, v)
+        out.append((k, v))
     return out
 
 
 def used_rows(sequence: SequenceKV, layer: int) -> set[int]:
-    extents = sequence.layers[layer]
-    return {
-        row
-        for start, size in zip(extents.start, extents.capacity, strict=True)
-        for row in range(start, start + size)
-    }
+    extents = zip(sequence.start[layer].tolist(), sequence.capacity[layer].tolist(), strict=True)
+    return {row for start, size in extents for row in range(start, start + size)}
 
 
 def random_kept(n: int, lengths: list[int], seed: int) -> list[Tensor]:
@@ -65,17 +65,14 @@ def test_reserve_append_and_read() -> None:
     assert sequence is not None
     expected = fill(sequence, 6, 1)
     for _ in range(3):
-        for layer in range(LAYERS):
-            k, v = torch.randn(2, KV_HEADS, D)
-            sequence.append(layer, k, v)
+        for layer, (k, v) in enumerate(append(sequence)):
             old_k, old_v = expected[layer]
             expected[layer] = (
                 torch.cat([old_k, k[:, None]], 1),
                 torch.cat([old_v, v[:, None]], 1),
             )
     for layer, (k, v) in enumerate(expected):
-        assert len(sequence.heads(layer)) == 1
-        for head, (have_k, have_v) in enumerate(contents(sequence, layer)):
+        for head, (have_k, have_v) in enumerate(held(sequence, layer)):
             assert have_k.equal(k[head]) and have_v.equal(v[head])
 
 
@@ -88,25 +85,22 @@ def test_keep_then_append(lengths: list[int]) -> None:
     assert sequence is not None and other is not None
     fixed = fill(other, 5, 9)
     filled = fill(sequence, 6, 1)
+    kept = [random_kept(6, lengths, layer) for layer in range(LAYERS)]
     for layer in range(LAYERS):
-        kept = random_kept(6, lengths, layer)
-        sequence.keep(layer, kept, room=2)
-        assert sequence.layers[layer].length == lengths
+        sequence.keep(layer, kept[layer], room=2)
+        assert sequence.length[layer].tolist() == lengths
+    added = [append(sequence) for _ in range(2)]
+    for layer in range(LAYERS):
         expected = [
-            (filled[layer][0][h][kept[h]], filled[layer][1][h][kept[h]]) for h in range(KV_HEADS)
-        ]
-        for _ in range(2):
-            k, v = torch.randn(2, KV_HEADS, D)
-            sequence.append(layer, k, v)
-            expected = [
-                (torch.cat([a, k[h][None]]), torch.cat([b, v[h][None]]))
-                for h, (a, b) in enumerate(expected)
-            ]
-        for have, want in zip(contents(sequence, layer), expected, strict=True):
+            [torch.cat([was[h][kept[layer][h]], *(new[layer][i][h, None] for new in added)])
+             for i, was in enumerate(filled[layer])]
+            for h in range(KV_HEADS)
+        ]  # fmt: skip
+        for have, want in zip(held(sequence, layer), expected, strict=True):
             assert have[0].equal(want[0]) and have[1].equal(want[1])
         assert sequence.kept_tokens(layer) == pytest.approx(sum(lengths) / KV_HEADS + 2)
         # The neighbour is untouched.
-        for head, (k, v) in enumerate(contents(other, layer)):
+        for head, (k, v) in enumerate(held(other, layer)):
             assert k.equal(fixed[layer][0][head]) and v.equal(fixed[layer][1][head])
 
 
@@ -151,7 +145,7 @@ def test_keeping_twice() -> None:
     sequence.keep(0, first, room=0)
     second = [torch.tensor([0, 2, 4]), torch.tensor([1]), torch.tensor([0, 5])]
     sequence.keep(0, second, room=1)
-    for h, (have_k, have_v) in enumerate(contents(sequence, 0)):
+    for h, (have_k, have_v) in enumerate(held(sequence, 0)):
         assert have_k.equal(k[h][first[h]][second[h]])
         assert have_v.equal(v[h][first[h]][second[h]])
     sequence.release()
@@ -193,13 +187,13 @@ def test_append_beyond_the_room_is_refused(lengths: list[int]) -> None:
     fill(sequence, 6, 1)
     (kept_k, _) = fill(other, 6, 2)[0]
     sequence.keep(0, random_kept(6, lengths, 0), room=1)
-    sequence.append(0, *torch.ones(2, KV_HEADS, D))
-    before = [(k.clone(), v.clone()) for k, v in contents(sequence, 0)]
-    with pytest.raises((AssertionError, IndexError)):
-        sequence.append(0, *torch.ones(2, KV_HEADS, D))
-    for (k, v), (old_k, old_v) in zip(contents(sequence, 0), before, strict=True):
+    append(sequence)
+    before = [(k.clone(), v.clone()) for k, v in held(sequence, 0)]
+    with pytest.raises(AssertionError):
+        append(sequence)
+    for (k, v), (old_k, old_v) in zip(held(sequence, 0), before, strict=True):
         assert k.equal(old_k) and v.equal(old_v)
-    assert all(k.equal(kept_k[h]) for h, (k, _) in enumerate(contents(other, 0)))
+    assert all(k.equal(kept_k[h]) for h, (k, _) in enumerate(held(other, 0)))
 
 
 @dataclass
@@ -218,10 +212,10 @@ def test_random_life_of_many_sequences(seed: int) -> None:
     rows never overlap, the free share is what the extents say, and at the end all is free."""
     draw = random.Random(seed)
     pool = pool_of(60)
-    held: list[Held] = []
+    alive: list[Held] = []
     for step in range(120):
         action = draw.random()
-        if action < 0.3 or not held:
+        if action < 0.3 or not alive:
             n, room = draw.randint(1, 15), draw.randint(0, 5)
             fits = pool.can_reserve(n + room)
             sequence = pool.reserve(n + room)
@@ -230,19 +224,17 @@ def test_random_life_of_many_sequences(seed: int) -> None:
                 filled = fill(sequence, n, step + 1)
                 k = [[layer[0][h] for h in range(KV_HEADS)] for layer in filled]
                 v = [[layer[1][h] for h in range(KV_HEADS)] for layer in filled]
-                held.append(Held(sequence, room, k, v))
+                alive.append(Held(sequence, room, k, v))
         elif action < 0.6:
-            one = draw.choice(held)
+            one = draw.choice(alive)
             if one.room:
                 one.room -= 1
-                for layer in range(LAYERS):
-                    k, v = torch.randn(2, KV_HEADS, D)
-                    one.sequence.append(layer, k, v)
+                for layer, (k, v) in enumerate(append(one.sequence)):
                     for h in range(KV_HEADS):
                         one.k[layer][h] = torch.cat([one.k[layer][h], k[h][None]])
                         one.v[layer][h] = torch.cat([one.v[layer][h], v[h][None]])
         elif action < 0.8:
-            one = draw.choice(held)
+            one = draw.choice(alive)
             for layer in range(LAYERS):
                 lengths = [len(one.k[layer][h]) for h in range(KV_HEADS)]
                 if draw.random() < 0.5:
@@ -256,20 +248,20 @@ def test_random_life_of_many_sequences(seed: int) -> None:
                     sizes[h] = index  # type: ignore[call-overload]
                 one.sequence.keep(layer, sizes, one.room)  # type: ignore[arg-type]
         else:
-            held.pop(draw.randrange(len(held))).sequence.release()
+            alive.pop(draw.randrange(len(alive))).sequence.release()
         used = 0
         for layer in range(LAYERS):
             taken: set[int] = set()
-            for one in held:
+            for one in alive:
                 rows = used_rows(one.sequence, layer)
                 assert not rows & taken
                 taken |= rows
-                for h, (k, v) in enumerate(contents(one.sequence, layer)):
+                for h, (k, v) in enumerate(held(one.sequence, layer)):
                     assert k.equal(one.k[layer][h]) and v.equal(one.v[layer][h])
             assert all(0 <= row < KV_HEADS * 60 for row in taken)
             used += len(taken)
         assert pool.free_share == pytest.approx(1 - used / (LAYERS * KV_HEADS * 60))
-    for one in held:
+    for one in alive:
         one.sequence.release()
     assert pool.free_share == 1
     assert pool.can_reserve(60)
@@ -293,7 +285,7 @@ def test_attention_after_keep_is_masked_attention_on_the_full_cache(lengths: lis
             scores[kept[h]] = k[h][kept[h]] @ q[h, g] * 0.5
             expected[h, g] = scores.softmax(0) @ v[h]
     parts = [
-        attend_last(q[heads].reshape(-1, D), keys, values, 0.5)
-        for heads, keys, values in sequence.heads(0)
+        attend_last(q[head], keys[None], values[None], 0.5)
+        for head, (keys, values) in enumerate(held(sequence, 0))
     ]
     assert_close("attention after keep", torch.cat(parts), expected.flatten(), 1e-5)

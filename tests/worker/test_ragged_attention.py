@@ -49,7 +49,11 @@ class Case:
         return cls(q, drawn(rows, d), drawn(rows, d), starts, lengths)
 
     def ours(self, kernel: Kernel) -> Tensor:
-        return kernel.attend(self.q, self.k, self.v, self.starts, self.lengths, self.scale)
+        return kernel.attend(self.q, self.k, self.v, self.runs, self.scale)
+
+    @property
+    def runs(self) -> Tensor:
+        return torch.tensor([self.starts, self.lengths])
 
     def expected(self) -> Tensor:
         """In fp64, run by run."""

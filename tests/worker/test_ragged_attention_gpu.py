@@ -40,7 +40,8 @@ ALLOWED = {"cpu": 2**-17, "cuda": 2**-6}
 def attend(case: Case, device: str) -> Tensor:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     q, k, v = (x.to(device, dtype) for x in (case.q, case.k, case.v))
-    out = ragged_attention_gpu.attend(q, k, v, case.starts, case.lengths, case.scale)
+    runs, longest = case.runs.to(device), max(case.lengths)
+    out = ragged_attention_gpu.attend(q, k, v, runs, longest, case.scale)
     assert out.dtype == dtype and out.shape == q.shape
     return out.cpu()
 

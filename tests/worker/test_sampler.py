@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from service.records import Sampling
-from service.worker.sampler import Sampler
+from service.worker.sampler import Sampler, sample
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, 2.0, -1.0])
 
@@ -19,6 +19,18 @@ def draws(sampling: Sampling, count: int = 400) -> list[int]:
 
 def test_temperature_zero_is_argmax_lowest_id_on_ties() -> None:
     assert set(draws(Sampling(temperature=0), 5)) == {1}
+
+
+def test_a_batch_is_sampled_as_its_rows_are() -> None:
+    """Greedy rows together, the others each from its own seed; in the rows' order."""
+    kinds = [Sampling(temperature=0), Sampling(temperature=1.0, seed=4), Sampling(temperature=0)]
+    logits = torch.stack([LOGITS, LOGITS, LOGITS.flip(0)])
+    for chosen in (kinds, kinds[1:2], kinds[::2]):
+        rows = logits[: len(chosen)]
+        alone = [Sampler(kind) for kind in chosen]
+        expected = [sampler(row) for sampler, row in zip(alone, rows, strict=True)]
+        assert sample([Sampler(kind) for kind in chosen], rows) == expected
+    assert sample([Sampler(kinds[0])] * 3, logits) == [1, 1, 1]
 
 
 def test_frequencies_follow_the_softmax() -> None:

@@ -20,6 +20,7 @@ from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.peers.generate import Generate
 from benchmarks.speed.peers.llama import Absent, LlamaCpp
 from benchmarks.speed.setup import Setup
+from service.worker.decode_graphs import Decoder
 
 BATCH = 8
 OURS, EIGHT = "ours, batch 1", "ours, batch 8"
@@ -31,14 +32,15 @@ def run(setup: Setup) -> Outcome:
     lengths = spread(shape.tokens, BATCH)
     room = steps * (setup.repetitions + 1) + 1
     pool = pool_for(adapter, [shape.tokens, *lengths], room)
+    decoder = Decoder(adapter, pool)
     one = [filled(pool, shape.tokens, room)]
     eight = [filled(pool, n, room) for n in lengths]
     theirs = Generate(setup.stock, shape.tokens)
     notes: list[str] = []
     ways: dict[str, Work] = {
-        OURS: partial(decode, adapter, one, steps),
+        OURS: partial(decode, decoder, one, steps),
         THEIRS: partial(theirs.decode, steps),
-        EIGHT: partial(decode, adapter, eight, steps),
+        EIGHT: partial(decode, decoder, eight, steps),
     }
     before: dict[str, Work] = {THEIRS: theirs.fill}
     with torch.inference_mode(), ExitStack() as stack:

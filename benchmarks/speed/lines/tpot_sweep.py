@@ -13,6 +13,7 @@ from benchmarks.speed.contexts import decode, evict, filled, pool_for, spread
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
+from service.worker.decode_graphs import Decoder
 
 
 def run(setup: Setup) -> Outcome:
@@ -22,6 +23,7 @@ def run(setup: Setup) -> Outcome:
     most = max(shape.batches)
     lengths = spread(shape.tokens, most)
     pool = pool_for(adapter, lengths * len(shape.budgets), room)
+    decoder = Decoder(adapter, pool)
     ways = {}
     for budget in shape.budgets:
         contexts = [filled(pool, n, room) for n in lengths]
@@ -29,7 +31,7 @@ def run(setup: Setup) -> Outcome:
             if budget < 1:
                 evict(context, budget, room, seed=number)
         for batch in shape.batches:
-            ways[f"{batch} {budget}"] = partial(decode, adapter, contexts[:batch], steps)
+            ways[f"{batch} {budget}"] = partial(decode, decoder, contexts[:batch], steps)
     with torch.inference_mode():
         paired = run_paired(ways, setup.repetitions)
     tpot = {name: [s / steps for s in taken.wall] for name, taken in paired.taken.items()}

@@ -9,7 +9,6 @@ Without it torch's is used. Knows no model and no sequence.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -33,31 +32,22 @@ class Kernel:
         ]  # fmt: skip
         self._attend.restype = None
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        scale: float,
-    ) -> Tensor:
-        """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; starts, lengths: the run of
-        every sequence's every KV head `[sequences * kv_heads]`, none empty → `[sequences, heads,
-        d]`. Softmax and sums in fp32."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float) -> Tensor:
+        """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; runs: where the keys of
+        every sequence's every KV head start and how many they are, int64 `[2, sequences *
+        kv_heads]`, none empty → `[sequences, heads, d]`. Softmax and sums in fp32."""
         q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
-        runs = len(starts)
-        numbers = ctypes.c_int64 * runs
-        threads = torch.get_num_threads() if sum(lengths) >= MIN_PARALLEL else 1
+        starts, lengths = runs.contiguous()
+        threads = torch.get_num_threads() if int(lengths.sum()) >= MIN_PARALLEL else 1
         self._attend(
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
             out.data_ptr(),
-            numbers(*starts),
-            numbers(*lengths),
-            runs,
-            q.shape[0] * q.shape[1] // runs,
+            starts.data_ptr(),
+            lengths.data_ptr(),
+            len(starts),
+            q.shape[0] * q.shape[1] // len(starts),
             q.shape[2],
             scale,
             threads,

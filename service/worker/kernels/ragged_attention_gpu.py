@@ -13,7 +13,6 @@ and no sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -60,34 +59,29 @@ def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]
     for asked, start, length in zip(q.view(4, 1, group, d), starts, lengths, strict=True):
         keys, values = (x[None, start : start + length].float() for x in (k, v))
         theirs.append(F.scaled_dot_product_attention(asked.float(), keys, values, scale=scale))
-    return attend(q, k, v, starts, lengths, scale), torch.cat(theirs).view(q.shape)
+    runs = torch.tensor([starts, lengths], device=device)
+    return attend(q, k, v, runs, max(lengths), scale), torch.cat(theirs).view(q.shape)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    scale: float,
-) -> Tensor:
-    """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; starts, lengths: the run of
-    every sequence's every KV head `[sequences * kv_heads]`, none empty → `[sequences, heads, d]`.
-    Softmax and sums in fp32; weights are rounded to the dtype of the values they multiply."""
+def attend(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, longest: int, scale: float) -> Tensor:
+    """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; runs: where the keys of every
+    sequence's every KV head start and how many they are, int64 `[2, sequences * kv_heads]`, none
+    empty, none longer than `longest` → `[sequences, heads, d]`. Softmax and sums in fp32; weights
+    are rounded to the dtype of the values they multiply. Waits for nothing: a CUDA graph can hold
+    it, for other runs of other lengths up to `longest`."""
     q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
     heads, d = q.shape[0] * q.shape[1], q.shape[2]
-    runs, blocks = len(starts), -(-max(lengths) // BLOCK)
-    group = heads // runs
-    # Not waited for: the device has other work to go on with.
-    extents = torch.tensor([starts, lengths]).to(q.device, non_blocking=True)
-    sums = torch.empty(runs, blocks, group, d, dtype=torch.float32, device=q.device)
-    highest, totals = torch.empty(2, runs, blocks, group, dtype=torch.float32, device=q.device)
-    _attend[(runs, blocks)](
-        q, k, v, extents, sums, highest, totals, scale,
+    runs = runs.contiguous()
+    number, blocks = runs.shape[1], -(-longest // BLOCK)
+    group = heads // number
+    sums = torch.empty(number, blocks, group, d, dtype=torch.float32, device=q.device)
+    highest, totals = torch.empty(2, number, blocks, group, dtype=torch.float32, device=q.device)
+    _attend[(number, blocks)](
+        q, k, v, runs, sums, highest, totals, scale,
         GROUP=group, HEADS=HEADS, D=d, BLOCK=BLOCK, KEYS=KEYS, **OPTIONS,
     )  # fmt: skip
     _join[(heads,)](
-        sums, highest, totals, extents, out, runs, blocks,
+        sums, highest, totals, runs, out, number, blocks,
         GROUP=group, D=d, BLOCK=BLOCK, PARTS=PARTS, **OPTIONS,
     )  # fmt: skip
     return out

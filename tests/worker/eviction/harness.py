@@ -22,6 +22,7 @@ from service.worker.kv_pool import KVPool, SequenceKV
 from service.worker.layer_view import LayerView
 from service.worker.layout import PromptLayout
 from tests.worker import reference_eviction as reference
+from tests.worker.held import held
 from tests.worker.reference_eviction import Kept, Region, attention_weights
 from tests.worker.tiny import Run, Tiny
 
@@ -162,7 +163,7 @@ def evicted_kept(
     _, sequence = filled(layout, layers)
     done = evict(sizes, facts, layout, sequence, method, observed, 0)  # type: ignore[arg-type]
     kept = [
-        [[int(t) for t in head[:, 0]] for _, _, v in sequence.heads(number) for head in v]
+        [[int(t) for t in v[:, 0]] for _, v in held(sequence, number)]
         for number in range(len(layers))
     ]
     return kept, done.coverage

@@ -15,6 +15,7 @@ from service.worker.eviction.base import EvictionMethod
 from service.worker.fusion.base import FusionMethod
 from service.worker.methods import make_eviction, make_fusion
 from tests.worker.eviction.harness import EXPECTED, Case, Shape, head_scores, shrink
+from tests.worker.held import held
 from tests.worker.reference import Prompt, Reference, Trace
 from tests.worker.reference_eviction import Kept
 from tests.worker.reference_fusion import cacheblend, legolink, scouted
@@ -60,12 +61,11 @@ def assert_pool_holds(run: Run, trace: Trace, kept: Kept, entries: int, room: in
     heads, each with `room` for more, and not a row beyond that."""
     rows = 0
     for layer, heads in enumerate(kept):
-        held = [kv for _, *kv in run.sequence.heads(layer)]
-        flat = [pair for k, v in held for pair in zip(k, v, strict=True)]
-        for head, ((k, v), index) in enumerate(zip(flat, heads, strict=True)):
+        pairs = zip(held(run.sequence, layer), heads, strict=True)
+        for head, ((k, v), index) in enumerate(pairs):
             assert_close("eviction: kept K", k, trace.k[layer][index, head])
             assert_close("eviction: kept V", v, trace.v[layer][index, head])
-        capacity = run.sequence.layers[layer].capacity
+        capacity = run.sequence.capacity[layer].tolist()
         assert capacity == [len(index) + room for index in heads]
         rows += sum(capacity)
     every = len(kept) * len(kept[0])
