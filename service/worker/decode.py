@@ -98,11 +98,12 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
     written = batch.runs.sum(1) - 1
     x = adapter.embed(batch.ids)
     for layer in range(adapter.layers):
-        q, k, v = adapter.qkv(layer, x)
+        q, k, v = adapter.qkv(layer, x, batch=True)
         q, k = turn(q), turn(k)
         pool.write(layer, written[layer], k.flatten(0, 1), v.flatten(0, 1))
-        x = adapter.finish(layer, x, _attend(adapter, pool, layer, q, batch).flatten(1))
-    return adapter.logits(x)
+        attended = _attend(adapter, pool, layer, q, batch).flatten(1)
+        x = adapter.finish(layer, x, attended, batch=True)
+    return adapter.logits(x, batch=True)
 
 
 def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:

@@ -87,6 +87,7 @@ def test_other_products_are_torchs() -> None:
     assert not few_rows.serves(x.float(), weight.float())
     assert not few_rows.serves(x[:, :40], weight[:, :40])
     assert not few_rows.serves(drawn(few_rows.MAX_ROWS + 1, 64, seed=1), weight)
+    assert not few_rows.serves(drawn(few_rows.MAX_BATCH + 1, 64, seed=1), weight, batch=True)
     assert not few_rows.serves(x, weight.t().contiguous().t())
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from service.worker.kernels import many_rows, wide
+from service.worker.adapters.base import DecoderAdapter, adapter_for
+from service.worker.kernels import few_rows, many_rows, wide
 from service.worker.kernels.library import load
 from service.worker.steps import run
-from tests.worker.tiny import assert_close
+from tests.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
@@ -122,6 +125,38 @@ def test_it_is_what_bfloat16_goes_through(kernel, monkeypatch: pytest.MonkeyPatc
     assert mlp.equal(run(kernel.gated_mlp(x, gate, up, down, F.silu)))
     monkeypatch.setattr(wide, "_narrow_is_slow", lambda: False)
     assert wide.linear(x, gate, bias).equal(F.linear(x, gate, bias))
+
+
+def test_rows_of_a_batch_do_not_depend_on_its_size(
+    kernel, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to as many as are decoded together; a prompt's own rows take what is fastest for them."""
+    library = load(built_kernels / "_few_rows.so", "few_rows")
+    monkeypatch.setattr(few_rows, "kernel", lambda: few_rows.Kernel(library))
+    monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
+    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: True)
+    adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
+    x, attended = drawn(few_rows.MAX_BATCH, 64, seed=1), drawn(few_rows.MAX_BATCH, 96, seed=2)
+    used = Mock(wraps=many_rows.linear)
+    monkeypatch.setattr(many_rows, "linear", used)
+    whole = steps_of(adapter, x, attended, batch=True)
+    for size in (1, 7, few_rows.MAX_ROWS, few_rows.MAX_ROWS + 1):
+        part = steps_of(adapter, x[:size], attended[:size], batch=True)
+        assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
+    assert not used.called
+    own = steps_of(adapter, x, attended, batch=False)
+    assert used.called
+    for ours, theirs in zip(own, whole, strict=True):
+        assert_close("either kernel", ours.double(), theirs.double(), 4 * BF16)
+
+
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
+
+
+def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
+    q, k, v = adapter.qkv(0, x, batch=batch)
+    out = adapter.finish(0, x, attended, batch=batch)
+    return [q, k, v, out, adapter.logits(x, batch=batch)]
 
 
 def test_other_products_are_torchs() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.adapters.joined import Joined, join
-from service.worker.kernels import few_rows, wide
+from service.worker.kernels import wide
 from service.worker.rope import RotaryTable
 from service.worker.steps import Steps, run
 from service.worker.supported import families
@@ -73,10 +73,14 @@ class DecoderAdapter:
         """ids `[m]` → hidden `[m, hidden]`."""
         return F.embedding(ids, self.model.get_input_embeddings().weight)
 
-    def qkv(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[m, heads, d]`, k and v `[m, kv_heads, d]`, all before RoPE, after any q/k norm."""
+    def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """q `[m, heads, d]`, k and v `[m, kv_heads, d]`, all before RoPE, after any q/k norm.
+
+        batch, here and below: the rows are of different sequences, whose number must not decide how
+        they are computed."""
         block, joined = self.blocks[layer], self._qkv[layer]
-        out = wide.linear(block.input_layernorm(x), joined.weight, joined.bias)
+        normed = block.input_layernorm(x)
+        out = wide.linear(normed, joined.weight, joined.bias, batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
         first_v = self.heads + self.kv_heads
         q, k = self.normalise(
@@ -88,31 +92,34 @@ class DecoderAdapter:
         """Hook for families with a norm on queries and keys."""
         return q, k
 
-    def finish(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
         """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads · d]`."""
-        return run(self.finish_steps(layer, x, attended))
+        return run(self.finish_steps(layer, x, attended, batch=batch))
 
-    def finish_steps(self, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
+    def finish_steps(
+        self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False
+    ) -> Steps[Tensor]:
         """`finish`, paused where many rows take long."""
         block = self.blocks[layer]
         o_proj = block.self_attn.o_proj
-        x = x + wide.linear(attended, o_proj.weight, o_proj.bias)
-        return x + (yield from self._mlp(layer, block.post_attention_layernorm(x)))
+        x = x + wide.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
+        return x + (yield from self._mlp(layer, block.post_attention_layernorm(x), batch))
 
-    def _mlp(self, layer: int, x: Tensor) -> Steps[Tensor]:
+    def _mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp, joined = self.blocks[layer].mlp, self._gate_up[layer]
         down = mlp.down_proj
-        narrow = few_rows.serves(x, joined.weight) or not wide.pays(x)
-        if not narrow and joined.bias is None and down.bias is None:
+        if joined.bias is None and down.bias is None:
             gate, up = joined.weight.chunk(2)
-            return (yield from wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn))
-        gate, up = wide.linear(x, joined.weight, joined.bias).chunk(2, dim=-1)
-        return wide.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias)
+            if wide.serves_mlp(x, gate, up, down.weight, batch=batch):
+                return (yield from wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn))
+        gate, up = wide.linear(x, joined.weight, joined.bias, batch=batch).chunk(2, dim=-1)
+        return wide.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias, batch=batch)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Next-token logits in fp32 of the last layer's rows: `[m, vocabulary]`."""
         head = self.model.lm_head
-        return wide.linear(self.model.model.norm(x), head.weight, head.bias).float()
+        x = self.model.model.norm(x)
+        return wide.linear(x, head.weight, head.bias, batch=batch).float()
 
     @property
     def end_ids(self) -> frozenset[int]:

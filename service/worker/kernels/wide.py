@@ -47,9 +47,10 @@ def pays(x: Tensor) -> bool:
     return len(x) >= MIN_ROWS and slow_narrow(x)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x `[m, in]`, weight `[out, in]` → `[m, out]` in x's dtype, whichever way is fastest."""
-    if few_rows.serves(x, weight):
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool = False) -> Tensor:
+    """x `[m, in]`, weight `[out, in]` → `[m, out]` in x's dtype, whichever way is fastest. batch:
+    the rows are of different sequences."""
+    if few_rows.serves(x, weight, batch=batch):
         return few_rows.linear(x, weight, bias)
     if slow_narrow(x) and many_rows.serves(x, weight):
         return many_rows.linear(x, weight, bias)
@@ -66,11 +67,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
 
+def serves_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, batch: bool = False) -> bool:
+    """Whether `gated_mlp` is the fastest way for these rows."""
+    if few_rows.serves(x, gate, batch=batch):
+        return False
+    return pays(x) or (slow_narrow(x) and many_rows.serves(x, gate, up, down))
+
+
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32, in x's dtype; for rows
-    for which it `pays`.
+    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32, in x's dtype, where
+    `serves_mlp` says so.
 
     Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`. Pauses
     between tiles of the weights: so all rows go through a tile that is widened once.
