@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +24,9 @@ from retriever import (
     WordCounter,
     parse_filter,
 )
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, PromptTooLong
 from service.gateway import retrieval
-from service.gateway.library import Library, TimedEmbedder
+from service.gateway.library import Found, Library, TimedEmbedder
 from service.settings import Settings
 
 DOCUMENTS = [
@@ -57,9 +59,30 @@ async def library(tmp_path: Path) -> AsyncIterator[Library]:
     await library.close()
 
 
+def itself(found: Found) -> Found:
+    return found
+
+
+async def test_what_is_made_of_the_passages(library: Library) -> None:
+    """On the thread that found them, reranked or not; what goes wrong there comes out."""
+    for reranked in (False, True):
+        made = await library.search(
+            "owl at night", 2, None, scope=ACME, reranked=reranked,
+            then=lambda found: (len(found.passages), threading.current_thread().name),
+        )  # fmt: skip
+        assert made[0] == 2 and made[1] != threading.current_thread().name
+        with pytest.raises(PromptTooLong):
+            await library.search("owl", 2, None, scope=ACME, reranked=reranked, then=too_long)
+
+
+def too_long(found: Found) -> Found:
+    raise PromptTooLong("too long")
+
+
 async def test_filters_modes_and_scopes(library: Library) -> None:
     async def found(**fields: object) -> list[str]:
-        result = await library.search("mice", 9, **{"doc_ids": None, "scope": ACME, **fields})  # type: ignore[arg-type]
+        asked: Any = {"doc_ids": None, "scope": ACME, "then": itself, **fields}
+        result = await library.search("mice", 9, **asked)
         return [passage.chunk.doc_id for passage in result.passages]
 
     assert sorted(await found()) == ["fox", "owl", "sea"]
@@ -74,7 +97,7 @@ async def test_filters_modes_and_scopes(library: Library) -> None:
 
 
 async def test_reranked_passages(library: Library) -> None:
-    found = await library.search("owl at night", 2, None, scope=ACME, reranked=True)
+    found = await library.search("owl at night", 2, None, scope=ACME, reranked=True, then=itself)
     assert [passage.rerank_score for passage in found.passages] == [1.0, 0.0]
     assert found.warnings == () and found.rerank_s > 0
     assert found.passages[0].dense_rank == 1
@@ -82,8 +105,8 @@ async def test_reranked_passages(library: Library) -> None:
 
 async def test_a_late_reranker_is_done_without(tmp_path: Path) -> None:
     library = await opened(tmp_path, StuckReranker(), deadline_s=0.05)
-    plain = await library.search("mice", 2, None, scope=ACME)
-    found = await library.search("mice", 2, None, scope=ACME, reranked=True)
+    plain = await library.search("mice", 2, None, scope=ACME, then=itself)
+    found = await library.search("mice", 2, None, scope=ACME, reranked=True, then=itself)
     assert found.passages == plain.passages
     assert "no answer within 0.05 s" in found.warnings[0]
     await library.close()
@@ -92,7 +115,7 @@ async def test_a_late_reranker_is_done_without(tmp_path: Path) -> None:
 async def test_reranking_without_a_reranker_is_refused(tmp_path: Path) -> None:
     library = await opened(tmp_path, None)
     with pytest.raises(InvalidRequest, match="KVSTITCH_RERANKER_URL"):
-        await library.search("mice", 2, None, scope=ACME, reranked=True)
+        await library.search("mice", 2, None, scope=ACME, reranked=True, then=itself)
     await library.close()
 
 
