@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvstore.buffers import view_bytes
-from kvstore.decode import decode_layer
+from kvstore.decode import decode_layer, stored_layer
 from kvstore.errors import ChunkCorrupt, ChunkSpecError
 from kvstore.header import ChunkHeader
 from kvstore.layout import blocks_layout, layer_entries
@@ -86,6 +86,21 @@ class EncodedBlocks:
             empty = torch.empty(shape, dtype=self.spec.torch_dtype, device=raw.device)
             return empty, empty
         return decode_layer(replace(self.spec, tokens=tokens), raw)
+
+    def stored_layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """As ``EncodedChunk.stored_layer``, of the tokens of one layer's blocks.
+
+        Raises:
+            ChunkSpecError: the layer was not asked for, or without blocks.
+        """
+        held = self._layer(layer)
+        if not held.blocks:
+            raise ChunkSpecError(f"layer {layer} was asked for without blocks")
+        tokens = blocks_layout(self.spec, held.blocks).tokens
+        raw = held.data if device is None else held.data.to(device, non_blocking=True)
+        return stored_layer(replace(self.spec, tokens=tokens), raw)
 
     def _layer(self, layer: int) -> LayerBlocks:
         if layer not in self.layers:

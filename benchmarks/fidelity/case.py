@@ -24,6 +24,7 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.kv_pool import SequenceKV
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout
+from service.worker.place import Placement
 from service.worker.prefill import Capture, PrefillResult, prefill
 from service.worker.scout import Scouted, scout
 from service.worker.steps import run
@@ -88,7 +89,9 @@ class Case:
     def scout(self, method: FusionMethod) -> tuple[Tensor, float]:
         """The engine's first pass alone: evidence `[n]` and its operations."""
         flops = FlopCount(self.adapter)
-        steps = scout(self.adapter, self.layout, self.segments, method, self.kv, flops)
+        positions = method.key_positions(self.layout)
+        placement = Placement(self.adapter, self.layout, self.segments, positions, self.kv)
+        steps = scout(self.adapter, self.layout, placement, method, self.kv, flops)
         while True:
             try:
                 next(steps)

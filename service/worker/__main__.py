@@ -88,8 +88,14 @@ def serve(settings: WorkerSettings) -> int:
         for one in server:
             what(one)
 
-    with TieredStore(tiers(settings, pin=adapter.device.type == "cuda")) as store:
-        loader = Loader(store, threads=settings.loader_threads, on_ready=lambda: call(Server.wake))
+    on_gpu = adapter.device.type == "cuda"
+    with TieredStore(tiers(settings, pin=on_gpu)) as store:
+        loader = Loader(
+            store,
+            threads=settings.loader_threads,
+            on_ready=lambda: call(Server.wake),
+            decode=not on_gpu,
+        )
         engine = Engine(
             adapter,
             addressing,

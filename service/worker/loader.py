@@ -59,10 +59,16 @@ class EndsOutcome:
 
 class Loader:
     """Threads around a `TieredStore`. `on_ready` is called (on a loader thread) after every load
-    or store, to wake the engine."""
+    or store, to wake the engine. decode: chunks that come in parts, on these threads; else whoever
+    uses them does (`ChunkStream`)."""
 
     def __init__(
-        self, store: TieredStore, *, threads: int, on_ready: Callable[[], None] = lambda: None
+        self,
+        store: TieredStore,
+        *,
+        threads: int,
+        on_ready: Callable[[], None] = lambda: None,
+        decode: bool = True,
     ) -> None:
         self._store = store
         self._threads = threads
@@ -71,7 +77,7 @@ class Loader:
         self._lock = threading.Lock()
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
         self._lookups: ThreadPoolExecutor | None = None
-        self.streams = StreamReader(store, self._run, self._look, self._told, on_ready)
+        self.streams = StreamReader(store, self._run, self._look, self._told, on_ready, decode)
 
     def start(self) -> None:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvstore import EncodedChunk
 from service.worker.adapters.base import DecoderAdapter
 from service.worker.kernels import placement_gpu
 from service.worker.layer_view import CachedSegment
 from service.worker.layout import PromptLayout
-from service.worker.streaming import ChunkStream
+from service.worker.transfers import Transfers
 
 
 class PromptKV(Protocol):
@@ -22,42 +22,63 @@ class PromptKV(Protocol):
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]: ...
 
 
-def place(
-    adapter: DecoderAdapter,
-    layout: PromptLayout,
-    cached: Sequence[CachedSegment | None],
-    layer: int,
-    key_positions: Tensor,
-    k_all: Tensor,
-    v_all: Tensor,
-) -> None:
-    """Rotate every cached segment's keys to their positions `[n]`, straight into the cache."""
-    for segment, stored in zip(layout.segments, cached, strict=True):
-        if segment.cold or not segment.tokens:
-            continue
-        assert stored is not None, "a segment that is not cold has stored KV"
-        span = slice(segment.start, segment.end)
+class Placement:
+    """Puts a prompt's cached segments at their positions `[n]` in its cache, a layer at a time in
+    ascending order. Use as a context manager."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        layout: PromptLayout,
+        cached: Sequence[CachedSegment | None],
+        positions: Tensor,
+        kv: PromptKV,
+    ) -> None:
+        self._adapter = adapter
+        self._layout = layout
+        self._cached = cached
+        self._positions = positions
+        self._kv = kv
+        self._transfers: Transfers | None = None
+
+    def __enter__(self) -> Placement:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._transfers is not None:
+            self._transfers.finish()
+
+    def place(self, layer: int) -> None:
+        """Decode a layer, turn its keys, straight into the cache."""
+        k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
+        rope, positions = self._adapter.rope, self._positions
         if placement_gpu.serves(k_all):
-            parts = _parts(stored, layer, k_all.device)
-            placement_gpu.place(
-                *parts, key_positions[span], adapter.rope, k_all[:, span], v_all[:, span]
-            )
-            continue
-        k, v = stored.layer(layer)
-        target = k_all[:, span].transpose(0, 1)
-        adapter.rope.rotate(k.to(k_all.device), key_positions[span], out=target)
-        v_all[:, span].copy_(v.to(v_all.device).transpose(0, 1))
+            transfers = self._begun(k_all.device)
+            for (span, _), parts in zip(self._segments, transfers.layer(layer), strict=True):
+                placement_gpu.place(*parts, positions[span], rope, k_all[:, span], v_all[:, span])
+            transfers.begin(layer + 1)
+            return
+        for span, stored in self._segments:
+            k, v = stored.layer(layer)
+            target = k_all[:, span].transpose(0, 1)
+            rope.rotate(k.to(k_all.device), positions[span], out=target)
+            v_all[:, span].copy_(v.to(v_all.device).transpose(0, 1))
 
+    @cached_property
+    def _segments(self) -> list[tuple[slice, CachedSegment]]:
+        """Where each goes, and what is stored of it."""
+        found = []
+        for segment, stored in zip(self._layout.segments, self._cached, strict=True):
+            if not segment.cold and segment.tokens:
+                assert stored is not None, "a segment that is not cold has stored KV"
+                found.append((slice(segment.start, segment.end), stored))
+        return found
 
-def _parts(
-    stored: CachedSegment, layer: int, device: torch.device
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """k and v on the device, encoded where the kernel decodes them: fewer bytes on the way."""
-    chunk = stored.chunk if isinstance(stored, ChunkStream) else stored
-    if isinstance(chunk, EncodedChunk) and chunk.spec.codec in placement_gpu.CODECS:
-        return chunk.stored_layer(layer, device=device)
-    k, v = stored.layer(layer)
-    return (k.to(device).contiguous(),), (v.to(device).contiguous(),)
+    def _begun(self, device: torch.device) -> Transfers:
+        if self._transfers is None:
+            stored = [stored for _, stored in self._segments]
+            self._transfers = Transfers(stored, self._adapter.layers, device)
+        return self._transfers
 
 
 def write_rows(k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:

@@ -27,7 +27,7 @@ from service.worker.fusion.base import FusionMethod
 from service.worker.fusion.vanilla import Method as Vanilla
 from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout, union
-from service.worker.place import PromptKV, place
+from service.worker.place import Placement, PromptKV
 from service.worker.prefill_tiles import attend_and_finish, project
 from service.worker.scout import scout
 from service.worker.steps import Steps
@@ -90,18 +90,45 @@ def prefill(
     queries, and may start over with some of the rows. `progress`: of an earlier run of this prompt
     with other segments cold, and of this one.
     """
+    with Placement(adapter, layout, cached, method.key_positions(layout), kv) as placement:
+        return (
+            yield from _prefill(
+                adapter,
+                layout,
+                cached,
+                method,
+                kv,
+                placement,
+                eviction,
+                capture,
+                arrival,
+                progress or Progress(),
+            )
+        )
+
+
+def _prefill(
+    adapter: DecoderAdapter,
+    layout: PromptLayout,
+    cached: Sequence[CachedSegment | None],
+    method: FusionMethod,
+    kv: PromptKV,
+    placement: Placement,
+    eviction: EvictionMethod | None,
+    capture: Capture | None,
+    arrival: Arrival | None,
+    progress: Progress,
+) -> Steps[PrefillResult]:
     n = layout.tokens
-    progress = progress or Progress()
     flops = progress.flops = progress.flops or FlopCount(adapter)
     forced = layout.forced_rows
     evidence, placed = None, 0
     if method.scouts and len(layout.cached_document_rows):
-        found = yield from scout(adapter, layout, cached, method, kv, flops, arrival)
+        found = yield from scout(adapter, layout, placement, method, kv, flops, arrival)
         evidence, placed = found.evidence, found.placed
         rows = union(method.scouted_rows(layout, evidence, adapter.layers), forced)
     else:
         rows = union(method.start_rows(layout), forced)
-    key_positions = method.key_positions(layout)
     first, x = 0, adapter.embed(layout.ids[rows])
     observed: list[Tensor] = []
     rows_per_layer: list[int] = []
@@ -117,7 +144,7 @@ def prefill(
         if arrival is not None and layer >= max(method.unread_layers, placed):
             yield from arrival(layer)
         if len(rows) < n and layer >= placed:
-            place(adapter, layout, cached, layer, key_positions, k_all, v_all)
+            placement.place(layer)
         q, fresh_q, k, v = yield from project(adapter, layer, x, rows, k_all, v_all)
         flops.project(len(rows))
         view = LayerView(

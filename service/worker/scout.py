@@ -11,7 +11,7 @@ arrives layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,9 +22,9 @@ from service.worker.adapters.base import DecoderAdapter
 from service.worker.attention import Tell, attend_and_tell, attend_rows
 from service.worker.flops import FlopCount
 from service.worker.fusion.base import FusionMethod
-from service.worker.layer_view import CachedSegment, Evidence
+from service.worker.layer_view import Evidence
 from service.worker.layout import PromptLayout
-from service.worker.place import PromptKV, place, write_rows
+from service.worker.place import Placement, PromptKV, write_rows
 from service.worker.steps import Steps
 
 Prepare = Callable[[int], Steps[None]]
@@ -43,7 +43,7 @@ class Scouted:
 def scout(
     adapter: DecoderAdapter,
     layout: PromptLayout,
-    cached: Sequence[CachedSegment | None],
+    placement: Placement,
     method: FusionMethod,
     kv: PromptKV,
     flops: FlopCount,
@@ -51,14 +51,12 @@ def scout(
 ) -> Steps[Scouted]:
     """The question's pass and, if the method asks for it, the leads'. `arrival` waits until the
     cache has a layer."""
-    key_positions = method.key_positions(layout)
     looked = method.scouted_layers(adapter.layers)
 
     def place_cache(layer: int) -> Steps[None]:
         if arrival is not None:
             yield from arrival(layer)
-        k_all, v_all = kv.prompt_layer(layer, layout.tokens)
-        place(adapter, layout, cached, layer, key_positions, k_all, v_all)
+        placement.place(layer)
 
     shares = method.question_shares(layout)
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome
+from kvstore import BlocksOutcome, EncodedBlocks, EncodedChunk, ReadOutcome
 from kvstore.layout import layout
 from kvstore.outcomes import Problem
 from service.worker.addressing import Address
@@ -40,10 +40,13 @@ class ChunkStream:
     """One chunk being read, for everyone who wants it now.
 
     tier: where it was found, then where its first bytes came from; None: not found, so far.
+    decode: parts when they come, on the reader's thread; else they stay as they are stored, for who
+    decodes them elsewhere.
     """
 
-    def __init__(self, address: Address, tier: str | None) -> None:
+    def __init__(self, address: Address, tier: str | None, *, decode: bool = True) -> None:
         self.address = address
+        self._decode = decode
         self.tier = tier
         self.parts = parts_of(address) if tier is not None else [range(address.spec.layers)]
         self.nbytes = 0
@@ -56,6 +59,7 @@ class ChunkStream:
         self.users = 0  # the loader's to count
         self.arrived: list[Future[None]] = [Future() for _ in self.parts]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._stored: dict[int, EncodedBlocks] = {}
         self._part_of = [i for i, part in enumerate(self.parts) for _ in part]
 
     # -- the reader's side ------------------------------------------------------------------------
@@ -98,7 +102,12 @@ class ChunkStream:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """k (before RoPE) and v of a layer that arrived: `[tokens, kv_heads, d]`."""
-        return self.chunk.layer(layer) if self.chunk is not None else self._layers[layer]
+        stored = self.stored(layer)
+        return self._layers[layer] if stored is None else stored.layer(layer)
+
+    def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
+        """What a layer that arrived is in, as it is stored; None if it was decoded."""
+        return self.chunk if self.chunk is not None else self._stored.get(layer)
 
     # -- the loader's side ------------------------------------------------------------------------
 
@@ -121,7 +130,10 @@ class ChunkStream:
             self.lose()
             return
         for layer in self.parts[number]:
-            self._layers[layer] = outcome.blocks.layer(layer)
+            if self._decode:
+                self._layers[layer] = outcome.blocks.layer(layer)
+            else:
+                self._stored[layer] = outcome.blocks
         self.last_news_at = time.monotonic()
         self.arrived[number].set_result(None)
 

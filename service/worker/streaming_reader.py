@@ -39,12 +39,14 @@ class StreamReader:
         look: Submit,
         told: Callable[[Address, ReadOutcome], ReadOutcome],
         on_ready: Callable[[], None],
+        decode: bool,
     ) -> None:
         self._store = store
         self._submit = submit
         self._look = look
         self._told = told
         self._on_ready = on_ready
+        self._decode = decode
         self._lock = threading.Lock()
         self._streams: dict[str, ChunkStream] = {}  # being read now, by key
         self._promotes = True
@@ -67,7 +69,7 @@ class StreamReader:
             stream = self._streams.get(address.key)
             joined = stream is not None
             if stream is None:
-                stream = ChunkStream(address, None if tier == MEMORY else tier)
+                stream = ChunkStream(address, None if tier == MEMORY else tier, decode=self._decode)
                 self._streams[address.key] = stream
                 stream.turn_bytes = self._turn_bytes(stream)
             stream.users += 1

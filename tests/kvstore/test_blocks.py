@@ -26,6 +26,8 @@ def test_decoded_blocks_are_rows_of_the_decoded_layer(name, dtype, tokens):
             assert got.dtype == whole.dtype and torch.equal(got, whole[rows])
         moved = blocks.layer(layer, device="cpu", non_blocking=True)
         assert torch.equal(moved[1], chunk.layer(layer)[1][rows])
+    for got, whole in zip(blocks.stored_layer(1), chunk.stored_layer(1), strict=True):
+        assert all(a.equal(b) for a, b in zip(got, whole, strict=True))
     assert blocks.tokens(1).tolist() == list(range(tokens))
     assert blocks.tokens(0).tolist() == list(range(64 * last, tokens))
     assert blocks.count == last + 1 + 1 + len({0, last})
@@ -48,6 +50,8 @@ def test_a_layer_without_blocks():
     assert k.shape == v.shape == (0, 2, 8) and k.dtype == torch.bfloat16
     with pytest.raises(ChunkSpecError, match="layer 0 was not asked for"):
         blocks.layer(0)
+    with pytest.raises(ChunkSpecError, match="layer 1 was asked for without blocks"):
+        blocks.stored_layer(1)
 
 
 @pytest.mark.parametrize("name", codec_names())

@@ -98,11 +98,12 @@ def rig(
     planner: bool = False,
     threads: int = 2,
     checks: Checks | None = None,
+    decode: bool = True,
 ) -> Iterator[Rig]:
     """planner: off, or what a busy machine takes for a tiny file would decide what is loaded."""
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
     with TieredStore(chosen) as store:
-        loader = Loader(store, threads=threads)
+        loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
             model.adapter,

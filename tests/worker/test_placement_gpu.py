@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +16,7 @@ from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
 from service.worker.addressing import Address
 from service.worker.kernels import placement_gpu
 from service.worker.layout import PromptLayout
-from service.worker.place import place
+from service.worker.place import Placement
 from service.worker.rope import RotaryTable
 from service.worker.streaming import ChunkStream
 from tests.worker.interpreter import needs_triton, run_interpreted
@@ -70,7 +71,7 @@ def through_place(device: str) -> None:
     cold = [stored is None for stored in cached]
     layout = PromptLayout.of(ids[0], ids[1:], [0, 0], cold=cold, device=torch.device(device))
     frequencies = 10000.0 ** -(torch.arange(0, 32, 2, device=device) / 32)
-    adapter = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500))
+    adapter: Any = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500), layers=2)
 
     def placed(by_kernel: bool) -> torch.Tensor:
         cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
@@ -78,7 +79,9 @@ def through_place(device: str) -> None:
             patch.object(placement_gpu, "serves", lambda _: by_kernel),
             patch.object(placement_gpu, "place", wraps=placement_gpu.place) as used,
         ):
-            place(adapter, layout, cached, 1, layout.all_rows + 11, *cache[:, :, : layout.tokens])
+            kv = SimpleNamespace(prompt_layer=lambda layer, n: tuple(cache[:, :, :n]))
+            with Placement(adapter, layout, cached, layout.all_rows + 11, kv) as placement:
+                placement.place(1)
         assert used.call_count == (4 if by_kernel else 0)
         if by_kernel:
             kept = [call.args[0][0].dtype for call in used.call_args_list]

@@ -11,6 +11,7 @@ from service.worker.flops import FlopCount, full_prefill
 from service.worker.fusion.pie import Method as Pie
 from service.worker.fusion.question_scout import Method as QuestionScout
 from service.worker.layout import PromptLayout
+from service.worker.place import Placement
 from service.worker.prefill import prefill
 from service.worker.scout import Scouted, scout
 from tests.worker.fusion.rows import document_rows
@@ -47,14 +48,11 @@ def evidence_of(
     cold = [s.cold for s in run.layout.segments]
     segments = [S, D1, D2, D3]
     cached = [None if c else model.precompute(ids) for ids, c in zip(segments, cold, strict=True)]
-    steps = scout(
-        model.adapter,
-        run.layout,
-        cached,
-        method or QuestionScout(),
-        run.sequence,
-        FlopCount(model.adapter),
-    )
+    method = method or QuestionScout()
+    positions = method.key_positions(run.layout)
+    placement = Placement(model.adapter, run.layout, cached, positions, run.sequence)
+    flops = FlopCount(model.adapter)
+    steps = scout(model.adapter, run.layout, placement, method, run.sequence, flops)
     while True:
         try:
             next(steps)
