@@ -48,6 +48,12 @@ class Placement:
         if self._transfers is not None:
             self._transfers.finish()
 
+    def begin(self, layer: int) -> None:
+        """The first layer that will be placed is on its way to a GPU while others are computed."""
+        k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
+        if placement_gpu.serves(k_all):
+            self._begun(k_all.device).begin(layer)
+
     def place(self, layer: int) -> None:
         """Decode a layer, turn its keys, straight into the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)

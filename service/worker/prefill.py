@@ -136,6 +136,8 @@ def _prefill(
         first, x = progress.layer, progress.x
         observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
     last_layer = adapter.layers - 1
+    if placed < method.unread_layers <= last_layer:
+        placement.begin(method.unread_layers)
     for layer in range(first, adapter.layers):
         if len(rows) == n:
             progress.layer, progress.x = layer, x

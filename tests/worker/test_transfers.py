@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
 from service.records import Method
-from service.worker import streaming
+from service.worker import place, streaming
 from service.worker.addressing import Address
 from service.worker.kernels import placement_gpu
 from service.worker.rope import RotaryTable
@@ -150,18 +150,27 @@ def place_in_torch(
         out.copy_((table.turn(positions)(x) if stored is k else x).transpose(0, 1))
 
 
+class Counted(Transfers):
+    begun: ClassVar[list[int]] = []
+    finished: ClassVar[int] = 0
+
+    def begin(self, layer: int) -> None:
+        super().begin(layer)
+        if self._ahead is not None:
+            Counted.begun.append(layer)
+
+    def finish(self) -> None:
+        super().finish()
+        Counted.finished += 1
+
+
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Placement goes through transfers; the tokens of every call."""
-    calls: list[int] = []
-
-    def place(k: Sequence[Tensor], *rest: Any) -> None:
-        calls.append(len(k[0]))
-        place_in_torch(k, *rest)
-
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placement goes through transfers."""
     monkeypatch.setattr(placement_gpu, "serves", lambda kv: True)
-    monkeypatch.setattr(placement_gpu, "place", place)
-    return calls
+    monkeypatch.setattr(placement_gpu, "place", place_in_torch)
+    monkeypatch.setattr(place, "Transfers", Counted)
+    Counted.begun, Counted.finished = [], 0
 
 
 @pytest.mark.parametrize("method", [PIE, A3, Method("question_scout")], ids=names)
@@ -173,12 +182,16 @@ def test_answers_are_those_without(
     with rig(model, codec=codec) as r:
         r.precompute()
         expected, plain = r.answer(method, max_tokens=8)
-    calls = request.getfixturevalue("as_on_a_gpu")
+    request.getfixturevalue("as_on_a_gpu")
     for tier in (MemoryTier(1 << 24), disk(tmp_path)):
         with rig(model, tiers=[tier], codec=codec, decode=False) as r:
             r.precompute()
             r.store.flush(20)
-            calls.clear()
+            Counted.begun, Counted.finished = [], 0
             tokens, report = r.answer(method, max_tokens=8)
-        assert calls and tokens == expected
+        assert tokens == expected and Counted.finished == 1
+        if tier.kind == "memory":
+            # Two layers of A3 are computed before the first that is placed.
+            first = 2 if method is A3 else 1
+            assert Counted.begun == list(range(first, model.adapter.layers))
         assert report.flops == plain.flops
