@@ -112,12 +112,13 @@ class SketchBuilder:
         mass, norm = attention_mass(q, view.k, view.scale)
         representative, top = representatives(mass, grid)
         columns = later_attention(q, view.k, norm, representative, view.scale)
-        local = grid.indices(grid.local)
+        local = grid.span(grid.local[0]).start
+        init = min(grid.block, local)
         self._layers.append(
             {
                 "means": block_means(k, grid),
-                "anchor": k[grid.indices(grid.fixed)].mean(0),
-                "local_query": view.fresh_q[first:][local].float().mean(0),
+                "anchor": torch.cat([k[:init], k[local:]]).mean(0),
+                "local_query": view.fresh_q[first + local :].float().mean(0),
                 "representative": representative.to(torch.int32),
                 "mass": top,
                 "alpha": decays(columns, representative),
@@ -198,10 +199,15 @@ def later_attention(
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     at = representative.clamp(min=0) + n - tokens
-    grouped = q.float().view(tokens, kv_heads, heads // kv_heads, d)
-    scores = torch.einsum("thgd,hmd->hgtm", grouped, k[:, at].float()) * scale
-    weights: Tensor = (scores.reshape(heads, tokens, -1) - norm[:, :, None]).exp().mean(0)
-    return weights
+    keys = k[:, at].float() * scale
+    # One product with all KV heads' keys, of which every query takes its own: rearranging the
+    # queries would take ten times as long.
+    scores = (q.reshape(-1, d).float() @ keys.view(-1, d).t()).view(
+        tokens, kv_heads, heads // kv_heads, kv_heads, len(at)
+    )
+    own = scores.diagonal(dim1=1, dim2=3)  # [tokens, group, m, kv_heads]
+    normaliser = norm.view(kv_heads, -1, 1, tokens).permute(3, 1, 2, 0)
+    return (own - normaliser).exp_().mean((1, 3))
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:
