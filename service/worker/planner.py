@@ -161,5 +161,7 @@ class Planner:
             turn = left / max(1, one.parts) * beside
             turn = max(turn, self.tiers.seconds(one.tier, one.turn_bytes))
             due = turn * TRUST if self.tiers.measured(one.tier) else 0.0
-            left = max(left, (one.quiet_s - max(due, LATE_S)) * LATE_FACTOR)
+            # Of the turn that is being read now this much is behind it, if all are served alike.
+            left -= min(one.quiet_s, turn) / max(1, beside)
+            left = max(0.0, left, (one.quiet_s - max(due, LATE_S)) * LATE_FACTOR)
         return Loadable(one.tokens, one.tier, left, one.parts)

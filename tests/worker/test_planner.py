@@ -178,6 +178,23 @@ def test_a_load_that_waits_its_turn_is_not_late(model: Tiny) -> None:
     assert given_up(MB)
 
 
+def test_what_was_read_of_a_part_counts(model: Tiny) -> None:
+    """A load that has run for nearly as long as it takes is expected in no time: just before it is
+    there it must not look as far away as when it was asked for. Two beside each other share."""
+    planner = planner_at(model, 10 * MB)
+    prompt = Prompt(1020, 20, Pie())
+
+    def left(quiet_s: float, beside: int) -> list[float]:
+        turn = MB * beside
+        loads = [Waiting(100, "redis", MB, 1, quiet_s, turn) for _ in range(beside)]
+        return [load.left_s for load in planner._model(prompt, loads).loads]
+
+    whole = left(0.0, 1)[0]
+    assert left(whole * 0.9, 1)[0] == pytest.approx(whole * 0.1, rel=0.01)
+    assert sum(left(whole, 2)) == pytest.approx(whole, rel=0.01)
+    assert min(left(whole * 1.2, 1)) >= 0
+
+
 def test_auto_takes_the_methods_own_ratio_from_memory(model: Tiny) -> None:
     auto = Method("a3", {"ratio": "auto"})
     with rig(model, planner=True) as r:
