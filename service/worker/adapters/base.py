@@ -110,8 +110,11 @@ class DecoderAdapter:
         down = mlp.down_proj
         if joined.bias is None and down.bias is None:
             gate, up = joined.weight.chunk(2)
-            if wide.serves_mlp(x, gate, up, down.weight, batch=batch):
-                return (yield from wide.gated_mlp(x, gate, up, down.weight, mlp.act_fn))
+            # Said by its name: whoever computes it within a product knows functions, not modules.
+            silu = self.config.hidden_act in ("silu", "swish")
+            parts = (x, gate, up, down.weight, F.silu if silu else mlp.act_fn)
+            if wide.serves_mlp(*parts, batch=batch):
+                return (yield from wide.gated_mlp(*parts))
         gate, up = wide.linear(x, joined.weight, joined.bias, batch=batch).chunk(2, dim=-1)
         return wide.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias, batch=batch)
 

@@ -61,8 +61,7 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    library = built("attention_mass")
-    return None if library is None else Kernel(library)
+    return built("attention_mass", Kernel)
 
 
 def served(q: Tensor, k: Tensor) -> Kernel | None:

@@ -8,6 +8,7 @@
 
 #define LANES 32 /* bfloat16 per register */
 #define TARGET __attribute__((target("avx512f")))
+#define TARGET_BF16 __attribute__((target("avx512f,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE float widened(uint16_t narrow)

@@ -1,11 +1,11 @@
 /* Few rows times a bfloat16 weight as the checkpoint has it, at the speed of reading it.
  *
  * y[m][n] = bfloat16(bias[n] + sum_c x[m][c] * w[n][c]), products and sums in fp32. Libraries
- * rearrange such a weight before they multiply, at every call, or keep a second copy of it; and
- * this machine's bfloat16 products take twice as long as fp32's.
+ * rearrange such a weight before they multiply, at every call, or keep a second copy of it.
  *
  * A bfloat16 is the upper half of an fp32, so a register of 32 of them is two of fp32: a shift gives
- * those at even places, a mask those at odd ones. x is put into that order beforehand. Some rows of
+ * those at even places, a mask those at odd ones. x is put into that order beforehand. On a CPU whose
+ * bfloat16 dot products are faster than fp32 (`narrow`) they take both as they are. Some rows of
  * w are multiplied with ROWS rows of x at a time, and stay in the cache until all rows of x have
  * gone by. Every sum runs over c in the same order whatever the number of rows is: a row's result
  * does not depend on the rows beside it. Threads are those of the OpenMP that torch has loaded.
@@ -27,35 +27,18 @@ struct product {
     ptrdiff_t outs, columns, stride;
 };
 
-/* What is added up in one go: columns first to end of rows x weights results from row n of w on.
- * `carried` keeps the sums from one run of columns to the next. */
-TARGET INLINE void block(const struct product *p, const float *x, uint16_t *y, float *carried,
-                         ptrdiff_t n, ptrdiff_t first, ptrdiff_t end, int rows, int weights)
+/* Sums of `rows` rows of x and `weights` rows of w so far, one register each. */
+TARGET INLINE void begin(__m512 *sums, const float *carried, ptrdiff_t first, int rows, int weights)
 {
-    __m512 sums[SUMS];
     for (int i = 0; i < SUMS; i++)
         sums[i] = first && i < rows * weights ? _mm512_loadu_ps(carried + i * LANES / 2)
                                               : _mm512_setzero_ps();
-    for (ptrdiff_t c = first; c < end; c += LANES) {
-        __m512 evens[4], odds[4];
-        for (int k = 0; k < weights; k++) {
-            const uint16_t *at = p->w + (n + k) * p->stride + c;
-            /* The block after this one: runs this short are over before the CPU looks ahead. */
-            if (end - first <= WIDTH)
-                _mm_prefetch((const char *)(at + weights * p->stride), _MM_HINT_T0);
-            __m512i narrow = _mm512_loadu_si512(at);
-            evens[k] = even(narrow);
-            odds[k] = odd(narrow);
-        }
-        for (int m = 0; m < rows; m++) {
-            __m512 one = _mm512_loadu_ps(x + m * p->columns + c);
-            __m512 other = _mm512_loadu_ps(x + m * p->columns + c + LANES / 2);
-            for (int k = 0; k < weights; k++) {
-                __m512 *sum = &sums[m * weights + k];
-                *sum = _mm512_fmadd_ps(other, odds[k], _mm512_fmadd_ps(one, evens[k], *sum));
-            }
-        }
-    }
+}
+
+/* Results from row n of w on, or, short of the last column, the sums kept in `carried`. */
+TARGET INLINE void finish(const struct product *p, const __m512 *sums, uint16_t *y, float *carried,
+                          ptrdiff_t n, ptrdiff_t end, int rows, int weights)
+{
     if (end < p->columns) {
         for (int i = 0; i < rows * weights; i++)
             _mm512_storeu_ps(carried + i * LANES / 2, sums[i]);
@@ -76,47 +59,109 @@ TARGET INLINE void block(const struct product *p, const float *x, uint16_t *y, f
             y[m * p->outs + n + k] = out[m * weights + k];
 }
 
+/* The block after this one: runs this short are over before the CPU looks ahead. */
+TARGET INLINE void look_ahead(const uint16_t *at, ptrdiff_t columns)
+{
+    if (columns <= WIDTH)
+        _mm_prefetch((const char *)at, _MM_HINT_T0);
+}
+
+/* What is added up in one go: columns first to end of rows x weights results from row n of w on. */
+TARGET INLINE void wide_block(const struct product *p, const float *x, uint16_t *y, float *carried,
+                              ptrdiff_t n, ptrdiff_t first, ptrdiff_t end, int rows, int weights)
+{
+    __m512 sums[SUMS];
+    begin(sums, carried, first, rows, weights);
+    for (ptrdiff_t c = first; c < end; c += LANES) {
+        __m512 evens[4], odds[4];
+        for (int k = 0; k < weights; k++) {
+            const uint16_t *at = p->w + (n + k) * p->stride + c;
+            look_ahead(at + weights * p->stride, end - first);
+            __m512i narrow = _mm512_loadu_si512(at);
+            evens[k] = even(narrow);
+            odds[k] = odd(narrow);
+        }
+        for (int m = 0; m < rows; m++) {
+            __m512 one = _mm512_loadu_ps(x + m * p->columns + c);
+            __m512 other = _mm512_loadu_ps(x + m * p->columns + c + LANES / 2);
+            for (int k = 0; k < weights; k++) {
+                __m512 *sum = &sums[m * weights + k];
+                *sum = _mm512_fmadd_ps(other, odds[k], _mm512_fmadd_ps(one, evens[k], *sum));
+            }
+        }
+    }
+    finish(p, sums, y, carried, n, end, rows, weights);
+}
+
+TARGET_BF16 INLINE void narrow_block(const struct product *p, const uint16_t *x, uint16_t *y,
+                                     float *carried, ptrdiff_t n, ptrdiff_t first, ptrdiff_t end,
+                                     int rows, int weights)
+{
+    __m512 sums[SUMS];
+    begin(sums, carried, first, rows, weights);
+    for (ptrdiff_t c = first; c < end; c += LANES) {
+        __m512i weight[4];
+        for (int k = 0; k < weights; k++) {
+            const uint16_t *at = p->w + (n + k) * p->stride + c;
+            look_ahead(at + weights * p->stride, end - first);
+            weight[k] = _mm512_loadu_si512(at);
+        }
+        for (int m = 0; m < rows; m++) {
+            __m512i row = _mm512_loadu_si512(x + m * p->columns + c);
+            for (int k = 0; k < weights; k++) {
+                __m512 *sum = &sums[m * weights + k];
+                *sum = _mm512_dpbf16_ps(*sum, (__m512bh)row, (__m512bh)weight[k]);
+            }
+        }
+    }
+    finish(p, sums, y, carried, n, end, rows, weights);
+}
+
 /* Constants for `rows` and `weights` let the compiler keep the sums in registers. */
-#define EACH(ROWS_NOW, WEIGHTS_NOW)                                                              \
+#define EACH(BLOCK, ROWS_NOW, WEIGHTS_NOW)                                                       \
     for (; n + (WEIGHTS_NOW) <= last; n += (WEIGHTS_NOW)) {                                      \
-        block(p, x, y, carried, n, first, end, ROWS_NOW, WEIGHTS_NOW);                           \
+        BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, WEIGHTS_NOW);                           \
         carried += (ROWS_NOW) * (WEIGHTS_NOW) * LANES / 2;                                       \
     }                                                                                            \
     for (; n < last; n++) {                                                                      \
-        block(p, x, y, carried, n, first, end, ROWS_NOW, 1);                                     \
+        BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, 1);                                     \
         carried += (ROWS_NOW) * LANES / 2;                                                       \
     }                                                                                            \
     break;
 
 /* `rows` rows, at most ROWS, with rows n to last of w and columns first to end. */
-TARGET static void strip(const struct product *p, const float *x, uint16_t *y, float *carried,
-                         ptrdiff_t n, ptrdiff_t last, ptrdiff_t first, ptrdiff_t end,
-                         ptrdiff_t rows)
-{
-    switch (rows) {
-    case 1: EACH(1, 4)
-    case 2: EACH(2, 4)
-    case 3: EACH(3, 4)
-    case 4: EACH(4, 4)
-    case 5: EACH(5, 3)
-    case 6: EACH(6, 2)
-    case 7: EACH(7, 2)
-    default: EACH(8, 2)
+#define STRIP_OF(NAME, BLOCK, X)                                                                 \
+    static void NAME(const struct product *p, const X *x, uint16_t *y, float *carried,           \
+                     ptrdiff_t n, ptrdiff_t last, ptrdiff_t first, ptrdiff_t end,                \
+                     ptrdiff_t rows)                                                             \
+    {                                                                                            \
+        switch (rows) {                                                                          \
+        case 1: EACH(BLOCK, 1, 4)                                                                \
+        case 2: EACH(BLOCK, 2, 4)                                                                \
+        case 3: EACH(BLOCK, 3, 4)                                                                \
+        case 4: EACH(BLOCK, 4, 4)                                                                \
+        case 5: EACH(BLOCK, 5, 3)                                                                \
+        case 6: EACH(BLOCK, 6, 2)                                                                \
+        case 7: EACH(BLOCK, 7, 2)                                                                \
+        default: EACH(BLOCK, 8, 2)                                                               \
+        }                                                                                        \
     }
-}
+
+TARGET STRIP_OF(wide_strip, wide_block, float)
+TARGET_BF16 STRIP_OF(narrow_strip, narrow_block, uint16_t)
 
 /* x [rows, columns], w [outs, columns] with rows `stride` apart, y [rows, outs]; bias may be NULL;
  * scratch [rows, columns] fp32; carried [threads, rows, STRIP, LANES / 2] fp32. columns is a
- * multiple of LANES. */
-TARGET void few_rows_linear(const uint16_t *narrow_x, const uint16_t *w, const uint16_t *bias,
-                            uint16_t *y, float *scratch, float *carried, ptrdiff_t rows,
-                            ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t stride, int threads)
+ * multiple of LANES. narrow: by bfloat16 dot products, without scratch. */
+TARGET void few_rows_product(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
+                            float *scratch, float *carried, ptrdiff_t rows, ptrdiff_t outs,
+                            ptrdiff_t columns, ptrdiff_t stride, int narrow, int threads)
 {
     struct product p = {w, bias, outs, columns, stride};
-    for (ptrdiff_t c = 0; c < rows * columns; c += LANES) {
-        __m512i narrow = _mm512_loadu_si512(narrow_x + c);
-        _mm512_storeu_ps(scratch + c, even(narrow));
-        _mm512_storeu_ps(scratch + c + LANES / 2, odd(narrow));
+    for (ptrdiff_t c = 0; !narrow && c < rows * columns; c += LANES) {
+        __m512i both = _mm512_loadu_si512(x + c);
+        _mm512_storeu_ps(scratch + c, even(both));
+        _mm512_storeu_ps(scratch + c + LANES / 2, odd(both));
     }
     /* Few rows are bound by reading w: in long runs. */
     ptrdiff_t width = rows > ROWS / 2 ? WIDTH : columns, strips = (outs + STRIP - 1) / STRIP;
@@ -125,10 +170,15 @@ TARGET void few_rows_linear(const uint16_t *narrow_x, const uint16_t *w, const u
         float *mine = carried + omp_get_thread_num() * rows * STRIP * (LANES / 2);
         ptrdiff_t n = s * STRIP, last = n + STRIP < outs ? n + STRIP : outs;
         for (ptrdiff_t c = 0; c < columns; c += width)
-            for (ptrdiff_t at = 0; at < rows; at += ROWS)
-                strip(&p, scratch + at * columns, y + at * outs,
-                      mine + at * STRIP * (LANES / 2), n, last, c,
-                      c + width < columns ? c + width : columns,
-                      rows - at < ROWS ? rows - at : ROWS);
+            for (ptrdiff_t at = 0; at < rows; at += ROWS) {
+                ptrdiff_t now = rows - at < ROWS ? rows - at : ROWS;
+                ptrdiff_t end = c + width < columns ? c + width : columns;
+                float *sums = mine + at * STRIP * (LANES / 2);
+                if (narrow)
+                    narrow_strip(&p, x + at * columns, y + at * outs, sums, n, last, c, end, now);
+                else
+                    wide_strip(&p, scratch + at * columns, y + at * outs, sums, n, last, c, end,
+                               now);
+            }
     }
 }

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from service.worker.kernels import many_rows_bf16
 from service.worker.kernels.library import built
 
 # From here on the kernel for many rows is faster (a fifth at 32).
@@ -27,18 +28,19 @@ MIN_PARALLEL = 1 << 19
 
 
 class Kernel:
-    """The built library."""
+    """The built library. narrow: by the CPU's bfloat16 dot products, which it must have."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._linear = library.few_rows_linear
+    def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
+        self._narrow = narrow
+        self._linear = library.few_rows_product
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._linear.argtypes = [*[pointer] * 6, *[size] * 4, ctypes.c_int]
+        self._linear.argtypes = [*[pointer] * 6, *[size] * 4, *[ctypes.c_int] * 2]
         self._linear.restype = None
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
         x, out = x.contiguous(), x.new_empty((len(x), len(weight)))
-        scratch = x.new_empty(x.shape, dtype=torch.float32)
+        scratch = x.new_empty((0 if self._narrow else len(x), x.shape[1]), dtype=torch.float32)
         threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
         carried = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
         self._linear(
@@ -52,6 +54,7 @@ class Kernel:
             len(weight),
             x.shape[1],
             weight.stride(0),
+            self._narrow,
             threads,
         )
         return out
@@ -60,8 +63,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    library = built("few_rows")
-    return None if library is None else Kernel(library)
+    narrow = many_rows_bf16.kernel() is not None
+    return built("few_rows", lambda library: Kernel(library, narrow=narrow))
 
 
 def serves(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:

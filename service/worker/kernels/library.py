@@ -7,20 +7,25 @@ They are built when the package is installed where there is a C compiler, or by
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+Kernel = TypeVar("Kernel")
 
 FOLDER = Path(__file__).parent
 
 
-def built(name: str) -> ctypes.CDLL | None:
-    """The library of `<name>.c`, or None."""
-    for path in sorted(FOLDER.glob(f"_{name}*.so")):
+def built(name: str, make: Callable[[ctypes.CDLL], Kernel]) -> Kernel | None:
+    """What `make` makes of the library of `<name>.c`, or None. A function in C gets another name
+    when its arguments change: what was built from an older source lacks it, and is left alone."""
+    for path in sorted(FOLDER.glob(f"_{name}.*so")):
         try:
             library = load(path, name)
+            if library is not None:
+                return make(library)
         except (OSError, AttributeError):
             continue  # built for another machine, or from an older source
-        if library is not None:
-            return library
     return None
 
 

@@ -9,17 +9,14 @@
  * are those of the OpenMP that torch has loaded.
  */
 #include "bfloat16.h"
+#include "tiles.h"
 
 #include <omp.h>
-#include <stddef.h>
 
-#define ROWS 48   /* of a tile: three registers */
-#define OUTS 8    /* rows of w at once: 24 registers of sums */
 #define DEPTH 256 /* columns of w at once: OUTS of them are 16 KiB widened, a tile of x is 96 */
 #define GROUP 2   /* strips of OUTS that a thread takes at once */
 /* Floats of x that all threads go through at a time, columns of every row: 512 KiB. */
 #define ROOM (128 * 1024)
-#define HALF (LANES / 2)
 
 int many_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
@@ -127,32 +124,6 @@ TARGET void many_rows_product(const float *x, const uint16_t *w, float *y, ptrdi
     }
 }
 
-/* The 16 x 16 values of v, transposed. */
-TARGET INLINE void transpose(__m512 *v)
-{
-    __m512 a[HALF], b[HALF];
-    for (int i = 0; i < HALF; i += 2) {
-        a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
-        a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
-    }
-    for (int i = 0; i < HALF; i += 4)
-        for (int j = 0; j < 2; j++) {
-            __m512d one = _mm512_castps_pd(a[i + j]), other = _mm512_castps_pd(a[i + j + 2]);
-            b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(one, other));
-            b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(one, other));
-        }
-    for (int j = 0; j < 4; j++) {
-        __m512 low = _mm512_shuffle_f32x4(b[j], b[j + 4], 0x88);
-        __m512 high = _mm512_shuffle_f32x4(b[j], b[j + 4], 0xdd);
-        __m512 low2 = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0x88);
-        __m512 high2 = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0xdd);
-        v[j] = _mm512_shuffle_f32x4(low, low2, 0x88);
-        v[j + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
-        v[j + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
-        v[j + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
-    }
-}
-
 /* x [rows, in] bfloat16 into tiles [tiles, in, ROWS]; what no row fills is zero. in is a multiple
  * of LANES. */
 TARGET void many_rows_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
@@ -187,19 +158,7 @@ TARGET void many_rows_unpack(const float *tiles, const uint16_t *bias, uint16_t 
 {
     ptrdiff_t groups = (rows + HALF - 1) / HALF;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
-    for (ptrdiff_t g = 0; g < groups; g++) {
-        const float *from = tiles + g / 3 * ROWS * out + g % 3 * HALF;
-        for (ptrdiff_t c = 0; c < out; c += HALF) {
-            __m512 v[HALF];
-            for (int i = 0; i < HALF; i++) {
-                v[i] = _mm512_loadu_ps(from + (c + i) * ROWS);
-                if (bias)
-                    v[i] = _mm512_add_ps(v[i], _mm512_set1_ps(widened(bias[c + i])));
-            }
-            transpose(v);
-            for (ptrdiff_t i = 0; i < HALF && g * HALF + i < rows; i++)
-                _mm256_storeu_si256((__m256i *)(y + (g * HALF + i) * out + c),
-                                    _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(v[i]), 16)));
-        }
-    }
+    for (ptrdiff_t g = 0; g < groups; g++)
+        unpack(tiles + g / 3 * ROWS * out + g % 3 * HALF, bias, y + g * HALF * out,
+               rows - g * HALF, out, out);
 }

@@ -86,8 +86,7 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    library = built("prefill_attention")
-    return None if library is None else Kernel(library)
+    return built("prefill_attention", Kernel)
 
 
 def served(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:

@@ -58,8 +58,7 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    library = built("ragged_attention")
-    return None if library is None else Kernel(library)
+    return built("ragged_attention", Kernel)
 
 
 def serves(q: Tensor, k: Tensor, group: int) -> bool:

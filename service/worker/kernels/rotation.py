@@ -47,8 +47,7 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    library = built("rotation")
-    return None if library is None else Kernel(library)
+    return built("rotation", Kernel)
 
 
 def served(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:

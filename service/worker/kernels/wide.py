@@ -1,10 +1,10 @@
-"""Products of many rows with 16-bit weights on a CPU without tile units: fp32, a tile at a time.
+"""Products with 16-bit weights on a CPU, whichever way is fastest for their rows.
 
-Such a CPU multiplies bfloat16 at about half the rate of fp32 (measured on one core with
-AVX512-BF16: 80 against 140 GFLOP/s). So weights are widened into a scratch tile that stays in the
-L2 cache, multiplied in fp32, and only the result is rounded; nothing else is kept. Few rows are
-bound by reading the weights, which 16 bits halve: they stay with the stock product. What the
-kernels `few_rows` and `many_rows` take goes to them.
+What the kernels `few_rows`, `many_rows_bf16` and `many_rows` take goes to them. What is left is
+torch's; but many a CPU multiplies bfloat16 at about half the rate of fp32 (a Xeon without tile
+units: 80 against 140 GFLOP/s of one core). There weights are widened into a scratch tile that stays
+in the L2 cache, multiplied in fp32, and only the result is rounded; nothing else is kept. Few rows
+are bound by reading the weights, which 16 bits halve: they stay with the stock product.
 Knows no model and no layer.
 """
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels import few_rows, many_rows
+from service.worker.kernels import few_rows, many_rows, many_rows_bf16
 
 # From here on the faster product pays for widening the weights (measured at 32 and 64 rows of one
 # shape; 48 lies between).
@@ -33,7 +33,7 @@ PAUSE = 1 << 19
 
 @cache
 def _narrow_is_slow() -> bool:
-    return not torch.cpu._is_amx_tile_supported()
+    return not torch.cpu._is_amx_tile_supported() and many_rows_bf16.kernel() is None
 
 
 def slow_narrow(x: Tensor) -> bool:
@@ -52,6 +52,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool
     the rows are of different sequences."""
     if few_rows.serves(x, weight, batch=batch):
         return few_rows.linear(x, weight, bias)
+    if many_rows_bf16.serves(x, weight):
+        return many_rows_bf16.linear(x, weight, bias)
     if slow_narrow(x) and many_rows.serves(x, weight):
         return many_rows.linear(x, weight, bias)
     if len(x) < MIN_ROWS_LEFT or not slow_narrow(x):
@@ -67,22 +69,37 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
 
-def serves_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, batch: bool = False) -> bool:
+Activation = Callable[[Tensor], Tensor]
+
+
+def serves_mlp(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    *,
+    batch: bool = False,
+) -> bool:
     """Whether `gated_mlp` is the fastest way for these rows."""
     if few_rows.serves(x, gate, batch=batch):
         return False
-    return pays(x) or (slow_narrow(x) and many_rows.serves(x, gate, up, down))
+    if many_rows_bf16.serves_mlp(x, gate, up, down, activation) or pays(x):
+        return True
+    return slow_narrow(x) and many_rows.serves(x, gate, up, down)
 
 
 def gated_mlp(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]` in fp32, in x's dtype, where
-    `serves_mlp` says so.
+    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, in x's dtype, where `serves_mlp`
+    says so.
 
     Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`. Pauses
     between tiles of the weights: so all rows go through a tile that is widened once.
     """
+    if many_rows_bf16.serves_mlp(x, gate, up, down, activation):
+        return (yield from many_rows_bf16.gated_mlp(x, gate, up, down))
     if many_rows.serves(x, gate, up, down):
         return (yield from many_rows.gated_mlp(x, gate, up, down, activation))
     rows, out = x.float(), x.new_zeros((len(x), len(down)), dtype=torch.float32)

@@ -1,0 +1,176 @@
+/* Many rows times a bfloat16 weight as the checkpoint has it, by the CPU's bfloat16 dot products.
+ *
+ * `many_rows.c` for CPUs on which AVX512-BF16 is faster than fp32 (`many_rows_bf16.py` tries it).
+ * A register of a tile holds two columns of sixteen rows of x, side by side, and a weight's two
+ * columns are one number to it: nothing is widened. x and the inside of an MLP are bfloat16, sums
+ * fp32. A block of some tiles stays in the second cache while a weight goes by. Every sum runs over
+ * the columns in the same order whatever the number of rows or of threads is: a row's result does
+ * not depend on the rows beside it. Threads are those of the OpenMP that torch has loaded.
+ */
+#include "bfloat16.h"
+#include "exponential.h"
+#include "tiles.h"
+
+#include <omp.h>
+
+#define TILES 4 /* of a block: 192 rows */
+#define GROUP 2 /* strips of OUTS that a thread takes at once */
+/* Bytes of a block that all threads go through at a time, columns of every row. */
+#define ROOM (512 * 1024)
+
+int many_rows_bf16_supported(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+}
+
+/* y += w * x of a tile's first HALF * `wide` rows. w [OUTS, columns], rows `stride` apart; x
+ * [columns / 2, ROWS, 2]; y [OUTS, ROWS], taken for zero if `fresh`. The memory at `next`, rows
+ * `stride` apart, is fetched meanwhile. */
+TARGET_BF16 INLINE void multiply(const uint16_t *w, const uint16_t *x, float *y, ptrdiff_t columns,
+                                 ptrdiff_t stride, int fresh, int wide, const uint16_t *next)
+{
+    __m512 sums[OUTS][3];
+    for (int i = 0; i < OUTS; i++)
+        for (int j = 0; j < wide; j++)
+            sums[i][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(y + i * ROWS + j * HALF);
+    for (ptrdiff_t c = 0; c < columns; c += LANES) {
+        if (next)
+            for (int i = 0; i < OUTS; i++)
+                _mm_prefetch((const char *)(next + i * stride + c), _MM_HINT_T1);
+        for (int k = 0; k < LANES; k += 2) {
+            __m512 rows[3];
+            for (int j = 0; j < wide; j++)
+                rows[j] = _mm512_loadu_ps(x + (c + k) * ROWS + j * LANES);
+            for (int i = 0; i < OUTS; i++) {
+                int pair;
+                memcpy(&pair, w + i * stride + c + k, sizeof pair);
+                __m512i weight = _mm512_set1_epi32(pair);
+                for (int j = 0; j < wide; j++)
+                    sums[i][j] = _mm512_dpbf16_ps(sums[i][j], (__m512bh)weight, (__m512bh)rows[j]);
+            }
+        }
+    }
+    for (int i = 0; i < OUTS; i++)
+        for (int j = 0; j < wide; j++)
+            _mm512_storeu_ps(y + i * ROWS + j * HALF, sums[i][j]);
+}
+
+/* Constants let the compiler keep the sums in registers. */
+TARGET_BF16 static void multiplied(const uint16_t *w, const uint16_t *x, float *y,
+                                   ptrdiff_t columns, ptrdiff_t stride, int fresh, ptrdiff_t rows,
+                                   const uint16_t *next)
+{
+    switch ((rows + HALF - 1) / HALF) {
+    case 1: multiply(w, x, y, columns, stride, fresh, 1, next); break;
+    case 2: multiply(w, x, y, columns, stride, fresh, 2, next); break;
+    default: multiply(w, x, y, columns, stride, fresh, 3, next);
+    }
+}
+
+/* x [rows, in] with rows `stride` apart into tiles of pairs [tiles, in / 2, ROWS, 2]; what no row
+ * fills is zero. in is a multiple of LANES. */
+TARGET_BF16 void many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff_t rows,
+                                     ptrdiff_t in, ptrdiff_t stride, int threads)
+{
+    ptrdiff_t groups = (rows + ROWS - 1) / ROWS * (ROWS / HALF);
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t g = 0; g < groups; g++) {
+        uint16_t *to = pairs + g / 3 * ROWS * in + g % 3 * LANES;
+        for (ptrdiff_t c = 0; c < in; c += LANES) {
+            __m512 v[HALF];
+            for (int i = 0; i < HALF; i++) {
+                ptrdiff_t row = g * HALF + i;
+                v[i] = row < rows ? _mm512_loadu_ps(x + row * stride + c) : _mm512_setzero_ps();
+            }
+            transpose(v); /* a pair is moved as one number */
+            for (int i = 0; i < HALF; i++)
+                _mm512_storeu_ps(to + (c + 2 * i) * ROWS, v[i]);
+        }
+    }
+}
+
+/* y = w * x + bias. x: tiles of pairs [tiles, in / 2, ROWS, 2] of which `rows` rows count; w
+ * [out, in] with rows `stride` apart; bias [out] or NULL; y [rows, out] bfloat16, rows `y_stride`
+ * apart; scratch [min(tiles, TILES), out, ROWS]. in is a multiple of LANES, out of HALF. */
+TARGET_BF16 void many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
+                                       uint16_t *y, float *scratch, ptrdiff_t rows, ptrdiff_t in,
+                                       ptrdiff_t out, ptrdiff_t stride, ptrdiff_t y_stride,
+                                       int threads)
+{
+    ptrdiff_t whole = rows < TILES * ROWS ? rows : TILES * ROWS;
+    ptrdiff_t parts = (in * whole * 2 + ROOM - 1) / ROOM, step = GROUP * OUTS;
+    ptrdiff_t width = ((in + parts - 1) / parts + LANES - 1) / LANES * LANES;
+    _Pragma("omp parallel num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t from = 0; from < rows; from += TILES * ROWS) {
+        ptrdiff_t count = rows - from < TILES * ROWS ? rows - from : TILES * ROWS;
+        /* All threads do the same columns; one that is held up takes fewer rows of w. */
+        for (ptrdiff_t c = 0; c < in; c += width) {
+            ptrdiff_t columns = in - c < width ? in - c : width;
+            _Pragma("omp for schedule(dynamic)")
+            for (ptrdiff_t at = 0; at < out; at += step) {
+                ptrdiff_t last = at + step < out ? at + step : out;
+                for (ptrdiff_t n = at; n < last; n += OUTS)
+                    for (ptrdiff_t row = 0; row < count; row += ROWS) {
+                        const uint16_t *here = w + n * stride + c;
+                        ptrdiff_t ahead = n + OUTS < last ? OUTS : OUTS + (threads - 1) * step;
+                        multiplied(here, x + (from + row) * in + c * ROWS,
+                                   scratch + row * out + n * ROWS, columns, stride, !c,
+                                   count - row,
+                                   row || n + ahead + OUTS > out ? NULL : here + ahead * stride);
+                    }
+            }
+        }
+        _Pragma("omp for schedule(static)")
+        for (ptrdiff_t row = 0; row < count; row += HALF)
+            unpack(scratch + row / ROWS * ROWS * out + row % ROWS, bias,
+                   y + (from + row) * y_stride, count - row, out, y_stride);
+    }
+}
+
+/* x / (1 + e^-x) */
+TARGET_BF16 INLINE __m512 silu(__m512 x)
+{
+    const __m512 one = _mm512_set1_ps(1.0f);
+    __m512 least = _mm512_min_ps(x, _mm512_sub_ps(_mm512_setzero_ps(), x));
+    __m512 e = exp2_of(_mm512_mul_ps(least, _mm512_set1_ps(1.44269504f)));
+    __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(one, negative, e)),
+                         _mm512_add_ps(one, e));
+}
+
+/* inner = silu(gate * x) * (up * x) of columns first to last, rounded once. x as above, gate and up
+ * [out, in]; inner: tiles of pairs [tiles, out / 2, ROWS, 2]. first and last are multiples of
+ * OUTS. */
+TARGET_BF16 void many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, const uint16_t *up,
+                                      uint16_t *inner, ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
+                                      ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride,
+                                      int threads)
+{
+    _Pragma("omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t n = first; n < last; n += OUTS) {
+        const uint16_t *other = up + n * stride, *one = gate + n * stride;
+        /* Of the strip that this thread takes next, about. */
+        ptrdiff_t ahead = n + threads * OUTS < last ? threads * OUTS * stride : 0;
+        for (ptrdiff_t row = 0; row < rows; row += ROWS) {
+            float y[2][OUTS * ROWS] __attribute__((aligned(64)));
+            const uint16_t *tile = x + row * in;
+            multiplied(one, tile, y[0], in, stride, 1, rows - row,
+                       row || !ahead ? NULL : one + ahead);
+            multiplied(other, tile, y[1], in, stride, 1, rows - row,
+                       row || !ahead ? NULL : other + ahead);
+            for (ptrdiff_t at = 0; at < OUTS * ROWS; at += 2 * ROWS)
+                for (ptrdiff_t j = 0; j < ROWS && row + j < rows; j += HALF) {
+                    __m512i pair[2];
+                    for (int odd_one = 0; odd_one < 2; odd_one++) {
+                        ptrdiff_t i = at + odd_one * ROWS + j;
+                        pair[odd_one] = rounded(_mm512_mul_ps(silu(_mm512_load_ps(y[0] + i)),
+                                                              _mm512_load_ps(y[1] + i)));
+                    }
+                    __m512i high =
+                        _mm512_and_si512(pair[1], _mm512_set1_epi32((int)0xffff0000));
+                    _mm512_storeu_si512(inner + row * out + n * ROWS + at + 2 * j,
+                                        _mm512_or_si512(high, _mm512_srli_epi32(pair[0], 16)));
+                }
+        }
+    }
+}
