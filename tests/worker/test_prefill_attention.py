@@ -29,12 +29,16 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> Kernel:
+@pytest.fixture(scope="module", params=[False, True], ids=["fp32", "bf16"])
+def kernel(built_kernels: Path, request: pytest.FixtureRequest) -> Kernel:
+    """In fp32, and by bfloat16 dot products where the CPU has them."""
     library = load(built_kernels / "_prefill_attention.so", "prefill_attention")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
-    return Kernel(library)
+    products = load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16")
+    if request.param and products is None:
+        pytest.skip("this CPU has no AVX512-BF16")
+    return Kernel(library, narrow=request.param)
 
 
 def drawn(

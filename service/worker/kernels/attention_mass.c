@@ -3,7 +3,7 @@
  *
  * q [tokens, heads, d], k [kv_heads, first + tokens, d], bfloat16; scores and sums in fp32. A tile
  * of queries is scored against keys that lie transposed in the cache, so no weight is ever written
- * to memory. A result does not depend on the number of threads: each head has sums of its own.
+ * to memory; by bfloat16 dot products where those are faster than fp32 (`narrow`). A result does not depend on the number of threads: each head has sums of its own.
  */
 #include "bfloat16.h"
 #include "exponential.h"
@@ -39,6 +39,32 @@ TARGET INLINE void score(const float *q, const float *turned, float *scores, ptr
             _mm512_storeu_ps(scores + row * keys + at + i * 16, sums[row][i]);
 }
 
+/* The same by bfloat16 dot products: q [ROWS, d / 2] and turned [d / 2, keys] are pairs. */
+TARGET_BF16 static void narrow_score(const float *q, const float *turned, float *scores,
+                                     ptrdiff_t keys, ptrdiff_t end, ptrdiff_t d, float scale)
+{
+    for (ptrdiff_t at = 0; at < end; at += WIDTH) {
+        __m512 sums[ROWS][4];
+        for (int row = 0; row < ROWS; row++)
+            for (int i = 0; i < 4; i++)
+                sums[row][i] = _mm512_setzero_ps();
+        for (ptrdiff_t c = 0; c < d / 2; c++) {
+            __m512bh key[4];
+            for (int i = 0; i < 4; i++)
+                key[i] = (__m512bh)_mm512_loadu_ps(turned + c * keys + at + i * 16);
+            for (int row = 0; row < ROWS; row++) {
+                __m512bh one = (__m512bh)_mm512_set1_epi32(pair_at(q + row * (d / 2) + c));
+                for (int i = 0; i < 4; i++)
+                    sums[row][i] = _mm512_dpbf16_ps(sums[row][i], one, key[i]);
+            }
+        }
+        for (int row = 0; row < ROWS; row++)
+            for (int i = 0; i < 4; i++)
+                _mm512_storeu_ps(scores + row * keys + at + i * 16,
+                                 _mm512_mul_ps(sums[row][i], _mm512_set1_ps(scale)));
+    }
+}
+
 /* Scores of `seen` keys in base 2 become weights that add up to one with the last key's, which is
  * the query itself and gets 0, as all keys up to `end` do. Returns the log normaliser, base 2. */
 TARGET INLINE float soften(float *scores, ptrdiff_t seen, ptrdiff_t end)
@@ -63,27 +89,41 @@ TARGET INLINE float soften(float *scores, ptrdiff_t seen, ptrdiff_t end)
     return highest + log2f(sum);
 }
 
-/* One head. turned [d, keys] and scores [ROWS, keys] are scratch, keys = n rounded up to WIDTH. */
-TARGET static void head(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
-                        float *turned, float *scores, ptrdiff_t tokens, ptrdiff_t n,
-                        ptrdiff_t keys, ptrdiff_t d, ptrdiff_t q_stride, float scale)
+/* Keys k [n, d] into turned: [d, keys], or pairs [d / 2, keys]. */
+TARGET static void turn(const uint16_t *k, float *turned, ptrdiff_t n, ptrdiff_t keys, ptrdiff_t d,
+                        int narrow)
+{
+    memset(turned, 0, (size_t)((narrow ? d / 2 : d) * keys) * sizeof(float));
+    for (ptrdiff_t j = 0; j < n; j++)
+        for (ptrdiff_t c = 0; c < d; c += narrow ? 2 : 1)
+            if (narrow)
+                memcpy(turned + c / 2 * keys + j, k + j * d + c, 2 * sizeof *k);
+            else
+                turned[c * keys + j] = widened(k[j * d + c]);
+}
+
+/* One head. turned: its keys; scores [ROWS, keys] is scratch, keys = n rounded up to WIDTH. */
+TARGET static void head(const uint16_t *q, float *mass, float *norm, const float *turned,
+                        float *scores, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys, ptrdiff_t d,
+                        ptrdiff_t q_stride, float scale, int narrow)
 {
     float *asked = scores + ROWS * keys;
     ptrdiff_t first = n - tokens;
-    for (ptrdiff_t c = 0; c < d; c++) {
-        for (ptrdiff_t j = 0; j < n; j++)
-            turned[c * keys + j] = widened(k[j * d + c]);
-        memset(turned + c * keys + n, 0, (size_t)(keys - n) * sizeof(float));
-    }
     memset(mass, 0, (size_t)keys * sizeof(float));
     for (ptrdiff_t row = 0; row < tokens; row += ROWS) {
         ptrdiff_t rows = tokens - row < ROWS ? tokens - row : ROWS, last = first + row + rows;
         ptrdiff_t end = (last + WIDTH - 1) / WIDTH * WIDTH;
         memset(asked, 0, (size_t)(ROWS * d) * sizeof(float));
-        for (ptrdiff_t r = 0; r < rows; r++)
-            for (ptrdiff_t c = 0; c < d; c++)
-                asked[r * d + c] = widened(q[(row + r) * q_stride + c]) * scale;
-        for (ptrdiff_t at = 0; at < end; at += WIDTH)
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const uint16_t *from = q + (row + r) * q_stride;
+            if (narrow)
+                memcpy(asked + r * (d / 2), from, (size_t)d * sizeof *from);
+            for (ptrdiff_t c = 0; !narrow && c < d; c++)
+                asked[r * d + c] = widened(from[c]) * scale;
+        }
+        if (narrow)
+            narrow_score(asked, turned, scores, keys, end, d, scale);
+        for (ptrdiff_t at = 0; !narrow && at < end; at += WIDTH)
             score(asked, turned, scores, keys, at, d);
         for (ptrdiff_t r = 0; r < rows; r++)
             norm[row + r] = soften(scores + r * keys, first + row + r + 1, end);
@@ -97,18 +137,24 @@ TARGET static void head(const uint16_t *q, const uint16_t *k, float *mass, float
 }
 
 /* mass [heads, keys] and norm [heads, tokens], base 2; scratch: (d + ROWS) * keys + ROWS * d floats
- * per thread. Strides in values; rows of k and of a head of q are contiguous. */
-TARGET void attention_mass(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
-                           float *scratch, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys,
-                           ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
-                           ptrdiff_t k_stride, float scale, int threads)
+ * per thread. Strides in values; rows of k and of a head of q are contiguous. narrow: d is even. */
+TARGET void attention_mass_rows(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
+                                float *scratch, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys,
+                                ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
+                                ptrdiff_t k_stride, float scale, int narrow, int threads)
 {
     ptrdiff_t room = (d + ROWS) * keys + ROWS * d;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (int part = 0; part < threads; part++) {
         float *turned = scratch + part * room;
-        for (ptrdiff_t h = part; h < heads; h += threads)
-            head(q + h * d, k + h / group * k_stride, mass + h * keys, norm + h * tokens, turned,
-                 turned + d * keys, tokens, n, keys, d, q_stride, scale * 1.44269504f);
+        ptrdiff_t last = -1;
+        for (ptrdiff_t h = part; h < heads; h += threads) {
+            if (h / group != last) {
+                last = h / group;
+                turn(k + last * k_stride, turned, n, keys, d, narrow);
+            }
+            head(q + h * d, mass + h * keys, norm + h * tokens, turned, turned + d * keys, tokens,
+                 n, keys, d, q_stride, scale * 1.44269504f, narrow);
+        }
     }
 }

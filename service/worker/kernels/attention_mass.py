@@ -14,18 +14,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from service.worker.kernels import many_rows_bf16
 from service.worker.kernels.library import built
 
 ROWS, WIDTH = 6, 64  # as in the kernel
 
 
 class Kernel:
-    """The built library."""
+    """The built library. narrow: by the CPU's bfloat16 dot products, which it must have."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._mass = library.attention_mass
+    def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
+        self._narrow = narrow
+        self._mass = library.attention_mass_rows
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._mass.argtypes = [*[pointer] * 5, *[size] * 8, ctypes.c_float, ctypes.c_int]
+        self._mass.argtypes = [*[pointer] * 5, *[size] * 8, ctypes.c_float, *[ctypes.c_int] * 2]
         self._mass.restype = None
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -53,6 +55,7 @@ class Kernel:
             q.stride(0),
             k.stride(0),
             scale,
+            self._narrow,
             threads,
         )
         return mass[:, n - tokens : n].sum(0), norm.mul_(math.log(2))
@@ -61,7 +64,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    return built("attention_mass", Kernel)
+    narrow = many_rows_bf16.kernel() is not None
+    return built("attention_mass", lambda library: Kernel(library, narrow=narrow))
 
 
 def served(q: Tensor, k: Tensor) -> Kernel | None:
@@ -69,4 +73,4 @@ def served(q: Tensor, k: Tensor) -> Kernel | None:
     d = q.shape[2]
     fits = q.dtype == k.dtype == torch.bfloat16 and q.device.type == "cpu"
     in_rows = q.stride()[1:] == (d, 1) and k.stride()[1:] == (d, 1)
-    return kernel() if fits and in_rows else None
+    return kernel() if fits and in_rows and d % 2 == 0 else None

@@ -19,6 +19,14 @@ INLINE float widened(uint16_t narrow)
     return value;
 }
 
+/* Two bfloat16 side by side. */
+INLINE int32_t pair_at(const void *at)
+{
+    int32_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return pair;
+}
+
 TARGET INLINE __m512 even(__m512i narrow)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(narrow, 16));

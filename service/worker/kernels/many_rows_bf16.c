@@ -14,7 +14,6 @@
 #include <omp.h>
 
 #define TILES 4 /* of a block: 192 rows */
-#define GROUP 2 /* strips of OUTS that a thread takes at once */
 /* Bytes of a block that all threads go through at a time, columns of every row. */
 #define ROOM (512 * 1024)
 
@@ -23,14 +22,15 @@ int many_rows_bf16_supported(void)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
 }
 
-/* y += w * x of a tile's first HALF * `wide` rows. w [OUTS, columns], rows `stride` apart; x
- * [columns / 2, ROWS, 2]; y [OUTS, ROWS], taken for zero if `fresh`. The memory at `next`, rows
- * `stride` apart, is fetched meanwhile. */
-TARGET_BF16 INLINE void multiply(const uint16_t *w, const uint16_t *x, float *y, ptrdiff_t columns,
-                                 ptrdiff_t stride, int fresh, int wide, const uint16_t *next)
+/* y += w * x of a tile's first HALF * `wide` rows. w: OUTS rows of `columns`, `stride` apart, and
+ * `outs` - OUTS more at `other`; x [columns / 2, ROWS, 2]; y [outs, ROWS], taken for zero if `fresh`.
+ * The memory at `next`, rows `stride` apart, is fetched meanwhile. */
+TARGET_BF16 INLINE void multiply(const uint16_t *w, const uint16_t *other, const uint16_t *x,
+                                 float *y, ptrdiff_t columns, ptrdiff_t stride, int fresh, int outs,
+                                 int wide, const uint16_t *next)
 {
-    __m512 sums[OUTS][3];
-    for (int i = 0; i < OUTS; i++)
+    __m512 sums[2 * OUTS][3];
+    for (int i = 0; i < outs; i++)
         for (int j = 0; j < wide; j++)
             sums[i][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(y + i * ROWS + j * HALF);
     for (ptrdiff_t c = 0; c < columns; c += LANES) {
@@ -41,30 +41,43 @@ TARGET_BF16 INLINE void multiply(const uint16_t *w, const uint16_t *x, float *y,
             __m512 rows[3];
             for (int j = 0; j < wide; j++)
                 rows[j] = _mm512_loadu_ps(x + (c + k) * ROWS + j * LANES);
-            for (int i = 0; i < OUTS; i++) {
-                int pair;
-                memcpy(&pair, w + i * stride + c + k, sizeof pair);
-                __m512i weight = _mm512_set1_epi32(pair);
+            for (int i = 0; i < outs; i++) {
+                const uint16_t *from = i < OUTS ? w + i * stride : other + (i - OUTS) * stride;
+                __m512i weight = _mm512_set1_epi32(pair_at(from + c + k));
                 for (int j = 0; j < wide; j++)
                     sums[i][j] = _mm512_dpbf16_ps(sums[i][j], (__m512bh)weight, (__m512bh)rows[j]);
             }
         }
     }
-    for (int i = 0; i < OUTS; i++)
+    for (int i = 0; i < outs; i++)
         for (int j = 0; j < wide; j++)
             _mm512_storeu_ps(y + i * ROWS + j * HALF, sums[i][j]);
 }
 
-/* Constants let the compiler keep the sums in registers. */
-TARGET_BF16 static void multiplied(const uint16_t *w, const uint16_t *x, float *y,
-                                   ptrdiff_t columns, ptrdiff_t stride, int fresh, ptrdiff_t rows,
-                                   const uint16_t *next)
+/* The same of OUTS rows of w. Constants let the compiler keep the sums in registers. */
+TARGET_BF16 static void one_strip(const uint16_t *w, const uint16_t *x, float *y, ptrdiff_t columns,
+                                  ptrdiff_t stride, int fresh, ptrdiff_t rows, const uint16_t *next)
 {
-    switch ((rows + HALF - 1) / HALF) {
-    case 1: multiply(w, x, y, columns, stride, fresh, 1, next); break;
-    case 2: multiply(w, x, y, columns, stride, fresh, 2, next); break;
-    default: multiply(w, x, y, columns, stride, fresh, 3, next);
+    if (rows <= HALF)
+        multiply(w, NULL, x, y, columns, stride, fresh, OUTS, 1, next);
+    else if (rows <= 2 * HALF)
+        multiply(w, NULL, x, y, columns, stride, fresh, OUTS, 2, next);
+    else
+        multiply(w, NULL, x, y, columns, stride, fresh, OUTS, 3, next);
+}
+
+/* The same of OUTS rows at w and at `other`. One register of rows has too few sums to keep the CPU
+ * busy with one strip. */
+TARGET_BF16 static void two_strips(const uint16_t *w, const uint16_t *other, const uint16_t *x,
+                                   float *y, ptrdiff_t columns, ptrdiff_t stride, int fresh,
+                                   ptrdiff_t rows, const uint16_t *next, const uint16_t *next_other)
+{
+    if (rows <= HALF) {
+        multiply(w, other, x, y, columns, stride, fresh, 2 * OUTS, 1, next);
+        return;
     }
+    one_strip(w, x, y, columns, stride, fresh, rows, next);
+    one_strip(other, x, y + OUTS * ROWS, columns, stride, fresh, rows, next_other);
 }
 
 /* x [rows, in] with rows `stride` apart into tiles of pairs [tiles, in / 2, ROWS, 2]; what no row
@@ -98,7 +111,7 @@ TARGET_BF16 void many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, con
                                        int threads)
 {
     ptrdiff_t whole = rows < TILES * ROWS ? rows : TILES * ROWS;
-    ptrdiff_t parts = (in * whole * 2 + ROOM - 1) / ROOM, step = GROUP * OUTS;
+    ptrdiff_t parts = (in * whole * 2 + ROOM - 1) / ROOM, step = 2 * OUTS;
     ptrdiff_t width = ((in + parts - 1) / parts + LANES - 1) / LANES * LANES;
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     for (ptrdiff_t from = 0; from < rows; from += TILES * ROWS) {
@@ -108,16 +121,21 @@ TARGET_BF16 void many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, con
             ptrdiff_t columns = in - c < width ? in - c : width;
             _Pragma("omp for schedule(dynamic)")
             for (ptrdiff_t at = 0; at < out; at += step) {
-                ptrdiff_t last = at + step < out ? at + step : out;
-                for (ptrdiff_t n = at; n < last; n += OUTS)
-                    for (ptrdiff_t row = 0; row < count; row += ROWS) {
-                        const uint16_t *here = w + n * stride + c;
-                        ptrdiff_t ahead = n + OUTS < last ? OUTS : OUTS + (threads - 1) * step;
-                        multiplied(here, x + (from + row) * in + c * ROWS,
-                                   scratch + row * out + n * ROWS, columns, stride, !c,
-                                   count - row,
-                                   row || n + ahead + OUTS > out ? NULL : here + ahead * stride);
-                    }
+                const uint16_t *one = w + at * stride + c, *other = one + OUTS * stride;
+                const uint16_t *next = at + threads * step < out ? one + threads * step * stride
+                                                                 : NULL;
+                const uint16_t *tile = x + from * in + c * ROWS;
+                float *y = scratch + at * ROWS;
+                ptrdiff_t row = 0; /* a strip stays in the first cache while the tiles go by */
+                for (; row + HALF < count; row += ROWS)
+                    one_strip(one, tile + row * in, y + row * out, columns, stride, !c, count - row,
+                              row ? NULL : other);
+                for (row = 0; row + HALF < count; row += ROWS)
+                    one_strip(other, tile + row * in, y + row * out + OUTS * ROWS, columns, stride,
+                              !c, count - row, row ? NULL : next);
+                if (row < count)
+                    two_strips(one, other, tile + row * in, y + row * out, columns, stride, !c,
+                               count - row, row ? NULL : next, NULL);
             }
         }
         _Pragma("omp for schedule(static)")
@@ -154,10 +172,8 @@ TARGET_BF16 void many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, c
         for (ptrdiff_t row = 0; row < rows; row += ROWS) {
             float y[2][OUTS * ROWS] __attribute__((aligned(64)));
             const uint16_t *tile = x + row * in;
-            multiplied(one, tile, y[0], in, stride, 1, rows - row,
-                       row || !ahead ? NULL : one + ahead);
-            multiplied(other, tile, y[1], in, stride, 1, rows - row,
-                       row || !ahead ? NULL : other + ahead);
+            two_strips(one, other, tile, y[0], in, stride, 1, rows - row,
+                       row || !ahead ? NULL : one + ahead, row || !ahead ? NULL : other + ahead);
             for (ptrdiff_t at = 0; at < OUTS * ROWS; at += 2 * ROWS)
                 for (ptrdiff_t j = 0; j < ROWS && row + j < rows; j += HALF) {
                     __m512i pair[2];

@@ -5,71 +5,48 @@
  * with a key to a row, so that a softmax is one operation for sixteen queries and never adds up
  * within a register. A query's result does not depend on the number of threads.
  *
- * On request it also adds up, by key, what the queries look at: the keys are scored a second time,
- * when the sums of all softmaxes are known, so that no weight is written to memory.
+ * Where the CPU's bfloat16 dot products are faster than fp32 they score the keys and weigh the
+ * values, with weights rounded to bfloat16.
+ *
+ * On request it also adds up, by key, what the queries look at: a tile's weights are kept until the
+ * sums of its softmaxes are known.
  */
-#include "bfloat16.h"
+#include "attention_bf16.h"
+#include "attention_fp32.h"
+#include "attention_tile.h"
 #include "exponential.h"
 
-#include <stddef.h>
-
-#define QUERIES 48 /* of a tile: three registers */
-#define KEYS 96    /* of a block */
-#define SCORED 8   /* keys scored at once: 24 registers of sums */
-#define WEIGHED 6  /* queries whose values are summed at once, by four registers of columns */
 #define UNSEEN -1e30f
 
 int prefill_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-/* What a tile needs beside its input. */
-struct tile {
-    float *asked;  /* [d, QUERIES], columns in the order that `widen` gives */
-    float *keys;   /* [KEYS, d] */
-    float *values; /* [KEYS, d] */
-    float *scores; /* [KEYS, QUERIES] */
-    float *sums;   /* [QUERIES, d] */
-    float highest[QUERIES], total[QUERIES], fade[QUERIES], share[QUERIES];
-    int32_t seen[QUERIES];
-};
-
-/* `count` rows in fp32, of every 32 columns the even ones first; then zeros up to a whole SCORED. */
-TARGET INLINE void widen(const uint16_t *rows, float *out, ptrdiff_t count, ptrdiff_t d)
+/* The weights of key i of sixteen queries, added to their totals. kept: where to, or NULL. */
+TARGET INLINE __m512 weight_of(const float *scores, ptrdiff_t i, __m512 scale, __m512 most,
+                               float *kept, __m512 *total)
 {
-    for (ptrdiff_t i = 0; i < count * d; i += LANES) {
-        __m512i narrow = _mm512_loadu_si512(rows + i);
-        _mm512_storeu_ps(out + i, even(narrow));
-        _mm512_storeu_ps(out + i + LANES / 2, odd(narrow));
-    }
-    ptrdiff_t missing = (count + SCORED - 1) / SCORED * SCORED - count;
-    memset(out + count * d, 0, (size_t)(missing * d) * sizeof(float));
+    __m512 weight = exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i * QUERIES), scale, most));
+    if (kept)
+        _mm512_storeu_ps(kept + i * QUERIES, weight);
+    *total = _mm512_add_ps(*total, weight);
+    return weight;
 }
 
-TARGET INLINE void score(const float *asked, const float *keys, float *scores, ptrdiff_t d)
+/* The weights of two keys in bfloat16, side by side. */
+TARGET INLINE __m512i paired(__m512 one, __m512 other)
 {
-    __m512 sums[SCORED][3];
-    for (int i = 0; i < SCORED; i++)
-        for (int j = 0; j < 3; j++)
-            sums[i][j] = _mm512_setzero_ps();
-    for (ptrdiff_t c = 0; c < d; c++) {
-        __m512 query[3];
-        for (int j = 0; j < 3; j++)
-            query[j] = _mm512_loadu_ps(asked + c * QUERIES + j * 16);
-        for (int i = 0; i < SCORED; i++) {
-            __m512 key = _mm512_set1_ps(keys[i * d + c]);
-            for (int j = 0; j < 3; j++)
-                sums[i][j] = _mm512_fmadd_ps(key, query[j], sums[i][j]);
-        }
-    }
-    for (int i = 0; i < SCORED; i++)
-        for (int j = 0; j < 3; j++)
-            _mm512_storeu_ps(scores + i * QUERIES + j * 16, sums[i][j]);
+    const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32((int)0xffff0000);
+    __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(one), half), 16);
+    __m512i high = _mm512_add_epi32(_mm512_castps_si512(other), half);
+    return _mm512_or_si512(_mm512_and_si512(high, upper), low);
 }
 
 /* Scores of keys first.. of sixteen queries become weights. Returns whether earlier sums fade. */
 TARGET INLINE int soften(struct tile *tile, int lane, ptrdiff_t first, ptrdiff_t count, int hide)
 {
     float *scores = tile->scores + lane;
-    __m512 before = _mm512_loadu_ps(tile->highest + lane), most = before;
+    float *kept = tile->kept ? tile->kept + first * QUERIES + lane : NULL;
+    const __m512 scale = _mm512_set1_ps(tile->scale);
+    __m512 before = _mm512_loadu_ps(tile->highest + lane), most = _mm512_set1_ps(UNSEEN);
     __m512i seen = _mm512_loadu_si512(tile->seen + lane);
     for (ptrdiff_t i = 0; i < count; i++) {
         __m512 score = _mm512_loadu_ps(scores + i * QUERIES);
@@ -80,47 +57,30 @@ TARGET INLINE int soften(struct tile *tile, int lane, ptrdiff_t first, ptrdiff_t
         }
         most = _mm512_max_ps(most, score);
     }
+    most = _mm512_max_ps(before, _mm512_mul_ps(most, scale));
     __m512 fade = exp2_of(_mm512_sub_ps(before, most));
     __m512 total = _mm512_mul_ps(fade, _mm512_loadu_ps(tile->total + lane));
-    for (ptrdiff_t i = 0; i < count; i++) {
-        __m512 weight = exp2_of(_mm512_sub_ps(_mm512_loadu_ps(scores + i * QUERIES), most));
-        _mm512_storeu_ps(scores + i * QUERIES, weight);
-        total = _mm512_add_ps(total, weight);
+    for (ptrdiff_t i = 0; !tile->narrow && i < count; i++)
+        _mm512_storeu_ps(scores + i * QUERIES, weight_of(scores, i, scale, most, kept, &total));
+    for (ptrdiff_t i = 0; tile->narrow && i < count; i += 2) {
+        __m512 one = weight_of(scores, i, scale, most, kept, &total), other = _mm512_setzero_ps();
+        if (i + 1 < count)
+            other = weight_of(scores, i + 1, scale, most, kept, &total);
+        _mm512_storeu_si512(scores + i / 2 * QUERIES, paired(one, other));
     }
+    if (kept)
+        _mm512_storeu_ps(tile->against + first / KEYS * QUERIES + lane, most);
     _mm512_storeu_ps(tile->highest + lane, most);
     _mm512_storeu_ps(tile->total + lane, total);
     _mm512_storeu_ps(tile->fade + lane, fade);
     return _mm512_cmp_ps_mask(fade, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
 }
 
-/* Adds weighted values to the sums of WEIGHED queries, `columns` of them. */
-TARGET INLINE void weigh(const float *weights, const float *values, float *sums, ptrdiff_t count,
-                         ptrdiff_t d, int columns)
-{
-    __m512 held[WEIGHED][4];
-    for (int i = 0; i < WEIGHED; i++)
-        for (int j = 0; j < columns / 16; j++)
-            held[i][j] = _mm512_loadu_ps(sums + i * d + j * 16);
-    for (ptrdiff_t key = 0; key < count; key++) {
-        __m512 value[4];
-        for (int j = 0; j < columns / 16; j++)
-            value[j] = _mm512_loadu_ps(values + key * d + j * 16);
-        for (int i = 0; i < WEIGHED; i++) {
-            __m512 weight = _mm512_set1_ps(weights[key * QUERIES + i]);
-            for (int j = 0; j < columns / 16; j++)
-                held[i][j] = _mm512_fmadd_ps(weight, value[j], held[i][j]);
-        }
-    }
-    for (int i = 0; i < WEIGHED; i++)
-        for (int j = 0; j < columns / 16; j++)
-            _mm512_storeu_ps(sums + i * d + j * 16, held[i][j]);
-}
-
 /* Keys first..first + count of every query of the tile. */
-TARGET static void block(struct tile *tile, ptrdiff_t first, ptrdiff_t count, ptrdiff_t d, int hide)
+TARGET static void block(struct tile *tile, const uint16_t *k, const uint16_t *v, ptrdiff_t first,
+                         ptrdiff_t count, ptrdiff_t d, int hide)
 {
-    for (ptrdiff_t i = 0; i < count; i += SCORED)
-        score(tile->asked, tile->keys + i * d, tile->scores + i * QUERIES, d);
+    (tile->narrow ? narrow_scores : wide_scores)(tile, k + first * d, count, d);
     int fades = 0;
     for (int lane = 0; lane < QUERIES; lane += 16)
         fades |= soften(tile, lane, first, count, hide);
@@ -130,33 +90,27 @@ TARGET static void block(struct tile *tile, ptrdiff_t first, ptrdiff_t count, pt
             sum = _mm512_mul_ps(sum, _mm512_set1_ps(tile->fade[i]));
             _mm512_storeu_ps(tile->sums + i * d + c, sum);
         }
-    for (int i = 0; i < QUERIES; i += WEIGHED) {
-        ptrdiff_t c = 0;
-        for (; c + 64 <= d; c += 64)
-            weigh(tile->scores + i, tile->values + c, tile->sums + i * d + c, count, d, 64);
-        if (c < d)
-            weigh(tile->scores + i, tile->values + c, tile->sums + i * d + c, count, d, 32);
-    }
+    (tile->narrow ? narrow_sums : wide_sums)(tile, v + first * d, count, d);
 }
 
-/* Scores of keys first..first + count, added up by key as weights, each query's times its share. */
+/* The kept weights of a block of keys, added up by key, each query's times its share. */
 TARGET static void add_up(struct tile *tile, float *told, ptrdiff_t first, ptrdiff_t count)
 {
+    __m512 share[3];
+    for (int j = 0; j < 3; j++) {
+        __m512 highest = _mm512_loadu_ps(tile->highest + j * 16);
+        __m512 then = _mm512_loadu_ps(tile->against + first / KEYS * QUERIES + j * 16);
+        __m512 fade = exp2_of(_mm512_sub_ps(then, highest));
+        share[j] = _mm512_mul_ps(fade, _mm512_loadu_ps(tile->share + j * 16));
+    }
     for (ptrdiff_t i = 0; i < count; i += 16) {
         ptrdiff_t keys = count - i < 16 ? count - i : 16;
         __m512 sums[16];
         for (ptrdiff_t key = 0; key < 16; key++) {
+            const float *weights = tile->kept + (first + i + key) * QUERIES;
             sums[key] = _mm512_setzero_ps();
-            for (int lane = 0; key < keys && lane < QUERIES; lane += 16) {
-                const float *scores = tile->scores + (i + key) * QUERIES + lane;
-                __m512 highest = _mm512_loadu_ps(tile->highest + lane);
-                __mmask16 visible =
-                    _mm512_cmpgt_epi32_mask(_mm512_loadu_si512(tile->seen + lane),
-                                            _mm512_set1_epi32((int)(first + i + key)));
-                __m512 weight = exp2_of(_mm512_sub_ps(_mm512_loadu_ps(scores), highest));
-                sums[key] = _mm512_mask3_fmadd_ps(weight, _mm512_loadu_ps(tile->share + lane),
-                                                  sums[key], visible);
-            }
+            for (int j = 0; key < keys && j < 3; j++)
+                sums[key] = _mm512_fmadd_ps(_mm512_loadu_ps(weights + j * 16), share[j], sums[key]);
         }
         _mm512_mask_storeu_ps(told + first + i, (__mmask16)((1u << keys) - 1), added_up(sums));
     }
@@ -166,18 +120,16 @@ TARGET static void add_up(struct tile *tile, float *told, ptrdiff_t first, ptrdi
 TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *k,
                           const uint16_t *v, uint16_t *y, const int64_t *seen, const float *share,
                           float *told, ptrdiff_t at, ptrdiff_t count, ptrdiff_t group, ptrdiff_t d,
-                          ptrdiff_t q_stride, ptrdiff_t y_stride, float scale)
+                          ptrdiff_t q_stride, ptrdiff_t y_stride)
 {
     int32_t least = INT32_MAX, most = 0;
     for (ptrdiff_t i = 0; i < QUERIES; i++) {
         ptrdiff_t query = at + (i < count ? i : count - 1); /* lanes without one repeat the last */
         const uint16_t *row = q + query / group * q_stride + query % group * d;
-        for (ptrdiff_t c = 0; c < d; c += LANES)
-            for (int j = 0; j < LANES / 2; j++) {
-                tile->asked[(c + j) * QUERIES + i] = widened(row[c + 2 * j]) * scale;
-                tile->asked[(c + LANES / 2 + j) * QUERIES + i] =
-                    widened(row[c + 2 * j + 1]) * scale;
-            }
+        if (tile->narrow)
+            narrow_ask(tile, i, row, d);
+        else
+            wide_ask(tile, i, row, d);
         tile->seen[i] = (int32_t)seen[query / group];
         tile->highest[i] = UNSEEN;
         tile->total[i] = 0.0f;
@@ -187,9 +139,7 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
     memset(tile->sums, 0, (size_t)(QUERIES * d) * sizeof(float));
     for (ptrdiff_t first = 0; first < most; first += KEYS) {
         ptrdiff_t keys = most - first < KEYS ? most - first : KEYS;
-        widen(k + first * d, tile->keys, keys, d);
-        widen(v + first * d, tile->values, keys, d);
-        block(tile, first, keys, d, first + keys > least);
+        block(tile, k, v, first, keys, d, first + keys > least);
     }
     for (ptrdiff_t i = 0; i < count; i++) {
         uint16_t *out = y + (at + i) / group * y_stride + (at + i) % group * d;
@@ -206,33 +156,35 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
         tile->share[i] = i < count ? share[(at + i) / group] / tile->total[i] : 0.0f;
     for (ptrdiff_t first = 0; told && first < most; first += KEYS) {
         ptrdiff_t keys = most - first < KEYS ? most - first : KEYS;
-        widen(k + first * d, tile->keys, keys, d);
-        for (ptrdiff_t i = 0; i < keys; i += SCORED)
-            score(tile->asked, tile->keys + i * d, tile->scores + i * QUERIES, d);
         add_up(tile, told, first, keys);
     }
 }
 
-/* seen [m]: how many keys a row sees, at least 1. Strides in values: of q's rows, of k's and v's KV
- * heads; y [m, heads, d] is contiguous. scratch: (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
- * floats per thread. told may be NULL, else [heads / group, tiles, n] zeros: what every tile of
- * queries looks at, a row of share [m] as much as that. */
-TARGET void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *y,
-                              const int64_t *seen, const float *share, float *told, float *scratch,
-                              ptrdiff_t m, ptrdiff_t n, ptrdiff_t heads, ptrdiff_t group,
-                              ptrdiff_t d, ptrdiff_t q_stride, ptrdiff_t k_stride,
-                              ptrdiff_t v_stride, float scale, int threads)
+/* seen [m]: how many keys a row sees, at least 1. scale > 0. Strides in values: of q's rows, of k's
+ * and v's KV heads; y [m, heads, d] is contiguous. scratch: `room` floats per thread, (2 * QUERIES +
+ * 2 * KEYS) * d + KEYS * QUERIES, and with told (n + n / KEYS + 1) * QUERIES more. told may be NULL,
+ * else [heads / group, tiles, n] zeros: what every tile of queries looks at, a row of share [m] as
+ * much as that. narrow: by bfloat16 dot products. */
+TARGET void prefill_attention_rows(const uint16_t *q, const uint16_t *k, const uint16_t *v,
+                                   uint16_t *y, const int64_t *seen, const float *share,
+                                   float *told, float *scratch, ptrdiff_t m, ptrdiff_t n,
+                                   ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d,
+                                   ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
+                                   float scale, ptrdiff_t room, int narrow, int threads)
 {
-    ptrdiff_t queries = m * group, tiles = (queries + QUERIES - 1) / QUERIES;
-    ptrdiff_t room = (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES, next = 0;
+    ptrdiff_t queries = m * group, tiles = (queries + QUERIES - 1) / QUERIES, next = 0;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (int part = 0; part < threads; part++) {
         struct tile tile;
+        tile.narrow = narrow;
+        tile.scale = scale * 1.44269504f; /* in base 2 */
         tile.asked = scratch + part * room;
         tile.sums = tile.asked + QUERIES * d;
         tile.keys = tile.sums + QUERIES * d;
         tile.values = tile.keys + KEYS * d;
         tile.scores = tile.values + KEYS * d;
+        tile.kept = told ? tile.scores + KEYS * QUERIES : NULL;
+        tile.against = told ? tile.kept + n * QUERIES : NULL;
         for (;;) {
             /* Whoever is done takes the next; the last rows see most, and come first. */
             ptrdiff_t taken = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
@@ -243,7 +195,7 @@ TARGET void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16
             ptrdiff_t count = queries - at < QUERIES ? queries - at : QUERIES;
             attend(&tile, q + kv * group * d, k + kv * k_stride, v + kv * v_stride,
                    y + kv * group * d, seen, share, told ? told + (kv * tiles + index) * n : NULL,
-                   at, count, group, d, q_stride, heads * d, scale * 1.44269504f);
+                   at, count, group, d, q_stride, heads * d);
         }
     }
 }

@@ -13,18 +13,26 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from service.worker.kernels import many_rows_bf16
 from service.worker.kernels.library import built
 
 LANES, QUERIES, KEYS = 32, 48, 96  # as in the kernel
 
 
 class Kernel:
-    """The built library."""
+    """The built library. narrow: by the CPU's bfloat16 dot products, which it must have."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._attend = library.prefill_attention
+    def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
+        self._narrow = narrow
+        self._attend = library.prefill_attention_rows
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._attend.argtypes = [*[pointer] * 8, *[size] * 8, ctypes.c_float, ctypes.c_int]
+        self._attend.argtypes = [
+            *[pointer] * 8,
+            *[size] * 8,
+            ctypes.c_float,
+            size,
+            *[ctypes.c_int] * 2,
+        ]
         self._attend.restype = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
@@ -59,6 +67,8 @@ class Kernel:
         out = q.new_empty(m, heads * d)
         threads = torch.get_num_threads()
         room = (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
+        if told is not None:
+            room += (k.shape[1] + k.shape[1] // KEYS + 1) * QUERIES
         scratch = torch.empty(threads * room, dtype=torch.float32)
         self._attend(
             q.data_ptr(),
@@ -78,6 +88,8 @@ class Kernel:
             k.stride(0),
             v.stride(0),
             scale,
+            room,
+            self._narrow,
             threads,
         )
         return out
@@ -86,7 +98,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    return built("prefill_attention", Kernel)
+    narrow = many_rows_bf16.kernel() is not None
+    return built("prefill_attention", lambda library: Kernel(library, narrow=narrow))
 
 
 def served(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
