@@ -19,7 +19,7 @@ from service.worker.steps import Steps
 # takes longer than a decode step is paused within: the MLP, and attention, which with a long prompt
 # takes longer than all the rest. On a GPU a tile must still fill it.
 TILE_ROWS = {"cpu": 512}
-ATTENDED_ROWS = {"cpu": 128}
+ATTENDED_PAIRS = {"cpu": 1 << 20}  # of rows and keys: 128 rows of 8,192 tokens
 ROWS_ELSEWHERE = 2048
 
 
@@ -70,7 +70,10 @@ def _attend(
     adapter: DecoderAdapter, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
 ) -> Steps[Tensor]:
     """`[rows, heads * head_dim]`."""
-    cuts = tiles(len(rows), ATTENDED_ROWS.get(q.device.type, ROWS_ELSEWHERE))
+    size, pairs = ROWS_ELSEWHERE, ATTENDED_PAIRS.get(q.device.type)
+    if pairs is not None:
+        size = max(1, pairs // k_all.shape[1])
+    cuts = tiles(len(rows), size)
     if len(cuts) == 1:
         return attend_rows(q, k_all, v_all, rows, adapter.scale)
     last_rows = rows[[cut.stop - 1 for cut in cuts]].tolist()

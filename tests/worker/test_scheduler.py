@@ -57,7 +57,7 @@ def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
         r.precompute()
         expected = [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)]
     monkeypatch.setattr(prefill_tiles, "TILE_ROWS", {"cpu": 5})
-    monkeypatch.setattr(prefill_tiles, "ATTENDED_ROWS", {"cpu": 3})
+    monkeypatch.setattr(prefill_tiles, "ATTENDED_PAIRS", {"cpu": 3 * 38})
     with rig(model) as r:
         r.precompute()
         assert [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)] == expected
