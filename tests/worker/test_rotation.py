@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -42,6 +43,37 @@ def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
     assert ours.isnan().equal(expected.isnan())
     assert ours.nan_to_num().equal(expected.nan_to_num())
     assert not cache[:, :4].any() and not cache[:, 4 + ROWS :].any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 211])
+def test_threads_change_nothing(
+    kernel: Kernel, threads: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are fewer rows than threads."""
+    monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
+    turns, x = table(64), torch.randn(rows, 5, 64).bfloat16()[:, 1:4]
+    positions = torch.randperm(500)[:rows]
+    cache, before = torch.zeros(3, rows + 2, 64).bfloat16(), torch.get_num_threads()
+    out = cache[:, 1:-1].transpose(0, 1)
+    try:
+        torch.set_num_threads(threads)
+        kernel.rotate(x, positions, turns.cos, turns.sin, out)
+    finally:
+        torch.set_num_threads(before)
+    assert out.equal(turns.turn(positions)(x))
+    assert not cache[:, 0].any() and not cache[:, -1].any()
+
+
+def test_few_rows_wake_no_threads(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock()
+    monkeypatch.setattr(kernel, "_rotate", asked)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    turns = table(64)
+    for rows, threads in ((1, 1), (rotation.MIN_PARALLEL // 64, 3)):
+        x, positions = torch.zeros(rows, 1, 64).bfloat16(), torch.zeros(rows, dtype=torch.long)
+        kernel.rotate(x, positions, turns.cos, turns.sin, x)
+        assert asked.call_args.args[-1] == threads
 
 
 def test_the_table_uses_it(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

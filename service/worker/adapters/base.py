@@ -1,10 +1,10 @@
 """What the layer loop needs of a decoder: embed, qkv before RoPE, finish a layer, logits.
 
-The stock transformers modules hold the weights and do the norms; an adapter takes them apart, so
-that QKV of all rows and attention of some rows can be separated and keys are seen before RoPE.
-Projections that read the same rows are one product (`service.worker.adapters.joined`), in the
-arithmetic fastest for their number (`service.worker.kernels.wide`). Knows no cache, no method, no
-request.
+The stock transformers modules hold the weights; an adapter takes them apart, so that QKV of all
+rows and attention of some rows can be separated and keys are seen before RoPE. Projections that
+read the same rows are one product (`service.worker.adapters.joined`), in the arithmetic fastest for
+their number (`service.worker.kernels.wide`); norms are the modules' or their kernel's
+(`service.worker.adapters.norms`). Knows no cache, no method, no request.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.adapters.joined import Joined, join
+from service.worker.adapters.norms import add_and_norm, norm
 from service.worker.kernels import wide
 from service.worker.rope import RotaryTable
 from service.worker.steps import Steps, run
@@ -79,7 +80,7 @@ class DecoderAdapter:
         batch, here and below: the rows are of different sequences, whose number must not decide how
         they are computed."""
         block, joined = self.blocks[layer], self._qkv[layer]
-        normed = block.input_layernorm(x)
+        normed = norm(block.input_layernorm, x)
         out = wide.linear(normed, joined.weight, joined.bias, batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
         first_v = self.heads + self.kv_heads
@@ -102,8 +103,9 @@ class DecoderAdapter:
         """`finish`, paused where many rows take long."""
         block = self.blocks[layer]
         o_proj = block.self_attn.o_proj
-        x = x + wide.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
-        return x + (yield from self._mlp(layer, block.post_attention_layernorm(x), batch))
+        projected = wide.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
+        x, normed = add_and_norm(block.post_attention_layernorm, x, projected)
+        return x + (yield from self._mlp(layer, normed, batch))
 
     def _mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp, joined = self.blocks[layer].mlp, self._gate_up[layer]
@@ -121,7 +123,7 @@ class DecoderAdapter:
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Next-token logits in fp32 of the last layer's rows: `[m, vocabulary]`."""
         head = self.model.lm_head
-        x = self.model.model.norm(x)
+        x = norm(self.model.model.norm, x)
         return wide.linear(x, head.weight, head.bias, batch=batch).float()
 
     @property

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
+from service.worker.adapters.norms import norm
 
 
 class Adapter(DecoderAdapter):
     family = "qwen3"
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return attention.q_norm(q), attention.k_norm(k)
+        return norm(attention.q_norm, q), norm(attention.k_norm, k)

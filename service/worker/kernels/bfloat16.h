@@ -66,4 +66,17 @@ TARGET INLINE __m512i rounded(__m512 value)
     return _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
 }
 
+/* Sixteen neighbours of memory in fp32. */
+TARGET INLINE __m512 loaded(const uint16_t *x)
+{
+    __m256i narrow = _mm256_loadu_si256((const __m256i *)x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+}
+
+/* The upper halves of sixteen to memory. */
+TARGET INLINE void stored(uint16_t *y, __m512i bits)
+{
+    _mm256_storeu_si256((__m256i *)y, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+}
+
 #endif
