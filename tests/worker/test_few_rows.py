@@ -14,12 +14,15 @@ from tests.worker.tiny import assert_close
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
-@pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> few_rows.Kernel:
+@pytest.fixture(scope="module", params=[False, True], ids=["fp32", "narrow"])
+def kernel(request: pytest.FixtureRequest, built_kernels: Path) -> few_rows.Kernel:
+    """By products in fp32, and by the CPU's bfloat16 dot products."""
     library = load(built_kernels / "_few_rows.so", "few_rows")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
-    return few_rows.Kernel(library)
+    if request.param and not load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16"):
+        pytest.skip("this CPU has no AVX512-BF16")
+    return few_rows.Kernel(library, narrow=request.param)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -82,8 +85,10 @@ def test_ties_infinities_and_what_is_no_number(kernel) -> None:
     assert out[0] == 1.0 and out[1] == 1 + 2**-7 and out[2] == float("inf") and out[3].isnan()
 
 
-def test_other_products_are_torchs() -> None:
+def test_other_products_are_torchs(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "kernel", lambda: kernel)
     x, weight = drawn(2, 64, seed=1), drawn(8, 64, seed=2)
+    assert few_rows.serves(x, weight)
     assert not few_rows.serves(x.float(), weight.float())
     assert not few_rows.serves(x[:, :40], weight[:, :40])
     assert not few_rows.serves(drawn(few_rows.MAX_ROWS + 1, 64, seed=1), weight)

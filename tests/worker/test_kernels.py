@@ -24,8 +24,13 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 23, 24, 47, 48, 49, 130])
 @pytest.mark.parametrize("outs", [8, wide.TILE, wide.TILE + 40])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_is_the_exact_product(rows: int, outs: int, bias: bool) -> None:
-    """On every side of both thresholds, whole and broken tiles."""
+@pytest.mark.parametrize("slow", [False, True])
+def test_linear_is_the_exact_product(
+    rows: int, outs: int, bias: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every side of both thresholds, whole and broken tiles, and by torch's bfloat16; of a width
+    that no kernel takes."""
+    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: slow)
     x, weight = drawn(rows, 72, seed=1) * 8, drawn(outs, 72, seed=2)
     added = drawn(outs, seed=3) if bias else None
     ours = wide.linear(x, weight, added)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter, adapter_for
-from service.worker.kernels import few_rows, many_rows, wide
+from service.worker.kernels import few_rows, many_rows, many_rows_bf16, wide
 from service.worker.kernels.library import load
 from service.worker.steps import run
 from tests.worker.tiny import assert_close, random_model, tiny_config
@@ -25,6 +25,14 @@ def kernel(built_kernels: Path) -> many_rows.Kernel:
     if library is None:
         pytest.skip("this CPU has no AVX-512")
     return many_rows.Kernel(library)
+
+
+@pytest.fixture
+def slow_bf16(kernel: many_rows.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this CPU is, it multiplies bfloat16 slower than fp32, and has the kernel."""
+    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
+    monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
+    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: True)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -114,27 +122,27 @@ def test_ties_infinities_and_what_is_no_number(kernel) -> None:
     assert row[0] == 1.0 and row[1] == 1 + 2**-7 and row[2] == float("inf") and row[3].isnan()
 
 
-def test_it_is_what_bfloat16_goes_through(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_bfloat16_goes_through(
+    kernel, slow_bf16: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`wide` hands over what it serves where such a CPU is slow at bfloat16, and nothing else."""
-    monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
-    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: True)
     x, gate, up = drawn(70, 64, seed=1), drawn(96, 64, seed=2), drawn(96, 64, seed=3)
     down, bias = drawn(64, 96, seed=4), drawn(96, seed=5)
     assert wide.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
+    assert wide.serves_mlp(x, gate, up, down, F.silu)
     mlp = run(wide.gated_mlp(x, gate, up, down, F.silu))
     assert mlp.equal(run(kernel.gated_mlp(x, gate, up, down, F.silu)))
     monkeypatch.setattr(wide, "_narrow_is_slow", lambda: False)
     assert wide.linear(x, gate, bias).equal(F.linear(x, gate, bias))
+    assert not wide.serves_mlp(x, gate, up, down, F.silu)
 
 
 def test_rows_of_a_batch_do_not_depend_on_its_size(
-    kernel, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+    slow_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to as many as are decoded together; a prompt's own rows take what is fastest for them."""
     library = load(built_kernels / "_few_rows.so", "few_rows")
     monkeypatch.setattr(few_rows, "kernel", lambda: few_rows.Kernel(library))
-    monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
-    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: True)
     adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
     x, attended = drawn(few_rows.MAX_BATCH, 64, seed=1), drawn(few_rows.MAX_BATCH, 96, seed=2)
     used = Mock(wraps=many_rows.linear)
@@ -159,8 +167,9 @@ def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: boo
     return [q, k, v, out, adapter.logits(x, batch=batch)]
 
 
-def test_other_products_are_torchs() -> None:
+def test_other_products_are_torchs(slow_bf16: None) -> None:
     x, weight = drawn(60, 64, seed=1), drawn(32, 64, seed=2)
+    assert many_rows.serves(x, weight)
     assert not many_rows.serves(x.float(), weight.float())
     assert not many_rows.serves(x[:, :40], weight[:, :40])
     assert not many_rows.serves(x, weight[:20])

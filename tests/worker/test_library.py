@@ -1,0 +1,91 @@
+"""A library that was built from an older source is passed over, whatever else lies beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.worker.kernels import (
+    attention_mass,
+    build,
+    few_rows,
+    library,
+    many_rows,
+    many_rows_bf16,
+    prefill_attention,
+    ragged_attention,
+    rotation,
+)
+
+KERNELS: dict[str, Callable[[ctypes.CDLL], object]] = {
+    "attention_mass": attention_mass.Kernel,
+    "few_rows": few_rows.Kernel,
+    "many_rows": many_rows.Kernel,
+    "many_rows_bf16": many_rows_bf16.Kernel,
+    "prefill_attention": prefill_attention.Kernel,
+    "ragged_attention": ragged_attention.Kernel,
+    "rotation": rotation.Kernel,
+}
+# Names in the order in which they are tried.
+INSTALLED, CHECKOUT = "_thing.cpython-311-x86_64-linux-gnu.so", "_thing.so"
+OLD = "int thing_supported(void) { return 1; } int thing(int x) { return x; }"
+NEW = "int thing_supported(void) { return 1; } int thing_twice(int x) { return 2 * x; }"
+NOT_HERE = "int thing_supported(void) { return 0; } int thing_twice(int x) { return 0; }"
+
+
+class Thing:
+    def __init__(self, built: ctypes.CDLL) -> None:
+        self.twice = built.thing_twice
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def compiled(source: str, path: Path) -> None:
+    tool = build.compiler()
+    if tool is None:
+        pytest.skip("there is no C compiler")
+    command = [tool, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def test_nothing_is_built(folder: Path) -> None:
+    assert library.built("thing", Thing) is None
+
+
+def test_an_older_one_is_passed_over_for_the_one_that_fits(folder: Path) -> None:
+    compiled(OLD, folder / INSTALLED)
+    assert library.built("thing", Thing) is None
+    compiled(NEW, folder / CHECKOUT)
+    found = library.built("thing", Thing)
+    assert found is not None and found.twice(21) == 42
+
+
+def test_so_is_one_of_another_machine_or_cpu(folder: Path) -> None:
+    (folder / INSTALLED).write_bytes(b"not a library")
+    assert library.built("thing", Thing) is None
+    compiled(NOT_HERE, folder / CHECKOUT)
+    assert library.built("thing", Thing) is None
+
+
+def test_a_kernel_whose_name_begins_alike_is_another(folder: Path) -> None:
+    compiled(NEW, folder / "_thing_else.so")
+    assert library.built("thing", Thing) is None
+
+
+def test_every_kernel_is_known_here() -> None:
+    assert list(KERNELS) == [source.stem for source in build.SOURCES]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_looks_for_its_functions_at_once(name: str, folder: Path) -> None:
+    """Not at its first use, when it is too late to go on without it."""
+    compiled(f"int {name}_supported(void) {{ return 1; }}", folder / f"_{name}.so")
+    assert library.built(name, KERNELS[name]) is None
