@@ -76,7 +76,8 @@ def test_what_is_played_is_the_step(any_family: Tiny, lengths: tuple[int, ...]) 
     plain, played, recorder = running(any_family, lengths), running(any_family, lengths), Recorder()
     expected = steps(lambda batch: decode_step(any_family.adapter, batch), plain)
     found = steps(decoder(any_family, played, recorder).step, played)
-    assert torch.allclose(found, expected, atol=1e-5)
+    # Some CPUs' fp32 products add in another order for other numbers of rows (2e-5 was seen).
+    assert torch.allclose(found, expected, atol=1e-4)
     assert found.argmax(-1).equal(expected.argmax(-1))
     for theirs, ours in zip(plain, played, strict=True):
         assert ours.kv.length.equal(theirs.kv.length)

@@ -69,7 +69,9 @@ def test_decode_without_eviction(any_model: Tiny) -> None:
         run = any_model.stitch(method, room=len(ANSWER))
         ours = torch.stack(decoded(any_model, [run], [ANSWER])[0])
         claim = "decode, nothing evicted"
-        assert_close(claim, ours, torch.stack(any_model.reference.decode(trace, ANSWER)))
+        # Some CPUs' fp32 products add in another order for other numbers of rows (1.02e-4).
+        theirs = torch.stack(any_model.reference.decode(trace, ANSWER))
+        assert_close(claim, ours, theirs, atol=2e-4)
         if isinstance(method, Vanilla):
             ids = torch.tensor([[*S, *D1, *D2, *D3, *Q, *ANSWER]])
             theirs = any_model.model(ids).logits[0, -len(ANSWER) :]

@@ -18,6 +18,7 @@ from service.worker.kernels import (
     many_rows_bf16,
     prefill_attention,
     ragged_attention,
+    rms_norm,
     rotation,
 )
 
@@ -28,6 +29,7 @@ KERNELS: dict[str, Callable[[ctypes.CDLL], object]] = {
     "many_rows_bf16": many_rows_bf16.Kernel,
     "prefill_attention": prefill_attention.Kernel,
     "ragged_attention": ragged_attention.Kernel,
+    "rms_norm": rms_norm.Kernel,
     "rotation": rotation.Kernel,
 }
 # Names in the order in which they are tried.

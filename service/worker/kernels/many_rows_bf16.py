@@ -142,7 +142,10 @@ def _paused(since: int, coming: int) -> Generator[None, None, int]:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built, this CPU can run it, and it is worth it here."""
+    """The kernel, if it is built, this CPU can run it, and it is worth it here; not on a CPU with
+    tile units, which torch uses."""
+    if torch.cpu._is_amx_tile_supported():
+        return None
     found, plain = built("many_rows_bf16", Kernel), many_rows.kernel()
     if found is None or plain is None:
         return None
@@ -174,7 +177,7 @@ def _least_time(run: Callable[[], object]) -> float:
 
 def serves(x: Tensor, *weights: Tensor) -> bool:
     """Whether the kernel takes these products: of x, or of results of x as wide as a weight."""
-    return many_rows.serves(x, *weights) and kernel() is not None
+    return len(x) > 0 and many_rows.serves(x, *weights) and kernel() is not None
 
 
 def serves_mlp(
