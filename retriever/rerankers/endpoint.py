@@ -58,12 +58,15 @@ class EndpointReranker:
             self._http = None
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        failed: RerankerError | None = None
         batches = [texts[i : i + _BATCH] for i in range(0, len(texts), _BATCH)]
         try:
             async with asyncio.TaskGroup() as group:  # a failure ends the others
                 tasks = [group.create_task(self._scores(query, batch)) for batch in batches]
         except* RerankerError as errors:
-            raise errors.exceptions[0] from None
+            failed = next(e for e in errors.exceptions if isinstance(e, RerankerError))
+        if failed is not None:  # not in there: Python up to 3.11.3 would put it into a group
+            raise failed
         return [score for task in tasks for score in task.result()]
 
     async def _scores(self, query: str, texts: Sequence[str]) -> list[float]:
