@@ -28,6 +28,8 @@ ATTENTION_FLOOR = 1e-8
 TILE = 64
 # Offset of a representative that is not there.
 NONE = 255
+# Layers whose decays are fitted at once: many small operations cost more than one larger one.
+FITTED_VALUES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class SketchBuilder:
         self._first = first
         self._block = block
         self._layers: list[dict[str, Tensor]] = []
+        self._columns: list[Tensor] = []
+        self._alphas: list[Tensor] = []
 
     def add(self, view: LayerView) -> None:
         """One layer of the chunk's own full prefill."""
@@ -121,15 +125,24 @@ class SketchBuilder:
                 "local_query": view.fresh_q[first + local :].float().mean(0),
                 "representative": representative.to(torch.int32),
                 "mass": top,
-                "alpha": decays(columns, representative),
             }
         )
+        self._columns.append(columns)
+        if columns.numel() * len(self._columns) >= FITTED_VALUES:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Of the layers that have come since the last time."""
+        chosen = [part["representative"] for part in self._layers[-len(self._columns) :]]
+        self._alphas.append(decays(torch.stack(self._columns), torch.stack(chosen)))
+        self._columns = []
 
     def sketch(self) -> Sketch:
-        names = [f.name for f in fields(Sketch)]
-        return Sketch(
-            **{name: torch.stack([part[name] for part in self._layers]) for name in names}
-        )
+        if self._columns:
+            self._fit()
+        names = [f.name for f in fields(Sketch) if f.name != "alpha"]
+        parts = {name: torch.stack([part[name] for part in self._layers]) for name in names}
+        return Sketch(**parts, alpha=torch.cat(self._alphas))
 
 
 def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
@@ -214,13 +227,14 @@ def decays(columns: Tensor, representative: Tensor) -> Tensor:
     """alpha of log y = c - alpha · log x by least squares, y the attention that the query x tokens
     after the representative pays it. +inf without a representative.
 
-    columns `[T, m]`, representative `[m]` → `[m]` fp32."""
-    distance = torch.arange(len(columns), device=columns.device)[:, None] - representative
+    columns `[L, T, m]`, representative `[L, m]` → `[L, m]` fp32."""
+    index = torch.arange(columns.shape[1], device=columns.device)
+    distance = index[:, None] - representative[:, None]
     later = distance >= 1
     x = distance.clamp(min=1).double().log()
     y = columns.clamp(min=ATTENTION_FLOOR).double().log()
-    count = later.sum(0)
-    x = (x - (x * later).sum(0) / count) * later
-    y = (y - (y * later).sum(0) / count) * later
-    alpha = -(x * y).sum(0) / x.square().sum(0)
+    count = later.sum(1, keepdim=True)
+    x = (x - (x * later).sum(1, keepdim=True) / count) * later
+    y = (y - (y * later).sum(1, keepdim=True) / count) * later
+    alpha = -(x * y).sum(1) / x.square().sum(1)
     return alpha.float().masked_fill(representative < 0, math.inf)

@@ -51,7 +51,7 @@ def test_every_length(model: Tiny, block: int) -> None:
 
 
 def alpha_of(column: torch.Tensor, representative: int) -> float:
-    return float(decays(column[:, None], torch.tensor([representative]))[0])
+    return float(decays(column[None, :, None], torch.tensor([[representative]]))[0, 0])
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0, 1.7])
