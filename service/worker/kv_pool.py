@@ -97,12 +97,13 @@ class SequenceKV:
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Writable K, V `[kv_heads, tokens, head_dim]` for prefill; only before eviction."""
         first, size = int(self.start[layer, 0]), int(self.capacity[layer, 0])
-        heads = self.pool.kv_heads
-        rows = slice(first, first + heads * size)
-        shape = (heads, size, -1)
-        k = self.pool.k[layer][rows].view(shape)[:, :tokens]
-        v = self.pool.v[layer][rows].view(shape)[:, :tokens]
-        return k, v
+        k, v = self.pool.k[layer], self.pool.v[layer]
+        shape, strides = (
+            (self.pool.kv_heads, tokens, k.shape[1]),
+            (size * k.shape[1], k.shape[1], 1),
+        )
+        at = k.storage_offset() + first * k.shape[1], v.storage_offset() + first * v.shape[1]
+        return k.as_strided(shape, strides, at[0]), v.as_strided(shape, strides, at[1])
 
     def set_length(self, tokens: int) -> None:
         """Prefill filled the first `tokens` of every head of every layer."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from service.worker.adapters.base import DecoderAdapter
-from service.worker.kernels import placement_gpu
+from service.worker.kernels import placement_gpu, rotation
 from service.worker.layer_view import CachedSegment
 from service.worker.layout import PromptLayout
 from service.worker.transfers import Transfers
@@ -68,7 +68,7 @@ class Placement:
             k, v = stored.layer(layer)
             target = k_all[:, span].transpose(0, 1)
             rope.rotate(k.to(k_all.device), positions[span], out=target)
-            v_all[:, span].copy_(v.to(v_all.device).transpose(0, 1))
+            rotation.copy(v.to(v_all.device), v_all[:, span].transpose(0, 1))
 
     @cached_property
     def _segments(self) -> list[tuple[slice, CachedSegment]]:

@@ -45,6 +45,23 @@ def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
     assert not cache[:, :4].any() and not cache[:, 4 + ROWS :].any()
 
 
+@pytest.mark.parametrize("d", [32, 64, 96])
+def test_a_copy_is_what_was_there(kernel: Kernel, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, from a stored chunk into a head-major cache; also where torch has to do it."""
+    x = torch.randn(ROWS, HEADS + 1, d).bfloat16()[:, 1:]
+    cache = torch.zeros(2, HEADS, ROWS + 9, d).bfloat16()
+    into = cache[:, :, 4 : 4 + ROWS].transpose(1, 2)
+    kernel.copy(x, into[0])
+    monkeypatch.setattr(rotation, "kernel", lambda: None)
+    rotation.copy(x, into[1])
+    assert into[0].equal(x) and into[1].equal(x)
+    assert not cache[:, :, :4].any() and not cache[:, :, 4 + ROWS :].any()
+    wide = torch.zeros(ROWS, HEADS, d)
+    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+    rotation.copy(x, wide)  # of another dtype
+    assert wide.equal(x.float())
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("rows", [1, 2, 211])
 def test_threads_change_nothing(

@@ -24,6 +24,8 @@ ROWS, TILES, LANES = 48, 4, 32  # as in the kernel
 ROOM = 800 * 1024
 # Multiplications between two pauses: about 8 ms of one core.
 PAUSE = 1 << 31
+# Fewer values are packed sooner than threads are woken.
+MIN_PARALLEL = 1 << 18
 # How much faster than fp32 it has to be: were it about as fast, every start would choose anew.
 WORTH = 1.25
 
@@ -47,7 +49,7 @@ class Kernel:
         """x `[m, in]` bfloat16 → its tiles."""
         x, m = (x if x.stride(1) == 1 else x.contiguous()), len(x)
         pairs = x.new_empty(-(-m // ROWS), x.shape[1] // 2, ROWS, 2)
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads() if x.numel() >= MIN_PARALLEL else 1
         self._pack(x.data_ptr(), pairs.data_ptr(), m, x.shape[1], x.stride(0), threads)
         return pairs
 

@@ -35,3 +35,15 @@ TARGET void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positio
             }
         }
 }
+
+/* Rows [rows, heads, width] as they are, strides as above; width is a multiple of LANES. */
+TARGET void rotation_copy(const uint16_t *x, uint16_t *y, ptrdiff_t rows, ptrdiff_t heads,
+                          ptrdiff_t width, ptrdiff_t x_row, ptrdiff_t x_head, ptrdiff_t y_row,
+                          ptrdiff_t y_head)
+{
+    for (ptrdiff_t head = 0; head < heads; head++)
+        for (ptrdiff_t row = 0; row < rows; row++)
+            for (ptrdiff_t c = 0; c < width; c += LANES)
+                _mm512_storeu_si512(y + row * y_row + head * y_head + c,
+                                    _mm512_loadu_si512(x + row * x_row + head * x_head + c));
+}

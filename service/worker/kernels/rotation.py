@@ -26,6 +26,9 @@ class Kernel:
         self._rotate = library.rotation_rows
         self._rotate.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_ssize_t] * 7, ctypes.c_int]
         self._rotate.restype = None
+        self._copy = library.rotation_copy
+        self._copy.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_ssize_t] * 7]
+        self._copy.restype = None
 
     def rotate(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
         """x `[rows, heads, d]` turned to `positions` `[rows]` by the tables cos and sin
@@ -46,6 +49,10 @@ class Kernel:
         )
         return out
 
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        """x `[rows, heads, d]` into `out`."""
+        self._copy(x.data_ptr(), out.data_ptr(), *x.shape, *x.stride()[:2], *out.stride()[:2])
+
 
 @cache
 def kernel() -> Kernel | None:
@@ -55,8 +62,20 @@ def kernel() -> Kernel | None:
 
 def served(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
     """The kernel, if it takes these."""
-    fits = x.dtype == out.dtype == torch.bfloat16 and x.device.type == "cpu"
-    whole = x.shape[2] % (2 * HALF_LANES) == 0
     counted = positions.dtype == torch.int64 and positions.is_contiguous()
-    in_rows = x.stride(2) == out.stride(2) == 1
-    return kernel() if fits and whole and counted and in_rows else None
+    return kernel() if counted and _fit(x, out) else None
+
+
+def copy(x: Tensor, out: Tensor) -> None:
+    """x `[rows, heads, d]` into `out`: values go where keys go, without being turned."""
+    found = kernel() if _fit(x, out) else None
+    if found is None:
+        out.copy_(x)
+    else:
+        found.copy(x, out)
+
+
+def _fit(x: Tensor, out: Tensor) -> bool:
+    fits = x.dtype == out.dtype == torch.bfloat16 and x.device.type == out.device.type == "cpu"
+    whole = x.shape == out.shape and x.shape[2] % (2 * HALF_LANES) == 0
+    return fits and whole and x.stride(2) == out.stride(2) == 1
