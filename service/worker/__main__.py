@@ -29,6 +29,7 @@ from service.worker.calibration import read_calibration
 from service.worker.engine import Engine
 from service.worker.gate.gate import Checks
 from service.worker.gate.policy import Bounds
+from service.worker.kernels.library import missing
 from service.worker.link import Link
 from service.worker.loader import Loader
 from service.worker.methods import add_folder, describe, eviction_methods, fusion_methods
@@ -68,6 +69,8 @@ def serve(settings: WorkerSettings) -> int:
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    if adapter.device.type == "cpu" and (absent := missing()):
+        log.info("not built or not for this CPU, so done by torch: %s", ", ".join(absent))
     mark = fingerprint(settings.model)
     facts = read_calibration(
         Path(settings.model),

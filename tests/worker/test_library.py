@@ -82,6 +82,15 @@ def test_a_kernel_whose_name_begins_alike_is_another(folder: Path) -> None:
     assert library.built("thing", Thing) is None
 
 
+def test_those_that_are_missing_are_named(folder: Path) -> None:
+    """One that is built, one that is not, one for another CPU."""
+    for name in ("thing", "other", "third"):
+        (folder / f"{name}.c").touch()
+    compiled(NEW, folder / CHECKOUT)
+    compiled(NOT_HERE.replace("thing_supported", "third_supported"), folder / "_third.so")
+    assert library.missing() == ["other", "third"]
+
+
 def test_every_kernel_is_known_here() -> None:
     assert list(KERNELS) == [source.stem for source in build.SOURCES]
 

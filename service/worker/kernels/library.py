@@ -29,6 +29,12 @@ def built(name: str, make: Callable[[ctypes.CDLL], Kernel]) -> Kernel | None:
     return None
 
 
+def missing() -> list[str]:
+    """Kernels that are not built, or not for this CPU: torch's operations are used instead."""
+    names = [source.stem for source in sorted(FOLDER.glob("*.c"))]
+    return [name for name in names if built(name, lambda library: library) is None]
+
+
 def load(path: Path, name: str) -> ctypes.CDLL | None:
     """The library at `path`, or None if this CPU lacks what it needs. Raises OSError and
     AttributeError for a file that is not this kernel."""
