@@ -50,6 +50,16 @@ def test_gated_mlp_is_the_exact_one(inner: int) -> None:
     assert_close("wide.gated_mlp", ours.double(), middle @ down.double().t(), BF16)
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+def test_a_cpu_that_is_fast_at_one_16_bit_type_need_not_be_at_the_other(
+    tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: False)
+    x = drawn(60, 32, seed=1)
+    assert not wide.slow_narrow(x) and wide.slow_narrow(x.half()) == (not tiles)
+
+
 def test_full_precision_is_left_alone() -> None:
     x, weight = drawn(100, 16, seed=1).float(), drawn(8, 16, seed=2).float()
     assert not wide.pays(x)

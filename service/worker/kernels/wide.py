@@ -38,8 +38,11 @@ def _narrow_is_slow() -> bool:
 
 def slow_narrow(x: Tensor) -> bool:
     """x is in 16 bits on a CPU that multiplies them slower than fp32."""
-    narrow = x.dtype in (torch.bfloat16, torch.float16)
-    return narrow and x.device.type == "cpu" and _narrow_is_slow()
+    if x.device.type != "cpu":
+        return False
+    if x.dtype == torch.float16:  # has dot products of its own on CPUs with tile units alone
+        return not torch.cpu._is_amx_tile_supported()
+    return x.dtype == torch.bfloat16 and _narrow_is_slow()
 
 
 def pays(x: Tensor) -> bool:

@@ -148,6 +148,8 @@ class SketchBuilder:
 def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
     """Mean of each block's rows of k `[T, kv_heads, d]`: `[m, kv_heads, d]`."""
     missing = grid.blocks * grid.block - grid.tokens
+    if not missing:
+        return k.view(grid.blocks, grid.block, *k.shape[1:]).mean(1)
     sums = F.pad(k, (0, 0, 0, 0, 0, missing)).view(grid.blocks, grid.block, *k.shape[1:]).sum(1)
     counts = torch.full((grid.blocks, 1, 1), float(grid.block), device=k.device)
     counts[-1] -= missing
@@ -198,7 +200,9 @@ def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
     """Per block its most looked-at scored token (int64, -1: none) and that token's mass (0 where
     none), each `[m]`."""
     missing = grid.blocks * grid.block - grid.tokens
-    scored = F.pad(mass.nan_to_num(-math.inf), (0, missing), value=-math.inf)
+    scored = mass.nan_to_num(-math.inf)
+    if missing:
+        scored = F.pad(scored, (0, missing), value=-math.inf)
     top, at = scored.view(grid.blocks, grid.block).max(1)
     there = top > -math.inf
     chosen = at + torch.arange(grid.blocks, device=mass.device) * grid.block
