@@ -64,8 +64,10 @@ class Engine:
         self.streams = loader.streams
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
-        self._opener = Opener(adapter, self._facts, addressing, loader, self.planner)
         self.lane = PrecomputeLane(adapter, store, loader)
+        self._opener = Opener(
+            adapter, self._facts, addressing, loader, self.lane.keep, self.planner
+        )
         self.pool = KVPool(
             adapter.layers,
             adapter.kv_heads,

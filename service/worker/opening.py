@@ -9,11 +9,13 @@ that every row went through. Knows no scheduler and no events.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from service.worker.adapters.base import DecoderAdapter
-from service.worker.addressing import Addressing
+from service.worker.addressing import Address, Addressing
 from service.worker.calibration import ModelFacts
+from service.worker.chunk_prefill import ComputedChunk
 from service.worker.fates import FateRecorder
 from service.worker.flops import full_prefill
 from service.worker.fusion.samkv import Method as SamKV
@@ -37,12 +39,14 @@ class SegmentLost(Exception):
 
 @dataclass(frozen=True)
 class Opener:
-    """planner: None to load whatever is stored, however long it takes."""
+    """keep: stores chunks that a sparse prompt had to compute. planner: None to load whatever is
+    stored, however long it takes."""
 
     adapter: DecoderAdapter
     facts: ModelFacts
     addressing: Addressing
     loader: Loader
+    keep: Callable[[Address, ComputedChunk], None]
     planner: Planner | None
 
     # -- before it starts -------------------------------------------------------------------------
@@ -121,6 +125,7 @@ class Opener:
                 self.adapter,
                 self.facts,
                 self.loader,
+                self.keep,
                 layout,
                 sequence.fusion,
                 sequence.addresses,

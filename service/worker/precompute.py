@@ -74,6 +74,14 @@ class PrecomputeLane:
             self._forgotten.pop(address.key, None)
         self._queue.append(Task(address, id, chunk_id))
 
+    def keep(self, address: Address, computed: ComputedChunk) -> None:
+        """Store what a request had to compute anyway, unless it was purged meanwhile."""
+        if address.key in self._forgotten:
+            return
+        task = Task(address, None, -1, time.monotonic(), bytes=computed.chunk.nbytes)
+        task.write = self._loader.put(address, computed)
+        self._writing.append(task)
+
     def forget(self, keys: Collection[str]) -> None:
         """Before these are purged: what was to be written back of them, is not.
 

@@ -115,7 +115,7 @@ def test_the_answer_streams(console: Console) -> None:
             });
         }"""
     )
-    page.get_by_label("Answer tokens").fill("24")
+    page.get_by_label("Answer tokens").fill("400")
     console.ask(QUESTION)
     (done,) = console.done()
     seen: list[tuple[str, int, str]] = page.evaluate("window.seen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,8 @@ class Rig:
         """Until nothing is left, write-backs included."""
         while not self.engine.scheduler.idle or self.engine.lane.pending:
             self.events.extend(self.engine.step())
+            if self.engine.idle:
+                time.sleep(1e-4)  # the loader's threads have the work now
 
     def answer(self, *args: object, **kwargs: object) -> tuple[list[int], Report]:
         """Tokens and report of one request run alone."""

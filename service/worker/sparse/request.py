@@ -73,6 +73,7 @@ class SparseRequest:
     adapter: DecoderAdapter
     model: ModelFacts
     loader: Loader
+    keep: Callable[[Address, ComputedChunk], None]
     layout: PromptLayout
     method: SamKV
     system: tuple[Address, ReadOutcome] | None
@@ -85,19 +86,23 @@ class SparseRequest:
         adapter: DecoderAdapter,
         model: ModelFacts,
         loader: Loader,
+        keep: Callable[[Address, ComputedChunk], None],
         layout: PromptLayout,
         method: SamKV,
         addresses: Sequence[Address | None],
         outcomes: Sequence[ReadOutcome | EndsOutcome | None],
     ) -> SparseRequest:
-        """From addresses and first reads per segment, S first; None for an empty one."""
+        """From addresses and first reads per segment, S first; None for an empty one.
+
+        keep: stores a chunk that had to be computed.
+        """
         system, documents = None, []
         for i, (address, outcome) in enumerate(zip(addresses, outcomes, strict=True)):
             if address is not None and isinstance(outcome, ReadOutcome):
                 system = (address, outcome)
             elif address is not None and isinstance(outcome, EndsOutcome):
                 documents.append(SparseDocument.of(i, address, outcome))
-        return cls(adapter, model, loader, layout, method, system, documents)
+        return cls(adapter, model, loader, keep, layout, method, system, documents)
 
     def steps(self, kv: PromptKV) -> Steps[PrefillResult]:
         """Yields None after every layer and futures that it waits for."""
@@ -160,5 +165,5 @@ class SparseRequest:
 
     def _compute(self, address: Address) -> Steps[ComputedChunk]:
         computed = yield from compute_chunk(self.adapter, address)
-        self.loader.put(address, computed)
+        self.keep(address, computed)
         return computed
