@@ -1,8 +1,8 @@
 """What the first token of one prompt is expected to take, given which segments are computed.
 
     cold segments, the question, the chosen share   rows at every layer after the whole ones
-    loads                                           of one tier after one another, of different
-                                                    tiers side by side; layers arrive in parts
+    loads                                           of one tier in turns, part by part; of
+                                                    different tiers side by side
     a layer                                         begins when its part is there and the layer
                                                     before it is done
 
@@ -67,32 +67,42 @@ class PromptModel:
         rows += sum(self.loads[i].tokens for i in cold)
         rows = min(self.tokens, rows + int(ratio * self.tokens))
         layers, method = self.shape.layers, self.method
-        load_s, parts = self._loading(loaded), min((x.parts for x in loaded), default=1)
+        arrivals = self._arrivals(loaded)
         each = self._layer_s(rows, rows)
         now = self.overhead_s
         if method.scouts and rows < self.tokens:
             asked = self._layer_s(self.question, self.question)
-            for layer in range(layers):
-                now = max(now, _arrival(layer, layers, parts, load_s)) + asked
+            for arrival in arrivals:
+                now = max(now, arrival) + asked
             return now + layers * each
         whole = 0.0 if self.begun or not method.whole else self._layer_s(self.tokens, self.tokens)
         selecting = self._layer_s(self.tokens, rows) if method.whole else each
         for layer in range(layers):
-            if layer >= method.unread and loaded:
-                now = max(now, _arrival(layer, layers, parts, load_s))
+            if layer >= method.unread:
+                now = max(now, arrivals[layer])
             if layer < method.whole:
                 now += whole
             else:
                 now += selecting if layer == method.whole else each
         return now
 
-    def _loading(self, loaded: Sequence[Loadable]) -> float:
-        by_tier: dict[str, float] = {}
+    def _arrivals(self, loaded: Sequence[Loadable]) -> list[float]:
+        """When each layer of all of them is there: those of one tier take turns, part by part."""
+        layers = self.shape.layers
+        pieces: dict[tuple[str, int], float] = {}  # by tier and number of parts: one part of each
         for load in loaded:
             if load.left_s > 0:
-                before = by_tier.get(load.tier, self.waiting_s.get(load.tier, 0.0))
-                by_tier[load.tier] = before + load.left_s
-        return max(by_tier.values(), default=0.0)
+                kind = (load.tier, load.parts)
+                pieces[kind] = pieces.get(kind, 0.0) + load.left_s / load.parts
+        arrivals = [0.0] * layers
+        for tier in {tier for tier, _ in pieces}:
+            own = [(parts, piece_s) for (name, parts), piece_s in pieces.items() if name == tier]
+            before = self.waiting_s.get(tier, 0.0)
+            for layer in range(layers):
+                rounds = 1 + max(layer * parts // layers for parts, _ in own)
+                read_s = sum(min(parts, rounds) * piece_s for parts, piece_s in own)
+                arrivals[layer] = max(arrivals[layer], before + read_s)
+        return arrivals
 
     def _layer_s(self, projected: int, rows: int) -> float:
         """A row of the question sees all keys, the others half of them on average."""
@@ -102,10 +112,6 @@ class PromptModel:
         count.attend(question * self.tokens + (rows - question) * self.tokens / 2)
         count.finish(rows)
         return count.total * self.flop_s
-
-
-def _arrival(layer: int, layers: int, parts: int, load_s: float) -> float:
-    return load_s * (layer * parts // layers + 1) / parts
 
 
 # Up to so many documents every choice is tried.

@@ -85,6 +85,42 @@ def test_loading_behind_whole_layers_costs_nothing(model: Tiny) -> None:
     assert pie.seconds() > replace(pie, loads=[Loadable(100, "ssd", 0.0, 5)]).seconds()
 
 
+def test_what_comes_in_one_piece_holds_up_no_layer_of_the_others(model: Tiny) -> None:
+    """A short system prompt beside long documents is worth its read, not its computing."""
+    flop_s = 1e-8
+    nothing = PromptModel(model.adapter, 1036, 20, [], MethodCost(), 0.0, flop_s)
+    computing = replace(nothing, cold_tokens=16).seconds() - nothing.seconds()
+    documents = [Loadable(500, "ssd", 50 * computing, 5)] * 2
+    system = Loadable(16, "ssd", computing / 10)
+    plan = replace(nothing, loads=[system, *documents])
+    late = plan.seconds() - replace(plan, loads=documents).seconds()
+    assert late == pytest.approx(system.left_s)
+    assert 0 not in cheapest(plan)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) -> None:
+    """Against a reader that is played through: in every round one part of each."""
+    source = random.Random(seed)
+    layers = model.adapter.layers
+    loads = [
+        Loadable(1, "ssd", source.uniform(0.1, 1.0), source.choice([1, 2, layers]))
+        for _ in range(source.randint(1, 6))
+    ]
+    free = PromptModel(model.adapter, 27, 20, [], MethodCost(), 0.0, 10 ** source.uniform(-7, -4))
+    computing = free.seconds() / layers
+    read, arrivals = 0.0, [0.0] * layers
+    for turn in range(max(load.parts for load in loads)):
+        read += sum(load.left_s / load.parts for load in loads if load.parts > turn)
+        for layer in range(layers):
+            if any(layer * load.parts // layers == turn for load in loads):
+                arrivals[layer] = read
+    now = 0.0
+    for arrival in arrivals:
+        now = max(now, arrival) + computing
+    assert replace(free, loads=loads).seconds() == pytest.approx(now)
+
+
 def test_the_ratio_grows_until_loading_hides_it_no_more(model: Tiny) -> None:
     def chosen(load_s: float) -> float:
         loads = [Loadable(1000, "ssd", load_s, 5)]
