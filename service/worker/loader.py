@@ -92,6 +92,7 @@ class Loader:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
+        self.streams.close()
 
     def load(self, address: Address) -> Future[ReadOutcome]:
         """Read one chunk; bad or missing data is an outcome, never an exception.

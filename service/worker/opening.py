@@ -9,6 +9,7 @@ that every row went through. Knows no scheduler and no events.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -80,6 +81,8 @@ class Opener:
             prompt = replace(self._prompt(sequence, []), cold_tokens=absent)
             for number in self.planner.recompute(prompt, waiting):
                 slow[number].compute(FASTER)
+            if self.planner.compute.measured:  # else what the prompt computed says more
+                sequence.decided_at = time.monotonic()
             self._ask_again(slow, tiers)
         for load in loads:
             if load.plan == "load":
@@ -190,15 +193,19 @@ class Opener:
                 if self.planner is None:
                     yield part
                     continue
-                self._think_again(sequence, layer, crowded)
+                pause = self._think_again(sequence, layer, crowded)
                 if load.usable:
-                    pause = self.planner.look_again_s(self._prompt(sequence, []))
                     yield self.loader.streams.within(part, pause)
 
-    def _think_again(self, sequence: Sequence, layer: int, crowded: bool) -> None:
-        """The prompt has to wait: give up the loads that take longer than computing them."""
+    def _think_again(self, sequence: Sequence, layer: int, crowded: bool) -> float:
+        """The prompt has to wait: give up the loads that take longer than computing them, if that
+        was not decided just now. Seconds after which to think again."""
         planner, progress = self.planner, sequence.progress
         assert planner is not None and progress is not None
+        now, pause = time.monotonic(), planner.look_again_s(self._prompt(sequence, []))
+        if now < sequence.decided_at + pause:
+            return sequence.decided_at + pause - now
+        sequence.decided_at = now
         if not planner.compute.measured and progress.flops is not None:
             planner.compute.add(progress.flops.total, sequence.computed_s)
         loads = awaited(sequence)
@@ -207,6 +214,7 @@ class Opener:
         for number in planner.recompute(prompt, [expected(load) for load in loads]):
             loads[number].compute(LATE)
             planner.count("late")
+        return pause
 
     def _prompt(self, sequence: Sequence, loads: list[SegmentLoad]) -> Prompt:
         return prompt_of(sequence, loads, self.loader.streams.bytes_left())

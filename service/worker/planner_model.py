@@ -12,7 +12,7 @@ Plain numbers; knows no tensors, no store and no clock.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.worker.flops import FlopCount, Shape
 
@@ -125,6 +125,8 @@ def cheapest(model: PromptModel) -> frozenset[int]:
     while they help.
     """
     count = len(model.loads)
+    if not count or model.seconds() <= _least_if_any_is_computed(model):
+        return frozenset()
     order = sorted(
         range(count), key=lambda i: model.loads[i].left_s / max(1, model.loads[i].tokens)
     )[::-1]
@@ -140,6 +142,15 @@ def cheapest(model: PromptModel) -> frozenset[int]:
             break
         best = changed
     return best
+
+
+def _least_if_any_is_computed(model: PromptModel) -> float:
+    """Every such choice takes at least that long: the shortest is computed, the others are there;
+    or all are computed, and a method that scouts has nothing to scout."""
+    there = replace(model, loads=[replace(load, left_s=0.0) for load in model.loads])
+    numbers = range(len(there.loads))
+    shortest = min(numbers, key=lambda i: there.loads[i].tokens)
+    return min(there.seconds({shortest}), there.seconds(numbers))
 
 
 # Of the time to the first token, what a larger ratio may add.

@@ -51,6 +51,7 @@ class Sequence:
 
     segments: list[SegmentLoad | None] = field(default_factory=list)
     found: Future[None] | None = None
+    decided_at: float = 0.0  # which segments are loaded
     ended: bool = False  # nothing is read for it any more
     abort_reason: str | None = None
     layout: PromptLayout | None = None

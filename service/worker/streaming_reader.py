@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kvstore import ReadOutcome, TieredStore
 from service.worker.addressing import Address
+from service.worker.alarms import Alarms
 from service.worker.estimates import TierEstimates
 from service.worker.streaming import ChunkStream
 
@@ -50,6 +51,7 @@ class StreamReader:
         self._lock = threading.Lock()
         self._streams: dict[str, ChunkStream] = {}  # being read now, by key
         self._promotes = True
+        self._alarms = Alarms()
         self.estimates = TierEstimates()
         self.shared = 0
 
@@ -100,16 +102,13 @@ class StreamReader:
                 either.set_result(None)
             self._on_ready()
 
-        alarm = threading.Timer(seconds, finish)
-        alarm.daemon = True
-        alarm.start()
-
-        def arrived(_: Future[None]) -> None:
-            alarm.cancel()
-            finish()
-
-        awaited.add_done_callback(arrived)
+        self._alarms.after(seconds, finish)
+        awaited.add_done_callback(lambda _: finish())
         return either
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._alarms.close()
 
     def bytes_left(self) -> dict[str, float]:
         """By tier: of everything being read."""
