@@ -144,7 +144,7 @@ class Planner:
                 method.whole_layers,
                 method.unread_layers,
                 float(getattr(method, "ratio", 0.0)),
-                method.scouts,
+                method.scouted_layers(self._adapter.layers).stop if method.scouts else 0,
             ),
             self.compute.overhead_s * crowd,
             self.compute.flop_s * crowd,

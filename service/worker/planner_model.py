@@ -33,13 +33,13 @@ class Loadable:
 @dataclass(frozen=True)
 class MethodCost:
     """What of a fusion method decides its cost: `whole` first layers compute every row, `unread`
-    ones look at nothing stored, `ratio` of the rows are computed at the others; `scouts`: the
-    question runs over the whole cache first."""
+    ones look at nothing stored, `ratio` of the rows are computed at the others; `scouts`: first
+    layers through which the question runs over the whole cache before that."""
 
     whole: int = 0
     unread: int = 0
     ratio: float = 0.0
-    scouts: bool = False
+    scouts: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,23 +68,30 @@ class PromptModel:
         rows = min(self.tokens, rows + int(ratio * self.tokens))
         layers, method = self.shape.layers, self.method
         arrivals = self._arrivals(loaded)
-        each = self._layer_s(rows, rows)
+        each, last = self._layer_s(rows, rows), self._layer_s(rows, 1)
+        said = self._logits_s()
         now = self.overhead_s
         if method.scouts and rows < self.tokens:
             asked = self._layer_s(self.question, self.question)
-            for arrival in arrivals:
+            for arrival in arrivals[: method.scouts]:
                 now = max(now, arrival) + asked
-            return now + layers * each
         whole = 0.0 if self.begun or not method.whole else self._layer_s(self.tokens, self.tokens)
         selecting = self._layer_s(self.tokens, rows) if method.whole else each
         for layer in range(layers):
             if layer >= method.unread:
                 now = max(now, arrivals[layer])
-            if layer < method.whole:
+            if layer == layers - 1:
+                now += last
+            elif layer < method.whole:
                 now += whole
             else:
                 now += selecting if layer == method.whole else each
-        return now
+        return now + said
+
+    def _logits_s(self) -> float:
+        count = FlopCount(self.shape)
+        count.unembed(1)
+        return count.total * self.flop_s
 
     def _arrivals(self, loaded: Sequence[Loadable]) -> list[float]:
         """When each layer of all of them is there: those of one tier take turns, part by part."""
@@ -105,7 +112,8 @@ class PromptModel:
         return arrivals
 
     def _layer_s(self, projected: int, rows: int) -> float:
-        """A row of the question sees all keys, the others half of them on average."""
+        """A row of the question sees all keys, the others half of them on average. The last layer
+        finishes one row."""
         count = FlopCount(self.shape)
         count.project(projected)
         question = min(self.question, rows)
