@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from kvstore.layout import layout
 from kvstore.outcomes import Problem
 from service.worker.addressing import Address
 
-# A part is read on its own only if it is this large: less would pay more for asking than for bytes.
+# About this large a part is: of much less, asking would take longer than the bytes.
 PART_BYTES = 1 << 20
 
 
@@ -30,10 +31,12 @@ def stored_bytes(address: Address) -> int:
 
 
 def parts_of(address: Address) -> list[range]:
-    """Layers by part: as few as make a part `PART_BYTES`; one part if the chunk is small."""
+    """Layers by part, equally many but for one; one part if the chunk is small. Layer i is in part
+    ⌊i · parts / layers⌋, which the planner counts with."""
     layers = address.spec.layers
-    per_part = max(1, -(-PART_BYTES * layers // stored_bytes(address)))
-    return [range(a, min(a + per_part, layers)) for a in range(0, layers, per_part)]
+    count = min(layers, max(1, round(stored_bytes(address) / PART_BYTES)))
+    bounds = [-(-part * layers // count) for part in range(count + 1)]
+    return [range(a, b) for a, b in pairwise(bounds)]
 
 
 class ChunkStream:

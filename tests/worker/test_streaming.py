@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from kvstore import MemoryTier, RedisTier
+from kvstore import ChunkSpec, MemoryTier, RedisTier
 from kvstore.tiers.base import Tier
 from kvstore.tiers.fake import FakeTier
 from service.records import Method
 from service.worker import streaming
+from service.worker.addressing import Address
 from service.worker.planner import LATE
 from tests.redis_server import redis_server
 from tests.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
@@ -35,6 +36,23 @@ METHODS = [
 @pytest.fixture(autouse=True)
 def every_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "PART_BYTES", 1)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5, 24, 31])
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0, 1.4, 1.5, 2.6, 7.2, 1e3])
+def test_parts_are_of_about_equal_size(
+    monkeypatch: pytest.MonkeyPatch, layers: int, share: float
+) -> None:
+    """Every layer is in the part that the planner takes it to be in, and none is far too small."""
+    address = Address("k", ChunkSpec("f", "raw", "float32", layers, 2, 16, 100), (), (1,) * 100)
+    stored = streaming.stored_bytes(address)
+    monkeypatch.setattr(streaming, "PART_BYTES", stored / share)
+    parts = streaming.parts_of(address)
+    of_layer = [number for number, part in enumerate(parts) for _ in part]
+    assert of_layer == [layer * len(parts) // layers for layer in range(layers)]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    least = min(map(len, parts)) / layers * share
+    assert len(parts) == 1 or least > 0.5 or len(parts) == layers
 
 
 def names(value: object) -> str:
