@@ -32,6 +32,16 @@ METHODS = {
 }
 
 
+# One for all engines, of which one runs at a time.
+_WOKEN = threading.Event()
+
+
+def _wait() -> None:
+    """Until a load is done, as the server does; not for long, as other things may have changed."""
+    _WOKEN.wait(0.0005)
+    _WOKEN.clear()
+
+
 class Prompt:
     """One prompt of random ids and its chunks."""
 
@@ -125,7 +135,7 @@ def place(
         for key, chunk in (chunks or {}).items():
             store.put(key, chunk)
         store.flush(60)
-        loader = Loader(store, threads=4)
+        loader = Loader(store, threads=4, on_ready=_WOKEN.set)
         loader.start()
         addressing = Addressing(adapter, fingerprint="random", codec=codec)
         try:
@@ -158,7 +168,7 @@ def answer(engine: Engine, request: Request) -> Answered:
     first, report = 0.0, None
     while report is None:
         if engine.idle:
-            time.sleep(0.0005)  # the server would wait to be woken
+            _wait()
         for event in engine.step():
             if isinstance(event, TokenEvent) and not first:
                 first = time.perf_counter() - started
@@ -175,7 +185,7 @@ def answer_all(engine: Engine, requests: list[Request]) -> None:
         engine.submit(request)
     while not engine.scheduler.idle:
         if engine.idle:
-            time.sleep(0.0005)
+            _wait()
         for event in engine.step():
             if isinstance(event, FailedEvent):
                 raise RuntimeError(event.message)

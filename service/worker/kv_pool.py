@@ -93,9 +93,12 @@ class SequenceKV:
         self.start = start
         self.capacity = capacity
         self.length = torch.zeros_like(start)
+        self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Writable K, V `[kv_heads, tokens, head_dim]` for prefill; only before eviction."""
+        if (known := self._views.get((layer, tokens))) is not None:
+            return known
         first, size = int(self.start[layer, 0]), int(self.capacity[layer, 0])
         k, v = self.pool.k[layer], self.pool.v[layer]
         shape, strides = (
@@ -103,7 +106,9 @@ class SequenceKV:
             (size * k.shape[1], k.shape[1], 1),
         )
         at = k.storage_offset() + first * k.shape[1], v.storage_offset() + first * v.shape[1]
-        return k.as_strided(shape, strides, at[0]), v.as_strided(shape, strides, at[1])
+        views = k.as_strided(shape, strides, at[0]), v.as_strided(shape, strides, at[1])
+        self._views[layer, tokens] = views
+        return views
 
     def set_length(self, tokens: int) -> None:
         """Prefill filled the first `tokens` of every head of every layer."""
@@ -119,6 +124,7 @@ class SequenceKV:
 
         The rows given up are free for other sequences when this returns.
         """
+        self._views.clear()
         stores = self.pool.k[layer], self.pool.v[layer]
         old_start, old_capacity = self.start[layer], self.capacity[layer]
         gathered = [
@@ -142,6 +148,7 @@ class SequenceKV:
         return float(self.length[layer].double().mean())
 
     def release(self) -> None:
+        self._views.clear()
         for layer in range(len(self.start)):
             self.pool._free(layer, self.start[layer], self.capacity[layer])
         self.capacity.zero_()

@@ -64,11 +64,15 @@ class Placement:
                 placement_gpu.place(*parts, positions[span], rope, k_all[:, span], v_all[:, span])
             transfers.begin(layer + 1)
             return
-        for span, stored in self._segments:
-            k, v = stored.layer(layer)
+        parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
+        if (kernel := rotation.places(parts, k_all, v_all, positions)) is not None:
+            kernel.place(parts, k_all, v_all, positions, rope.cos, rope.sin)
+            return
+        for start, k, v in parts:
+            span = slice(start, start + len(k))
             target = k_all[:, span].transpose(0, 1)
             rope.rotate(k.to(k_all.device), positions[span], out=target)
-            rotation.copy(v.to(v_all.device), v_all[:, span].transpose(0, 1))
+            v_all[:, span].copy_(v.transpose(0, 1))
 
     @cached_property
     def _segments(self) -> list[tuple[slice, CachedSegment]]:

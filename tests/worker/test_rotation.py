@@ -45,21 +45,61 @@ def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
     assert not cache[:, :4].any() and not cache[:, 4 + ROWS :].any()
 
 
-@pytest.mark.parametrize("d", [32, 64, 96])
-def test_a_copy_is_what_was_there(kernel: Kernel, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, from a stored chunk into a head-major cache; also where torch has to do it."""
-    x = torch.randn(ROWS, HEADS + 1, d).bfloat16()[:, 1:]
-    cache = torch.zeros(2, HEADS, ROWS + 9, d).bfloat16()
-    into = cache[:, :, 4 : 4 + ROWS].transpose(1, 2)
-    kernel.copy(x, into[0])
-    monkeypatch.setattr(rotation, "kernel", lambda: None)
-    rotation.copy(x, into[1])
-    assert into[0].equal(x) and into[1].equal(x)
-    assert not cache[:, :, :4].any() and not cache[:, :, 4 + ROWS :].any()
-    wide = torch.zeros(ROWS, HEADS, d)
+def stored(random: torch.Generator, lengths: list[int], d: int) -> list[rotation.Stored]:
+    """Segments with a gap behind each, k and v in tensors that hold more than them."""
+    segments, start = [], 2
+    for n in lengths:
+        k = torch.randn(n, HEADS + 1, d, generator=random).bfloat16()[:, 1:]
+        v = torch.randn(n, HEADS, d + 32, generator=random).bfloat16()[..., :d]
+        segments.append((start, k, v))
+        start += n + 3
+    return segments
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("lengths", [[], [1], [5, 1, 64], [2, 300, 41, 7]])
+def test_segments_go_to_their_places(
+    kernel: Kernel, lengths: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one by one by torch, to the bit, and nothing else is touched; threads share all rows,
+    wherever a segment ends."""
+    d, random = 64, torch.Generator().manual_seed(len(lengths))
+    segments, turns = stored(random, lengths, d), table(d)
+    n = 2 + sum(lengths) + 3 * len(lengths)
+    positions = torch.randint(0, 500, (n,), generator=random)
+    k_all, v_all = torch.full((2, HEADS, n + 5, d), 7.0).bfloat16()[:, :, :n]
+    expected_k, expected_v = k_all.clone(), v_all.clone()
+    for start, k, v in segments:
+        span = slice(start, start + len(k))
+        expected_k[:, span] = turns.turn(positions[span])(k).transpose(0, 1)
+        expected_v[:, span] = v.transpose(0, 1)
+    monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        kernel.place(segments, k_all, v_all, positions, turns.cos, turns.sin)
+    finally:
+        torch.set_num_threads(before)
+    assert k_all.equal(expected_k) and v_all.equal(expected_v)
+
+
+def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "kernel", lambda: kernel)
-    rotation.copy(x, wide)  # of another dtype
-    assert wide.equal(x.float())
+    segments = stored(torch.Generator().manual_seed(0), [4, 5], 64)
+    cache, positions = torch.zeros(HEADS, 20, 64).bfloat16(), torch.arange(20)
+    [(start, k, v), other] = segments
+    assert rotation.places(segments, cache, cache, positions) is kernel
+    assert rotation.places([], cache, cache, positions) is kernel
+    assert rotation.places([(start, k.float(), v), other], cache, cache, positions) is None
+    assert rotation.places([other, (start, k, v.float())], cache, cache, positions) is None
+    assert rotation.places([(start, k.mT.contiguous().mT, v)], cache, cache, positions) is None
+    assert rotation.places(segments, cache.float(), cache, positions) is None
+    assert rotation.places(segments, cache, cache.float(), positions) is None
+    assert rotation.places(segments, cache, cache.transpose(0, 1), positions) is None
+    assert rotation.places(segments, cache, cache, positions.int()) is None
+    assert rotation.places(segments, cache, cache, torch.arange(40)[::2]) is None
+    narrow = torch.zeros(HEADS, 20, 48).bfloat16()
+    assert rotation.places([], narrow, narrow, positions) is None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

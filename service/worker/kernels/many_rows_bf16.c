@@ -164,11 +164,10 @@ TARGET_BF16 void many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, c
                                       ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride,
                                       int threads)
 {
-    _Pragma("omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)")
+    _Pragma("omp parallel for schedule(dynamic, 4) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t n = first; n < last; n += OUTS) {
         const uint16_t *other = up + n * stride, *one = gate + n * stride;
-        /* Of the strip that this thread takes next, about. */
-        ptrdiff_t ahead = n + threads * OUTS < last ? threads * OUTS * stride : 0;
+        ptrdiff_t ahead = n + OUTS < last ? OUTS * stride : 0; /* of the strip that is next */
         for (ptrdiff_t row = 0; row < rows; row += ROWS) {
             float y[2][OUTS * ROWS] __attribute__((aligned(64)));
             const uint16_t *tile = x + row * in;

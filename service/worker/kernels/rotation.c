@@ -10,6 +10,26 @@
 
 int rotation_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
+/* One row: x and y [heads, 2 * half], heads apart by x_head and y_head values. */
+TARGET INLINE void turned(const uint16_t *x, uint16_t *y, const float *cosine, const float *sine,
+                          ptrdiff_t heads, ptrdiff_t half, ptrdiff_t x_head, ptrdiff_t y_head)
+{
+    for (ptrdiff_t c = 0; c < half; c += 16) {
+        __m512 cos = _mm512_loadu_ps(cosine + c), sin = _mm512_loadu_ps(sine + c);
+        for (ptrdiff_t head = 0; head < heads; head++) {
+            const uint16_t *from = x + head * x_head + c;
+            uint16_t *to = y + head * y_head + c;
+            __m512 left = loaded(from), right = loaded(from + half);
+            __m512 first = _mm512_sub_round_ps(_mm512_mul_round_ps(left, cos, HERE),
+                                               _mm512_mul_round_ps(right, sin, HERE), HERE);
+            __m512 second = _mm512_add_round_ps(_mm512_mul_round_ps(right, cos, HERE),
+                                                _mm512_mul_round_ps(left, sin, HERE), HERE);
+            stored(to, rounded(first));
+            stored(to + half, rounded(second));
+        }
+    }
+}
+
 /* x and y [rows, heads, 2 * half] with strides in values, the last axis contiguous; positions
  * [rows]; cosine and sine [positions, half]. */
 TARGET void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positions,
@@ -19,31 +39,44 @@ TARGET void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positio
 {
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t row = 0; row < rows; row++)
-        for (ptrdiff_t c = 0; c < half; c += 16) {
-            __m512 cos = _mm512_loadu_ps(cosine + positions[row] * half + c);
-            __m512 sin = _mm512_loadu_ps(sine + positions[row] * half + c);
-            for (ptrdiff_t head = 0; head < heads; head++) {
-                const uint16_t *from = x + row * x_row + head * x_head + c;
-                uint16_t *to = y + row * y_row + head * y_head + c;
-                __m512 left = loaded(from), right = loaded(from + half);
-                __m512 first = _mm512_sub_round_ps(_mm512_mul_round_ps(left, cos, HERE),
-                                                   _mm512_mul_round_ps(right, sin, HERE), HERE);
-                __m512 second = _mm512_add_round_ps(_mm512_mul_round_ps(right, cos, HERE),
-                                                    _mm512_mul_round_ps(left, sin, HERE), HERE);
-                stored(to, rounded(first));
-                stored(to + half, rounded(second));
-            }
-        }
+        turned(x + row * x_row, y + row * y_row, cosine + positions[row] * half,
+               sine + positions[row] * half, heads, half, x_head, y_head);
 }
 
-/* Rows [rows, heads, width] as they are, strides as above; width is a multiple of LANES. */
-TARGET void rotation_copy(const uint16_t *x, uint16_t *y, ptrdiff_t rows, ptrdiff_t heads,
-                          ptrdiff_t width, ptrdiff_t x_row, ptrdiff_t x_head, ptrdiff_t y_row,
-                          ptrdiff_t y_head)
+/* Rows of a stored segment and where they go: k and v [rows, heads, 2 * half] with strides in
+ * values, to the cache's rows from `start`. */
+struct segment {
+    const uint16_t *k, *v;
+    ptrdiff_t start, rows, k_row, k_head, v_row, v_head;
+};
+
+/* Segments into a layer's cache, k_all and v_all [heads, .., 2 * half] with heads apart by k_head
+ * and v_head values: keys turned to their row's position [cache rows], values as they are. */
+TARGET void rotation_place(const struct segment *segments, ptrdiff_t count, uint16_t *k_all,
+                           uint16_t *v_all, const int64_t *positions, const float *cosine,
+                           const float *sine, ptrdiff_t heads, ptrdiff_t half, ptrdiff_t k_head,
+                           ptrdiff_t v_head, int threads)
 {
-    for (ptrdiff_t head = 0; head < heads; head++)
-        for (ptrdiff_t row = 0; row < rows; row++)
-            for (ptrdiff_t c = 0; c < width; c += LANES)
-                _mm512_storeu_si512(y + row * y_row + head * y_head + c,
-                                    _mm512_loadu_si512(x + row * x_row + head * x_head + c));
+    ptrdiff_t total = 0, d = 2 * half;
+    for (ptrdiff_t i = 0; i < count; i++)
+        total += segments[i].rows;
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
+    for (int part = 0; part < threads; part++) {
+        ptrdiff_t from = total * part / threads, to = total * (part + 1) / threads, before = 0;
+        for (ptrdiff_t i = 0; i < count; before += segments[i++].rows) {
+            const struct segment s = segments[i];
+            ptrdiff_t first = from > before ? from - before : 0;
+            ptrdiff_t last = to - before < s.rows ? to - before : s.rows;
+            for (ptrdiff_t row = first; row < last; row++) {
+                ptrdiff_t at = s.start + row, angle = positions[at] * half;
+                turned(s.k + row * s.k_row, k_all + at * d, cosine + angle, sine + angle, heads,
+                       half, s.k_head, k_head);
+                for (ptrdiff_t head = 0; head < heads; head++)
+                    for (ptrdiff_t c = 0; c < d; c += LANES)
+                        _mm512_storeu_si512(v_all + head * v_head + at * d + c,
+                                            _mm512_loadu_si512(s.v + row * s.v_row +
+                                                               head * s.v_head + c));
+            }
+        }
+    }
 }

@@ -7,6 +7,8 @@ in `rotation.c` takes one pass, with the same result to the bit. Knows no model.
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -18,6 +20,9 @@ HALF_LANES = 16  # as in the kernel
 # Fewer values are turned sooner (20 us) than threads are woken where cores are shared.
 MIN_PARALLEL = 1 << 18
 
+Stored = tuple[int, Tensor, Tensor]
+"""A segment's first row in the cache, its k before RoPE and v `[tokens, heads, d]`."""
+
 
 class Kernel:
     """The built library."""
@@ -26,9 +31,10 @@ class Kernel:
         self._rotate = library.rotation_rows
         self._rotate.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_ssize_t] * 7, ctypes.c_int]
         self._rotate.restype = None
-        self._copy = library.rotation_copy
-        self._copy.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_ssize_t] * 7]
-        self._copy.restype = None
+        self._place = library.rotation_place
+        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+        self._place.argtypes = [pointer, size, *[pointer] * 5, *[size] * 4, ctypes.c_int]
+        self._place.restype = None
 
     def rotate(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
         """x `[rows, heads, d]` turned to `positions` `[rows]` by the tables cos and sin
@@ -49,9 +55,36 @@ class Kernel:
         )
         return out
 
-    def copy(self, x: Tensor, out: Tensor) -> None:
-        """x `[rows, heads, d]` into `out`."""
-        self._copy(x.data_ptr(), out.data_ptr(), *x.shape, *x.stride()[:2], *out.stride()[:2])
+    def place(
+        self,
+        segments: Sequence[Stored],
+        k_all: Tensor,
+        v_all: Tensor,
+        positions: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None:
+        """Stored segments into a layer's cache `[heads, n, d]`: keys turned to `positions` `[n]`
+        by the tables, values as they are."""
+        numbers = array("q")
+        for start, k, v in segments:
+            sources = k.data_ptr(), v.data_ptr()
+            numbers.extend((*sources, start, len(k), *k.stride()[:2], *v.stride()[:2]))
+        heads, _, d = k_all.shape
+        self._place(
+            numbers.buffer_info()[0],
+            len(segments),
+            k_all.data_ptr(),
+            v_all.data_ptr(),
+            positions.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            heads,
+            d // 2,
+            k_all.stride(0),
+            v_all.stride(0),
+            torch.get_num_threads() if k_all.numel() >= MIN_PARALLEL else 1,
+        )
 
 
 @cache
@@ -66,13 +99,19 @@ def served(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
     return kernel() if counted and _fit(x, out) else None
 
 
-def copy(x: Tensor, out: Tensor) -> None:
-    """x `[rows, heads, d]` into `out`: values go where keys go, without being turned."""
-    found = kernel() if _fit(x, out) else None
-    if found is None:
-        out.copy_(x)
-    else:
-        found.copy(x, out)
+def places(
+    segments: Sequence[Stored], k_all: Tensor, v_all: Tensor, positions: Tensor
+) -> Kernel | None:
+    """The kernel, if it takes these into that cache."""
+    d = k_all.shape[2]
+    counted = positions.dtype == torch.int64 and positions.is_contiguous()
+    ours = all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in (k_all, v_all))
+    in_rows = d % (2 * HALF_LANES) == 0 and all(x.stride()[1:] == (d, 1) for x in (k_all, v_all))
+    if not (counted and ours and in_rows):
+        return None
+    stored = (x for _, k, v in segments for x in (k, v))
+    alike = all(x.dtype == torch.bfloat16 and x.stride(2) == 1 for x in stored)
+    return kernel() if alike else None
 
 
 def _fit(x: Tensor, out: Tensor) -> bool:
