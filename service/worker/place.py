@@ -64,11 +64,11 @@ class Placement:
                 placement_gpu.place(*parts, positions[span], rope, k_all[:, span], v_all[:, span])
             transfers.begin(layer + 1)
             return
-        parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if (kernel := rotation.places(parts, k_all, v_all, positions)) is not None:
-            kernel.place(parts, k_all, v_all, positions, rope.cos, rope.sin)
+        found = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
+        if (kernel := rotation.places(found, k_all, v_all, positions)) is not None:
+            kernel.place(found, k_all, v_all, positions, rope.cos, rope.sin)
             return
-        for start, k, v in parts:
+        for start, k, v in found:
             span = slice(start, start + len(k))
             target = k_all[:, span].transpose(0, 1)
             rope.rotate(k.to(k_all.device), positions[span], out=target)
