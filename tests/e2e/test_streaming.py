@@ -72,10 +72,10 @@ def test_stop_strings_end_the_answer_before_them(service: Service) -> None:
     assert len(text) > 12, text
     stop = text[len(text) // 2 : len(text) // 2 + 5]
     for stops in (stop, [stop, "never in any text"]):
-        answer = service.ask(QUESTION, max_tokens=48, stop=stops)
+        answer = service.ask(QUESTION, max_tokens=600, stop=stops)
         assert answer["text"] == text[: text.index(stop)]
         assert answer["finish_reason"] == "stop"
-        assert answer["usage"]["completion_tokens"] < 48
+        assert answer["usage"]["completion_tokens"] < 600
     _, tokens, done = streamed(service, max_tokens=48, stop=stop)
     assert tokens == done["text"] == text[: text.index(stop)]
 
