@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,6 +42,7 @@ from kvstore.tiers.scan import chunk_path
 DIRECT_BYTES = 4 << 20  # per read of the bare side, like dd bs=4M iflag=direct
 CAPACITY = 8 << 30
 KEY = "0" * 32
+FILES = 4  # of the SSD rows, in turn: where on the disk one lies decides much
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def holding(tier: Tier, chunk: kv.EncodedChunk) -> Iterator[kv.TieredStore]:
         yield store
 
 
-def read(store: kv.TieredStore, spec: kv.ChunkSpec) -> kv.EncodedChunk:
-    outcome = store.read(KEY, spec)
+def read(store: kv.TieredStore, spec: kv.ChunkSpec, key: str = KEY) -> kv.EncodedChunk:
+    outcome = store.read(key, spec)
     assert outcome.chunk is not None, outcome.problems
     return outcome.chunk
 
@@ -109,25 +111,39 @@ def memory_rows(chunk: kv.EncodedChunk, store: kv.TieredStore) -> Iterator[Row]:
     yield Row("memory blocks", some, lambda: read_blocks(store, spec), lambda: copied(some))
 
 
-def ssd_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, path: Path) -> Iterator[Row]:
+def ssd_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, folder: Path) -> Iterator[Row]:
     target = _memory(-(-chunk.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+    keys = [KEY[:-1] + str(number) for number in range(FILES)]
+    for key in keys:
+        store.put(key, chunk)
+    paths = [chunk_path(folder, key) for key in keys]
+    ours_next, bare_next = cycle(keys), cycle(paths)
 
     def bare(flags: int, step: int) -> None:
-        fd = os.open(path, os.O_RDONLY | flags)
+        fd = os.open(next(bare_next), os.O_RDONLY | flags)
         got = [os.preadv(fd, [target[at : at + step]], at) for at in range(0, chunk.nbytes, step)]
         os.close(fd)
         assert sum(got) == chunk.nbytes, got
 
     def ours() -> object:
-        return read(store, chunk.spec)
+        return read(store, chunk.spec, next(ours_next))
+
+    def direct() -> None:
+        bare(os.O_DIRECT, DIRECT_BYTES)
 
     def cached() -> None:
         bare(0, len(target))
 
-    yield Row(
-        "ssd", chunk.nbytes, ours, lambda: bare(os.O_DIRECT, DIRECT_BYTES), lambda: _cool(path)
-    )
-    yield Row("ssd warm", chunk.nbytes, ours, cached, cached)
+    def cool() -> None:
+        for path in paths:
+            _cool(path)
+
+    def warm() -> None:
+        for _ in paths:
+            cached()
+
+    yield Row("ssd", chunk.nbytes, ours, direct, cool)
+    yield Row("ssd warm", chunk.nbytes, ours, cached, warm)
 
 
 def redis_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, url: str) -> Iterator[Row]:
@@ -154,7 +170,7 @@ def rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
         near = stack.enter_context(holding(kv.MemoryTier(CAPACITY), chunk))
         yield from memory_rows(chunk, near)
         disk = stack.enter_context(holding(kv.SsdTier(folder, CAPACITY), chunk))
-        yield from ssd_rows(chunk, disk, chunk_path(folder, KEY))
+        yield from ssd_rows(chunk, disk, folder)
         tier = kv.RedisTier(url, timeout_s=10, deadline_s=60)
         yield from redis_rows(chunk, stack.enter_context(holding(tier, chunk)), url)
 
