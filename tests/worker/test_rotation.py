@@ -93,6 +93,11 @@ def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.Mo
     assert rotation.places([(start, k.float(), v), other], cache, cache, positions) is None
     assert rotation.places([other, (start, k, v.float())], cache, cache, positions) is None
     assert rotation.places([(start, k.mT.contiguous().mT, v)], cache, cache, positions) is None
+    assert rotation.places([(start, k[:, 1:], v), other], cache, cache, positions) is None
+    assert rotation.places([(start, k, v[:-1]), other], cache, cache, positions) is None
+    assert rotation.places([(17, k, v)], cache, cache, positions) is None
+    assert rotation.places(segments, cache, cache[:, 1:], positions) is None
+    assert rotation.places(segments, cache, cache, positions[:-1]) is None
     assert rotation.places(segments, cache.float(), cache, positions) is None
     assert rotation.places(segments, cache, cache.float(), positions) is None
     assert rotation.places(segments, cache, cache.transpose(0, 1), positions) is None

@@ -103,15 +103,23 @@ def places(
     segments: Sequence[Stored], k_all: Tensor, v_all: Tensor, positions: Tensor
 ) -> Kernel | None:
     """The kernel, if it takes these into that cache."""
-    d = k_all.shape[2]
+    heads, n, d = k_all.shape
     counted = positions.dtype == torch.int64 and positions.is_contiguous()
+    counted = counted and len(positions) >= n and v_all.shape == k_all.shape
     ours = all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in (k_all, v_all))
     in_rows = d % (2 * HALF_LANES) == 0 and all(x.stride()[1:] == (d, 1) for x in (k_all, v_all))
     if not (counted and ours and in_rows):
         return None
-    stored = (x for _, k, v in segments for x in (k, v))
-    alike = all(x.dtype == torch.bfloat16 and x.stride(2) == 1 for x in stored)
-    return kernel() if alike else None
+    fit = all(
+        x.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and x.shape == (len(k), heads, d)
+        and x.stride(2) == 1
+        and start + len(k) <= n
+        for start, k, v in segments
+        for x in (k, v)
+    )
+    return kernel() if fit else None
 
 
 def _fit(x: Tensor, out: Tensor) -> bool:
