@@ -22,6 +22,22 @@ int many_rows_bf16_supported(void)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
 }
 
+/* The next strips that a thread computes: *first to *end, of those from *next to `all`. Long runs
+ * first, as a thread streams through memory best, then ever shorter ones: one that is held up takes
+ * fewer. Returns whether there were any. */
+INLINE int next_run(ptrdiff_t *next, ptrdiff_t all, int threads, ptrdiff_t *first, ptrdiff_t *end)
+{
+    *first = __atomic_load_n(next, __ATOMIC_RELAXED);
+    do {
+        if (*first >= all)
+            return 0;
+        ptrdiff_t run = (all - *first) / (2 * threads);
+        *end = *first + (run > 1 ? run : 1);
+    } while (!__atomic_compare_exchange_n(next, first, *end, 0, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return 1;
+}
+
 /* y += w * x of a tile's first HALF * `wide` rows. w: OUTS rows of `columns`, `stride` apart, and
  * `outs` - OUTS more at `other`; x [columns / 2, ROWS, 2]; y [outs, ROWS], taken for zero if `fresh`.
  * The memory at `next`, rows `stride` apart, is fetched meanwhile. */
@@ -113,30 +129,32 @@ TARGET_BF16 void many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, con
     ptrdiff_t whole = rows < TILES * ROWS ? rows : TILES * ROWS;
     ptrdiff_t parts = (in * whole * 2 + ROOM - 1) / ROOM, step = 2 * OUTS;
     ptrdiff_t width = ((in + parts - 1) / parts + LANES - 1) / LANES * LANES;
+    ptrdiff_t strips = out / step, taken = 0; /* by all threads, of all blocks' strips */
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
-    for (ptrdiff_t from = 0; from < rows; from += TILES * ROWS) {
+    for (ptrdiff_t from = 0, all = 0; from < rows; from += TILES * ROWS) {
         ptrdiff_t count = rows - from < TILES * ROWS ? rows - from : TILES * ROWS;
-        /* All threads do the same columns; one that is held up takes fewer rows of w. */
-        for (ptrdiff_t c = 0; c < in; c += width) {
-            ptrdiff_t columns = in - c < width ? in - c : width;
-            _Pragma("omp for schedule(dynamic)")
-            for (ptrdiff_t at = 0; at < out; at += step) {
-                const uint16_t *one = w + at * stride + c, *other = one + OUTS * stride;
-                const uint16_t *next = at + threads * step < out ? one + threads * step * stride
-                                                                 : NULL;
-                const uint16_t *tile = x + from * in + c * ROWS;
-                float *y = scratch + at * ROWS;
-                ptrdiff_t row = 0; /* a strip stays in the first cache while the tiles go by */
-                for (; row + HALF < count; row += ROWS)
-                    one_strip(one, tile + row * in, y + row * out, columns, stride, !c, count - row,
-                              row ? NULL : other);
-                for (row = 0; row + HALF < count; row += ROWS)
-                    one_strip(other, tile + row * in, y + row * out + OUTS * ROWS, columns, stride,
-                              !c, count - row, row ? NULL : next);
-                if (row < count)
-                    two_strips(one, other, tile + row * in, y + row * out, columns, stride, !c,
-                               count - row, row ? NULL : next, NULL);
-            }
+        /* All threads do the same columns. */
+        for (ptrdiff_t c = 0; c < in; c += width, all += strips) {
+            ptrdiff_t columns = in - c < width ? in - c : width, s, end;
+            while (next_run(&taken, all + strips, threads, &s, &end))
+                for (; s < end; s++) {
+                    ptrdiff_t at = (s - all) * step;
+                    const uint16_t *one = w + at * stride + c, *other = one + OUTS * stride;
+                    const uint16_t *next = s + 1 < end ? one + step * stride : NULL;
+                    const uint16_t *tile = x + from * in + c * ROWS;
+                    float *y = scratch + at * ROWS;
+                    ptrdiff_t row = 0; /* a strip stays in the first cache while the tiles go by */
+                    for (; row + HALF < count; row += ROWS)
+                        one_strip(one, tile + row * in, y + row * out, columns, stride, !c,
+                                  count - row, row ? NULL : other);
+                    for (row = 0; row + HALF < count; row += ROWS)
+                        one_strip(other, tile + row * in, y + row * out + OUTS * ROWS, columns,
+                                  stride, !c, count - row, row ? NULL : next);
+                    if (row < count)
+                        two_strips(one, other, tile + row * in, y + row * out, columns, stride, !c,
+                                   count - row, row ? NULL : next, NULL);
+                }
+            _Pragma("omp barrier")
         }
         _Pragma("omp for schedule(static)")
         for (ptrdiff_t row = 0; row < count; row += HALF)
@@ -156,6 +174,24 @@ TARGET_BF16 INLINE __m512 silu(__m512 x)
                          _mm512_add_ps(one, e));
 }
 
+/* silu(gate) * up of OUTS columns and the first `rows` rows of a tile [OUTS, ROWS], rounded once, to
+ * pairs [OUTS / 2, ROWS, 2]. */
+TARGET_BF16 INLINE void join(const float *gate, const float *up, uint16_t *pairs, ptrdiff_t rows)
+{
+    for (ptrdiff_t at = 0; at < OUTS * ROWS; at += 2 * ROWS)
+        for (ptrdiff_t j = 0; j < ROWS && j < rows; j += HALF) {
+            __m512i pair[2];
+            for (int odd_one = 0; odd_one < 2; odd_one++) {
+                ptrdiff_t i = at + odd_one * ROWS + j;
+                pair[odd_one] = rounded(_mm512_mul_ps(silu(_mm512_load_ps(gate + i)),
+                                                      _mm512_load_ps(up + i)));
+            }
+            __m512i high = _mm512_and_si512(pair[1], _mm512_set1_epi32((int)0xffff0000));
+            _mm512_storeu_si512(pairs + at + 2 * j,
+                                _mm512_or_si512(high, _mm512_srli_epi32(pair[0], 16)));
+        }
+}
+
 /* inner = silu(gate * x) * (up * x) of columns first to last, rounded once. x as above, gate and up
  * [out, in]; inner: tiles of pairs [tiles, out / 2, ROWS, 2]. first and last are multiples of
  * OUTS. */
@@ -164,28 +200,17 @@ TARGET_BF16 void many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, c
                                       ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride,
                                       int threads)
 {
-    _Pragma("omp parallel for schedule(dynamic, 4) num_threads(threads) if (threads > 1)")
-    for (ptrdiff_t n = first; n < last; n += OUTS) {
-        const uint16_t *other = up + n * stride, *one = gate + n * stride;
-        ptrdiff_t ahead = n + OUTS < last ? OUTS * stride : 0; /* of the strip that is next */
-        for (ptrdiff_t row = 0; row < rows; row += ROWS) {
-            float y[2][OUTS * ROWS] __attribute__((aligned(64)));
-            const uint16_t *tile = x + row * in;
-            two_strips(one, other, tile, y[0], in, stride, 1, rows - row,
-                       row || !ahead ? NULL : one + ahead, row || !ahead ? NULL : other + ahead);
-            for (ptrdiff_t at = 0; at < OUTS * ROWS; at += 2 * ROWS)
-                for (ptrdiff_t j = 0; j < ROWS && row + j < rows; j += HALF) {
-                    __m512i pair[2];
-                    for (int odd_one = 0; odd_one < 2; odd_one++) {
-                        ptrdiff_t i = at + odd_one * ROWS + j;
-                        pair[odd_one] = rounded(_mm512_mul_ps(silu(_mm512_load_ps(y[0] + i)),
-                                                              _mm512_load_ps(y[1] + i)));
-                    }
-                    __m512i high =
-                        _mm512_and_si512(pair[1], _mm512_set1_epi32((int)0xffff0000));
-                    _mm512_storeu_si512(inner + row * out + n * ROWS + at + 2 * j,
-                                        _mm512_or_si512(high, _mm512_srli_epi32(pair[0], 16)));
-                }
+    ptrdiff_t taken = first / OUTS;
+    _Pragma("omp parallel num_threads(threads) if (threads > 1)")
+    for (ptrdiff_t s, end; next_run(&taken, last / OUTS, threads, &s, &end);)
+        for (; s < end; s++) {
+            const uint16_t *one = gate + s * OUTS * stride, *other = up + s * OUTS * stride;
+            for (ptrdiff_t row = 0; row < rows; row += ROWS) {
+                float y[2][OUTS * ROWS] __attribute__((aligned(64)));
+                ptrdiff_t ahead = !row && s + 1 < end ? OUTS * stride : 0; /* the next strip */
+                two_strips(one, other, x + row * in, y[0], in, stride, 1, rows - row,
+                           ahead ? one + ahead : NULL, ahead ? other + ahead : NULL);
+                join(y[0], y[1], inner + row * out + s * OUTS * ROWS, rows - row);
+            }
         }
-    }
 }

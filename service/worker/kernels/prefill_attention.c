@@ -163,8 +163,8 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
 /* seen [m]: how many keys a row sees, at least 1. scale > 0. Strides in values: of q's rows, of k's
  * and v's KV heads; y [m, heads, d] is contiguous. scratch: `room` floats per thread, (2 * QUERIES +
  * 2 * KEYS) * d + KEYS * QUERIES, and with told (n + n / KEYS + 1) * QUERIES more. told may be NULL,
- * else [heads / group, tiles, n] zeros: what every tile of queries looks at, a row of share [m] as
- * much as that. narrow: by bfloat16 dot products. */
+ * else [heads / group, tiles, n] zeros, of which the first n become what all queries look at, a row of
+ * share [m] as much as that. narrow: by bfloat16 dot products. */
 TARGET void prefill_attention_rows(const uint16_t *q, const uint16_t *k, const uint16_t *v,
                                    uint16_t *y, const int64_t *seen, const float *share,
                                    float *told, float *scratch, ptrdiff_t m, ptrdiff_t n,
@@ -198,4 +198,7 @@ TARGET void prefill_attention_rows(const uint16_t *q, const uint16_t *k, const u
                    at, count, group, d, q_stride, heads * d);
         }
     }
+    for (ptrdiff_t tile = 1; told && tile < tiles * (heads / group); tile++)
+        for (ptrdiff_t i = 0; i < n; i++)
+            told[i] += told[tile * n + i];
 }
