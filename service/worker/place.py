@@ -13,6 +13,7 @@ from service.worker.adapters.base import DecoderAdapter
 from service.worker.kernels import placement_gpu, rotation
 from service.worker.layer_view import CachedSegment
 from service.worker.layout import PromptLayout
+from service.worker.rope import RotaryTable
 from service.worker.transfers import Transfers
 
 
@@ -91,11 +92,18 @@ class Placement:
         return self._transfers
 
 
-def write_rows(k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """k (after RoPE), v `[m, kv_heads, d]` of `rows` `[m]` over what is there."""
+def write_rows(
+    rope: RotaryTable, k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor
+) -> None:
+    """k before RoPE, v `[m, kv_heads, d]` of `rows` `[m]`, ascending, over what is there; keys
+    turned to their row's position."""
+    if (kernel := rotation.writes(k, v, k_all, v_all, rows)) is not None:
+        kernel.write(k, v, k_all, v_all, rows, rope.cos, rope.sin)
+        return
+    turned = rope.rotate(k, rows).transpose(0, 1)
     if len(rows) == k_all.shape[1]:
-        k_all.copy_(k.transpose(0, 1))
+        k_all.copy_(turned)
         v_all.copy_(v.transpose(0, 1))
     else:
-        k_all.index_copy_(1, rows, k.transpose(0, 1))
+        k_all.index_copy_(1, rows, turned)
         v_all.index_copy_(1, rows, v.transpose(0, 1))

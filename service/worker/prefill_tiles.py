@@ -37,7 +37,7 @@ def project(
             yield None
         at = rows[tile]
         fresh_q, k, v = adapter.qkv(layer, x[tile])
-        write_rows(k_all, v_all, adapter.rope.rotate(k, at), v, at)
+        write_rows(adapter.rope, k_all, v_all, k, v, at)
         parts.append((adapter.rope.rotate(fresh_q, at), fresh_q, k, v))
     if len(parts) == 1:
         return parts[0]

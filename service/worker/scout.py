@@ -97,14 +97,17 @@ def _look(
         k_all, v_all = kv.prompt_layer(layer, n)
         q, k, v = adapter.qkv(layer, x)
         q = adapter.rope.rotate(q, rows)
-        write_rows(k_all, v_all, adapter.rope.rotate(k, rows), v, rows)
+        write_rows(adapter.rope, k_all, v_all, k, v, rows)
         keys, values = (k_all, v_all) if everything else (k_all[:, seen], v_all[:, seen])
         key_rows = None if everything else seen
         if layer in looked:
             attended, told = attend_and_tell(
                 q, keys, values, rows, shares(layer), adapter.scale, key_rows=key_rows
             )
-            evidence.index_add_(0, seen, told)
+            if everything:
+                evidence += told
+            else:
+                evidence.index_add_(0, seen, told)
         else:
             attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
         flops.project(len(rows))

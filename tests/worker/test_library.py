@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ KERNELS: dict[str, Callable[[ctypes.CDLL], object]] = {
     "rms_norm": rms_norm.Kernel,
     "rotation": rotation.Kernel,
 }
-# Names in the order in which they are tried.
+# How an installation and a build in a checkout name them.
 INSTALLED, CHECKOUT = "_thing.cpython-311-x86_64-linux-gnu.so", "_thing.so"
 OLD = "int thing_supported(void) { return 1; } int thing(int x) { return x; }"
 NEW = "int thing_supported(void) { return 1; } int thing_twice(int x) { return 2 * x; }"
@@ -68,6 +69,16 @@ def test_an_older_one_is_passed_over_for_the_one_that_fits(folder: Path) -> None
     compiled(NEW, folder / CHECKOUT)
     found = library.built("thing", Thing)
     assert found is not None and found.twice(21) == 42
+
+
+@pytest.mark.parametrize("newer", [INSTALLED, CHECKOUT])
+def test_of_two_that_fit_the_one_built_last_is_taken(folder: Path, newer: str) -> None:
+    for name in (INSTALLED, CHECKOUT):
+        compiled(NEW.replace("2 * x", "3 * x" if name == newer else "2 * x"), folder / name)
+        built_at = 2000 if name == newer else 1000
+        os.utime(folder / name, (built_at, built_at))
+    found = library.built("thing", Thing)
+    assert found is not None and found.twice(21) == 63
 
 
 def test_so_is_one_of_another_machine_or_cpu(folder: Path) -> None:

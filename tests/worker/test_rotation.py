@@ -11,6 +11,7 @@ import torch
 from service.worker.kernels import rotation
 from service.worker.kernels.library import load
 from service.worker.kernels.rotation import Kernel
+from service.worker.place import write_rows
 from service.worker.rope import RotaryTable
 
 ROWS, HEADS = 37, 3
@@ -105,6 +106,51 @@ def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.Mo
     assert rotation.places(segments, cache, cache, torch.arange(40)[::2]) is None
     narrow = torch.zeros(HEADS, 20, 48).bfloat16()
     assert rotation.places([], narrow, narrow, positions) is None
+
+
+@pytest.mark.parametrize("rows", [[0], [3, 4, 5], [0, 7, 8, 30, 31]])
+def test_rows_go_to_their_places(kernel: Kernel, rows: list[int]) -> None:
+    """As by torch, to the bit, and nothing else is touched."""
+    d, at, random = 64, torch.tensor(rows), torch.Generator().manual_seed(len(rows))
+    [(_, k, v)], turns = stored(random, [len(rows)], d), table(d)
+    k_all, v_all = torch.full((2, HEADS, 40, d), 7.0).bfloat16()[:, :, :32]
+    expected_k, expected_v = k_all.clone(), v_all.clone()
+    expected_k[:, at] = turns.turn(at)(k).transpose(0, 1)
+    expected_v[:, at] = v.transpose(0, 1)
+    kernel.write(k, v, k_all, v_all, at, turns.cos, turns.sin)
+    assert k_all.equal(expected_k) and v_all.equal(expected_v)
+
+
+def test_other_rows_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+    [(_, k, v)] = stored(torch.Generator().manual_seed(0), [3], 64)
+    cache, rows = torch.zeros(HEADS, 20, 64).bfloat16(), torch.tensor([0, 4, 19])
+    assert rotation.writes(k, v, cache, cache, rows) is kernel
+    assert rotation.writes(k.float(), v, cache, cache, rows) is None
+    assert rotation.writes(k, v.float(), cache, cache, rows) is None
+    assert rotation.writes(k, v[:, 1:], cache, cache, rows) is None
+    assert rotation.writes(k, v, cache, cache, rows[:2]) is None
+    assert rotation.writes(k, v, cache, cache, rows + 1) is None
+    assert rotation.writes(k, v, cache, cache, rows - 1) is None
+    assert rotation.writes(k, v, cache, cache, rows.int()) is None
+    assert rotation.writes(k, v, cache, cache[:, :18], rows) is None
+    assert rotation.writes(k, v, cache.float(), cache, rows) is None
+    assert rotation.writes(k[:0], v[:0], cache, cache, rows[:0]) is None
+
+
+def test_a_cache_is_written_the_same_without_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(_, k, v)], turns = stored(torch.Generator().manual_seed(0), [3], 64), table(64)
+    written = []
+    for found in (None, kernel):
+        monkeypatch.setattr(rotation, "kernel", lambda found=found: found)
+        for rows, n in ((torch.tensor([1, 4, 8]), 9), (torch.arange(3), 3)):
+            k_all, v_all = torch.zeros(2, HEADS, n, 64).bfloat16()
+            write_rows(turns, k_all, v_all, k, v, rows)
+            written.append((k_all, v_all))
+    for (k_one, v_one), (k_other, v_other) in zip(written[:2], written[2:], strict=True):
+        assert k_one.any() and k_one.equal(k_other) and v_one.equal(v_other)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -17,9 +17,10 @@ FOLDER = Path(__file__).parent
 
 
 def built(name: str, make: Callable[[ctypes.CDLL], Kernel]) -> Kernel | None:
-    """What `make` makes of the library of `<name>.c`, or None. A function in C gets another name
-    when its arguments change: what was built from an older source lacks it, and is left alone."""
-    for path in sorted(FOLDER.glob(f"_{name}.*so")):
+    """What `make` makes of the library of `<name>.c`, or None; of several the one built last. A
+    function in C gets another name when its arguments or what it does with them change: what was
+    built from an older source lacks it, and is left alone."""
+    for path in sorted(FOLDER.glob(f"_{name}.*so"), key=_built_at, reverse=True):
         try:
             library = load(path, name)
             if library is not None:
@@ -27,6 +28,10 @@ def built(name: str, make: Callable[[ctypes.CDLL], Kernel]) -> Kernel | None:
         except (OSError, AttributeError):
             continue  # built for another machine, or from an older source
     return None
+
+
+def _built_at(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def missing() -> list[str]:

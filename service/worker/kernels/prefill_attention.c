@@ -165,7 +165,7 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
  * 2 * KEYS) * d + KEYS * QUERIES, and with told (n + n / KEYS + 1) * QUERIES more. told may be NULL,
  * else [heads / group, tiles, n] zeros, of which the first n become what all queries look at, a row of
  * share [m] as much as that. narrow: by bfloat16 dot products. */
-TARGET void prefill_attention_rows(const uint16_t *q, const uint16_t *k, const uint16_t *v,
+TARGET void prefill_attention_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v,
                                    uint16_t *y, const int64_t *seen, const float *share,
                                    float *told, float *scratch, ptrdiff_t m, ptrdiff_t n,
                                    ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d,

@@ -24,7 +24,7 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
         self._narrow = narrow
-        self._attend = library.prefill_attention_rows
+        self._attend = library.prefill_attention_attend
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
         self._attend.argtypes = [
             *[pointer] * 8,

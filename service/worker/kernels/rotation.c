@@ -43,40 +43,63 @@ TARGET void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positio
                sine + positions[row] * half, heads, half, x_head, y_head);
 }
 
-/* Rows of a stored segment and where they go: k and v [rows, heads, 2 * half] with strides in
- * values, to the cache's rows from `start`. */
+/* Rows for the cache: k and v [rows, heads, 2 * half] with strides in values. Stored ones go to its
+ * rows from `start` on. */
 struct segment {
     const uint16_t *k, *v;
     ptrdiff_t start, rows, k_row, k_head, v_row, v_head;
 };
 
-/* Segments into a layer's cache, k_all and v_all [heads, .., 2 * half] with heads apart by k_head
- * and v_head values: keys turned to their row's position [cache rows], values as they are. */
-TARGET void rotation_place(const struct segment *segments, ptrdiff_t count, uint16_t *k_all,
-                           uint16_t *v_all, const int64_t *positions, const float *cosine,
-                           const float *sine, ptrdiff_t heads, ptrdiff_t half, ptrdiff_t k_head,
-                           ptrdiff_t v_head, int threads)
+/* A layer's cache, k and v [heads, .., 2 * half] with heads apart by k_head and v_head values. */
+struct layer {
+    uint16_t *k, *v;
+    ptrdiff_t heads, half, k_head, v_head;
+};
+
+/* Row `row` of a segment to row `at` of the cache: the key turned, the value as it is. */
+TARGET INLINE void placed(const struct segment *s, ptrdiff_t row, const struct layer *to,
+                          ptrdiff_t at, const float *cosine, const float *sine)
 {
-    ptrdiff_t total = 0, d = 2 * half;
+    ptrdiff_t d = 2 * to->half;
+    turned(s->k + row * s->k_row, to->k + at * d, cosine, sine, to->heads, to->half, s->k_head,
+           to->k_head);
+    for (ptrdiff_t head = 0; head < to->heads; head++)
+        for (ptrdiff_t c = 0; c < d; c += LANES)
+            _mm512_storeu_si512(to->v + head * to->v_head + at * d + c,
+                                _mm512_loadu_si512(s->v + row * s->v_row + head * s->v_head + c));
+}
+
+/* Segments into a layer's cache: keys turned to their row's position [cache rows]. */
+TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
+                           const struct layer *layer, const int64_t *positions,
+                           const float *cosine, const float *sine, int threads)
+{
+    const struct layer to = *layer;
+    ptrdiff_t total = 0;
     for (ptrdiff_t i = 0; i < count; i++)
         total += segments[i].rows;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (int part = 0; part < threads; part++) {
-        ptrdiff_t from = total * part / threads, to = total * (part + 1) / threads, before = 0;
+        ptrdiff_t from = total * part / threads, end = total * (part + 1) / threads, before = 0;
         for (ptrdiff_t i = 0; i < count; before += segments[i++].rows) {
             const struct segment s = segments[i];
             ptrdiff_t first = from > before ? from - before : 0;
-            ptrdiff_t last = to - before < s.rows ? to - before : s.rows;
+            ptrdiff_t last = end - before < s.rows ? end - before : s.rows;
             for (ptrdiff_t row = first; row < last; row++) {
-                ptrdiff_t at = s.start + row, angle = positions[at] * half;
-                turned(s.k + row * s.k_row, k_all + at * d, cosine + angle, sine + angle, heads,
-                       half, s.k_head, k_head);
-                for (ptrdiff_t head = 0; head < heads; head++)
-                    for (ptrdiff_t c = 0; c < d; c += LANES)
-                        _mm512_storeu_si512(v_all + head * v_head + at * d + c,
-                                            _mm512_loadu_si512(s.v + row * s.v_row +
-                                                               head * s.v_head + c));
+                ptrdiff_t at = s.start + row, angle = positions[at] * to.half;
+                placed(&s, row, &to, at, cosine + angle, sine + angle);
             }
         }
     }
+}
+
+/* The rows of one segment to the rows `at` [rows] of a layer's cache: keys turned to the position
+ * that is the row's number. */
+TARGET void rotation_write_rows(const struct segment *segment, const struct layer *layer,
+                           const int64_t *at, const float *cosine, const float *sine)
+{
+    const struct segment s = *segment;
+    const struct layer to = *layer;
+    for (ptrdiff_t row = 0; row < s.rows; row++)
+        placed(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
 }
