@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from service.worker.flops import FlopCount
@@ -53,3 +54,16 @@ class LayerView:
     scale: float
     flops: FlopCount
     evidence: Evidence | None = None
+
+    def followed_by(
+        self, rows: Tensor, q: Tensor, fresh_q: Tensor, fresh_k: Tensor, fresh_v: Tensor
+    ) -> LayerView:
+        """With these rows too, which stand behind them and whose KV is in place."""
+        return replace(
+            self,
+            rows=torch.cat([self.rows, rows]),
+            q=torch.cat([self.q, q]),
+            fresh_q=torch.cat([self.fresh_q, fresh_q]),
+            fresh_k=torch.cat([self.fresh_k, fresh_k]),
+            fresh_v=torch.cat([self.fresh_v, fresh_v]),
+        )

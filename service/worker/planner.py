@@ -145,6 +145,7 @@ class Planner:
                 method.unread_layers,
                 float(getattr(method, "ratio", 0.0)),
                 method.scouted_layers(self._adapter.layers).stop if method.scouts else 0,
+                method.settled_layers(self._adapter.layers),
             ),
             self.compute.overhead_s * crowd,
             self.compute.flop_s * crowd,

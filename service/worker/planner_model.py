@@ -34,12 +34,14 @@ class Loadable:
 class MethodCost:
     """What of a fusion method decides its cost: `whole` first layers compute every row, `unread`
     ones look at nothing stored, `ratio` of the rows are computed at the others; `scouts`: first
-    layers through which the question runs over the whole cache before that."""
+    layers through which the question runs over the whole cache before that; `settled`: those after
+    which it runs again, where nothing is cold."""
 
     whole: int = 0
     unread: int = 0
     ratio: float = 0.0
     scouts: int = 0
+    settled: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class PromptModel:
         layers, method = self.shape.layers, self.method
         arrivals = self._arrivals(loaded)
         each, last = self._layer_s(rows, rows), self._layer_s(rows, 1)
+        others = rows - self.question
+        settled = method.settled if others == int(ratio * self.tokens) > 0 else 0
+        settling = self._layer_s(others, others, 0) if settled else each
         said = self._logits_s()
         now = self.overhead_s
         if method.scouts and rows < self.tokens:
@@ -84,6 +89,8 @@ class PromptModel:
                 now += last
             elif layer < method.whole:
                 now += whole
+            elif layer < settled:
+                now += settling
             else:
                 now += selecting if layer == method.whole else each
         return now + said
@@ -111,12 +118,12 @@ class PromptModel:
                 arrivals[layer] = max(arrivals[layer], before + read_s)
         return arrivals
 
-    def _layer_s(self, projected: int, rows: int) -> float:
-        """A row of the question sees all keys, the others half of them on average. The last layer
-        finishes one row."""
+    def _layer_s(self, projected: int, rows: int, question: int | None = None) -> float:
+        """A row of the question (all of it, unless told) sees all keys, the others half of them on
+        average. The last layer finishes one row."""
         count = FlopCount(self.shape)
         count.project(projected)
-        question = min(self.question, rows)
+        question = min(self.question if question is None else question, rows)
         count.attend(question * self.tokens + (rows - question) * self.tokens / 2)
         count.finish(rows)
         return count.total * self.flop_s

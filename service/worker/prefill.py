@@ -29,7 +29,7 @@ from service.worker.layer_view import CachedSegment, LayerView
 from service.worker.layout import PromptLayout, union
 from service.worker.place import Placement, PromptKV
 from service.worker.prefill_tiles import attend_and_finish, project
-from service.worker.scout import scout
+from service.worker.scout import Settled, scout
 from service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]
@@ -121,12 +121,16 @@ def _prefill(
 ) -> Steps[PrefillResult]:
     n = layout.tokens
     flops = progress.flops = progress.flops or FlopCount(adapter)
-    forced = layout.forced_rows
-    evidence, placed = None, 0
+    forced, question = layout.forced_rows, layout.question_rows
+    evidence, placed, settled = None, 0, Settled(0)
     if method.scouts and len(layout.cached_document_rows):
         found = yield from scout(adapter, layout, placement, method, kv, flops, arrival)
         evidence, placed = found.evidence, found.placed
-        rows = union(method.scouted_rows(layout, evidence, adapter.layers), forced)
+        begun = method.scouted_rows(layout, evidence, adapter.layers)
+        rows = union(begun, forced)
+        partly = 0 < len(begun) < len(layout.stale_document_rows)
+        if found.question.layers and partly and len(forced) == len(question):
+            settled, rows, forced = found.question, begun, question[:0]
     else:
         rows = union(method.start_rows(layout), forced)
     first, x = 0, adapter.embed(layout.ids[rows])
@@ -142,6 +146,8 @@ def _prefill(
         if len(rows) == n:
             progress.layer, progress.x = layer, x
             progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
+        if settled.x is not None and layer == settled.layers:
+            rows, forced, x = torch.cat([rows, question]), question, torch.cat([x, settled.x])
         k_all, v_all = kv.prompt_layer(layer, n)
         if arrival is not None and layer >= max(method.unread_layers, placed):
             yield from arrival(layer)
@@ -164,13 +170,16 @@ def _prefill(
             flops,
             evidence,
         )
+        watched = view
+        if layer < settled.layers and (capture is not None or eviction is not None):
+            watched = view.followed_by(question, *settled.projected[layer])
         if capture is not None:
-            capture(view)
+            capture(watched)
         if eviction is not None and eviction.applies(layout):
-            kept = eviction.restart(view)
+            kept = eviction.restart(watched)
             if kept is not None:
                 return (yield from _start_over(adapter, layout, kept, kv, eviction, flops))
-            observed.append(eviction.observe(view))
+            observed.append(eviction.observe(watched))
         chosen = method.select(view)
         if chosen is not None:
             go_on = union(chosen, forced)

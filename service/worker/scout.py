@@ -12,7 +12,7 @@ arrives layer by layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -32,12 +32,27 @@ Shares = Callable[[int], Tensor | Tell]
 """What the attention of each row counts for in a layer `[m]`, or what to make of it."""
 
 
+Projected = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries after RoPE and before, keys before RoPE, values of some rows in a layer."""
+
+
+@dataclass
+class Settled:
+    """The question's rows in the first layers, as the first pass leaves them: their projections
+    there, and their hidden rows as they come into the layer after."""
+
+    layers: int
+    projected: list[Projected] = field(default_factory=list)
+    x: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Scouted:
     """placed: first layers at which the cache is in place now."""
 
     evidence: Evidence
     placed: int
+    question: Settled
 
 
 def scout(
@@ -64,13 +79,14 @@ def scout(
         return partial(method.scout, layer, layout=layout) if shares is None else shares
 
     look = partial(_look, adapter, layout, kv, flops, looked)
-    found = yield from look(layout.question_rows, asked, place_cache)
+    question = Settled(method.settled_layers(adapter.layers))
+    found = yield from look(layout.question_rows, asked, place_cache, question)
     leads = method.lead_rows(layout, found)
     if not len(leads):
-        return Scouted(Evidence(found, torch.zeros_like(found)), looked.stop)
+        return Scouted(Evidence(found, torch.zeros_like(found)), looked.stop, question)
     followed = method.follow(leads, found)
     second = yield from look(leads, lambda layer: followed)
-    return Scouted(Evidence(found, second), looked.stop)
+    return Scouted(Evidence(found, second), looked.stop, question)
 
 
 def _look(
@@ -82,9 +98,10 @@ def _look(
     rows: Tensor,
     shares: Shares,
     prepare: Prepare | None = None,
+    settled: Settled | None = None,
 ) -> Steps[Tensor]:
     """Run `rows` up to the last layer of `looked`; their evidence `[n]`. `prepare`: before a layer,
-    if its cache is not in place yet."""
+    if its cache is not in place yet; `settled` remembers the first layers."""
     n, seen = layout.tokens, layout.warm_rows
     everything = len(seen) == n
     evidence = torch.zeros(n, dtype=torch.float32, device=layout.ids.device)
@@ -92,11 +109,15 @@ def _look(
     pairs = float(len(rows)) * len(seen)
     last_layer = looked.stop - 1
     for layer in range(looked.stop):
+        if settled is not None and layer == settled.layers:
+            settled.x = x
         if prepare is not None:
             yield from prepare(layer)
         k_all, v_all = kv.prompt_layer(layer, n)
-        q, k, v = adapter.qkv(layer, x)
-        q = adapter.rope.rotate(q, rows)
+        fresh_q, k, v = adapter.qkv(layer, x)
+        q = adapter.rope.rotate(fresh_q, rows)
+        if settled is not None and layer < settled.layers:
+            settled.projected.append((q, fresh_q, k, v))
         write_rows(adapter.rope, k_all, v_all, k, v, rows)
         keys, values = (k_all, v_all) if everything else (k_all[:, seen], v_all[:, seen])
         key_rows = None if everything else seen

@@ -198,15 +198,19 @@ class Reference:
         computed: Sequence[Sequence[int]],
         *,
         mask: MaskRule = index_mask,
+        rejoin: tuple[int, Tensor] | None = None,
     ) -> Trace:
         """The prompt where row t has fresh KV at layer l iff t is in `computed[l]`; every other
-        row's K (rotated) and V are `cached[l]`, `[n, kv_heads, d]`. Row sets must shrink."""
+        row's K (rotated) and V are `cached[l]`, `[n, kv_heads, d]`. Row sets must shrink, but at
+        the layer of `rejoin`, where new rows come with these hidden rows `[n, hidden]`."""
         n = len(ids)
         trace = Trace(n)
         x = self.w["model.embed_tokens.weight"][torch.tensor(list(ids), dtype=torch.long)]
         for layer in range(self.layers):
             fresh = torch.zeros(n, dtype=torch.bool)
             fresh[torch.tensor(list(computed[layer]), dtype=torch.long)] = True
+            if rejoin is not None and layer == rejoin[0]:
+                x = torch.where(x.isnan(), rejoin[1], x)
             x = torch.where(fresh[:, None], x, torch.tensor(float("nan")))
             trace.hidden.append(x)
             q, k_pre, v = self.project(layer, x)

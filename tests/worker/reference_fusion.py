@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
+from torch import Tensor
 
-from tests.worker.reference import Prompt, Reference, Trace
+from tests.worker.reference import Prompt, Reference, Trace, index_mask
 
 RowSets = list[list[int]]  # [layer] -> token indices, ascending
 
@@ -223,11 +224,57 @@ def scouted(
     *,
     layers: Sequence[int] | None = None,
     prefix: Sequence[int] = (),
+    again_from: float = 0.33,
 ) -> Trace:
-    """Two passes: PIE for the evidence, then the chosen rows, cold segments and Q from the
-    embedding on."""
+    """Two passes: PIE for the evidence, then the chosen rows and cold segments from the embedding
+    on, and Q from layer `settled` on, before which it stays as PIE left it."""
     rows = scouted_rows(reference, prompt, ratio, edge, layers=layers, prefix=prefix)
-    return reference.forced_rows(prompt, [*rows, *always_computed(prompt)])
+    settled = settled_layers(reference, prompt, rows, again_from, reference.layers, prefix)
+    every = sorted({*rows, *always_computed(prompt)})
+    return settled_pass(
+        reference, prompt, reference.placed(prompt), [every] * reference.layers, settled
+    )
+
+
+def settled_layers(
+    reference: Reference,
+    prompt: Prompt,
+    rows: Sequence[int],
+    again_from: float,
+    scouted: int,
+    prefix: Sequence[int] = (),
+) -> int:
+    """Layers in which Q stays as a first pass through `scouted` layers left it: none if nothing or
+    everything that is stale is computed in `rows`, or a segment is cold."""
+    stale = sum(len(prompt.documents[m - 1]) for m in stale_documents(prompt, prefix))
+    if not 0 < len(rows) < stale or prompt.indices(cold=True):
+        return 0
+    return min(round(Fraction(str(again_from)) * reference.layers), scouted - 1)
+
+
+def settled_pass(
+    reference: Reference,
+    prompt: Prompt,
+    placed: Sequence[tuple[Tensor, Tensor]],
+    computed: Sequence[Sequence[int]],
+    settled: int,
+) -> Trace:
+    """`computed` rows by layer over `placed`; in the first `settled` layers Q is as PIE has it."""
+    first, asked = reference.pie(prompt), set(prompt.question_indices)
+    placed = [(k.clone(), v.clone()) for k, v in placed]
+    computed = [list(rows) for rows in computed]
+    for layer in range(settled):
+        at = sorted(asked)
+        placed[layer][0][at], placed[layer][1][at] = first.k[layer][at], first.v[layer][at]
+        computed[layer] = [t for t in computed[layer] if t not in asked]
+    rejoin = (settled, first.hidden[settled]) if settled else None
+    trace = reference.stitched(prompt.ids, placed, computed, rejoin=rejoin)
+    for layer in range(settled):  # what an eviction method sees of Q there
+        at = sorted(asked)
+        weights = reference.attention(first.q[layer], trace.k[layer], index_mask(at, trace.n))
+        trace.attention[layer][:, at] = weights[:, at]
+        trace.hidden[layer][at] = first.hidden[layer][at]
+    return trace
 
 
 # -- operations (METHODS §4) ----------------------------------------------------------------------

@@ -17,6 +17,8 @@ from tests.worker.reference_fusion import (
     always_computed,
     edge_tokens,
     evidence,
+    settled_layers,
+    settled_pass,
     stale_documents,
     top,
 )
@@ -46,6 +48,7 @@ def trail(
     breadth: float = 2.0,
     sure: float = 0.5,
     from_depth: float = 0.33,
+    again_from: float = 0.33,
     prefix: Sequence[int] = (),
 ) -> Trail:
     """The whole method on one prompt without cold segments."""
@@ -112,5 +115,7 @@ def trail(
         [total[t] * off[t] for t in range(n)], begin, (exact * depth - start) / (depth - 1)
     )
     goes_on = sorted({*go_on, *fixed})
-    trace = reference.stitched(prompt.ids, placed, [begun] * 2 + [goes_on] * (depth - 2))
+    settled = settled_layers(reference, prompt, begin, again_from, stop, prefix)
+    computed = [begun] * 2 + [goes_on] * (depth - 2)
+    trace = settled_pass(reference, prompt, placed, computed, settled)
     return Trail(used, led, first, total, begin, go_on, trace)

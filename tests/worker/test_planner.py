@@ -43,7 +43,14 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
     ]
     cold = source.choice([0, 300])
     tokens = 40 + cold + sum(load.tokens for load in loads)
-    method = source.choice([MethodCost(), MethodCost(1, 2, 0.15), MethodCost(ratio=0.15, scouts=4)])
+    method = source.choice(
+        [
+            MethodCost(),
+            MethodCost(1, 2, 0.15),
+            MethodCost(ratio=0.15, scouts=4),
+            MethodCost(ratio=0.15, scouts=4, settled=2),
+        ]
+    )
     return PromptModel(
         tiny.adapter, tokens, 20, loads, method, 0.01, 10 ** source.uniform(-11, -8), cold
     )

@@ -48,6 +48,11 @@ class FusionMethod:
         """Layers whose attention is evidence, of so many; a pass ends behind the last of them."""
         return range(layers)
 
+    def settled_layers(self, layers: int) -> int:
+        """First layers, of so many, in which the question's rows stay as the first pass left them,
+        where documents are repaired in part; fewer than the pass goes through."""
+        return 0
+
     def question_shares(self, layout: PromptLayout) -> Tensor | None:
         """What each question row's attention counts for as evidence `[m]` fp32: the first pass adds
         up softmax weights over heads, rows and `scouted_layers`, each row's times this. None: ask

@@ -13,6 +13,9 @@ kvstitch's own method. Two kinds of rows are worth computing anew (measured, doc
 Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers; first tokens
 take at most half of them. None is spent on a first document that was precomputed behind the
 instruction: its KV is already full prefill's.
+
+The question's rows run a second time with them, over what was repaired, but not through the first
+layers: there they look at their neighbours, and stay as the first pass left them.
 """
 
 from __future__ import annotations
@@ -46,6 +49,15 @@ class Method(FusionMethod):
     question: float = parameter(
         0.5, "weight of the mean question row beside the last one", ge=0, le=100
     )
+    again_from: float = parameter(
+        0.33,
+        "share of the layers, from the first, in which the question is not computed a second time",
+        ge=0,
+        le=0.9,
+    )
+
+    def settled_layers(self, layers: int) -> int:
+        return min(round(self.again_from * layers), self.scouted_layers(layers).stop - 1)
 
     def question_shares(self, layout: PromptLayout) -> Tensor:
         rows = layout.question_rows

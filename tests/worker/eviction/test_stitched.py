@@ -91,7 +91,7 @@ def check(model: Tiny, rope: str, fusion: str, name: str, method: EvictionMethod
         visible.append(seen)
     ours = torch.stack(decoded(model, [run], [ANSWER])[0])
     masked = torch.stack(model.reference.decode(trace, ANSWER, visible))
-    assert_close("evicted, then decode", ours, masked)
+    assert_close("evicted, then decode", ours, masked, 2e-4)  # logits of up to 10 in fp32
     run.sequence.release()
     assert run.pool.free_share == 1
 
