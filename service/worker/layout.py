@@ -80,7 +80,8 @@ class PromptLayout:
 
     @property
     def forced_rows(self) -> Tensor:
-        """Rows that every method computes at every layer: cold segments and the question."""
+        """Rows that every method computes at every layer: cold segments and the question (whose
+        first layers may be those of a first pass, `service.worker.scout`)."""
         cold = [self._rows(s) for s in self.segments if s.cold and s.tokens]
         return torch.cat([*cold, self.question_rows])
 

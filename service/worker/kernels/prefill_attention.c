@@ -163,14 +163,14 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
 /* seen [m]: how many keys a row sees, at least 1. scale > 0. Strides in values: of q's rows, of k's
  * and v's KV heads; y [m, heads, d] is contiguous. scratch: `room` floats per thread, (2 * QUERIES +
  * 2 * KEYS) * d + KEYS * QUERIES, and with told (n + n / KEYS + 1) * QUERIES more. told may be NULL,
- * else [heads / group, tiles, n] zeros, of which the first n become what all queries look at, a row of
- * share [m] as much as that. narrow: by bfloat16 dot products. */
+ * else [heads / group, tiles, n] zeros, of which the first n become what all queries look at, a row
+ * of share [m] as much as that. narrow: by bfloat16 dot products. */
 TARGET void prefill_attention_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v,
-                                   uint16_t *y, const int64_t *seen, const float *share,
-                                   float *told, float *scratch, ptrdiff_t m, ptrdiff_t n,
-                                   ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d,
-                                   ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
-                                   float scale, ptrdiff_t room, int narrow, int threads)
+                                     uint16_t *y, const int64_t *seen, const float *share,
+                                     float *told, float *scratch, ptrdiff_t m, ptrdiff_t n,
+                                     ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d,
+                                     ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
+                                     float scale, ptrdiff_t room, int narrow, int threads)
 {
     ptrdiff_t queries = m * group, tiles = (queries + QUERIES - 1) / QUERIES, next = 0;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")

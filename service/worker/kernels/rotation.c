@@ -71,8 +71,8 @@ TARGET INLINE void placed(const struct segment *s, ptrdiff_t row, const struct l
 
 /* Segments into a layer's cache: keys turned to their row's position [cache rows]. */
 TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
-                           const struct layer *layer, const int64_t *positions,
-                           const float *cosine, const float *sine, int threads)
+                                    const struct layer *layer, const int64_t *positions,
+                                    const float *cosine, const float *sine, int threads)
 {
     const struct layer to = *layer;
     ptrdiff_t total = 0;
@@ -96,7 +96,7 @@ TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t co
 /* The rows of one segment to the rows `at` [rows] of a layer's cache: keys turned to the position
  * that is the row's number. */
 TARGET void rotation_write_rows(const struct segment *segment, const struct layer *layer,
-                           const int64_t *at, const float *cosine, const float *sine)
+                                const int64_t *at, const float *cosine, const float *sine)
 {
     const struct segment s = *segment;
     const struct layer to = *layer;

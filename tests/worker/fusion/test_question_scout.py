@@ -99,6 +99,14 @@ def test_is_the_reference(any_model: Tiny, ratio: float, edge: int) -> None:
     assert_same("question scout", ours, scouted(any_model.reference, prompt, ratio, edge))
 
 
+@pytest.mark.parametrize("again_from", [0, 0.5, 0.9])
+def test_the_question_runs_again_from_a_layer_on(any_family: Tiny, again_from: float) -> None:
+    """Before it, its KV is the first pass's; 0: it runs again in all layers."""
+    ours = any_family.stitch(QuestionScout(ratio=0.3, again_from=again_from))
+    expected = scouted(any_family.reference, any_family.prompt(), 0.3, 2, again_from=again_from)
+    assert_same("question scout, again from", ours, expected)
+
+
 @pytest.mark.parametrize("edge", [0, 2])
 def test_an_exact_first_document_is_left_alone(any_family: Tiny, edge: int) -> None:
     """Precomputed behind S it is full prefill's: no row is spent on it, and with one document
