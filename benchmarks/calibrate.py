@@ -35,17 +35,17 @@ from torch import Tensor
 from benchmarks.environment import describe
 from benchmarks.probes import KINDS, Probe, Prober, fits
 from service.errors import KvstitchError
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.attention import attention_probabilities, weighted_values
-from service.worker.calibration import FILE
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.kv_pool import KVPool, SequenceKV
-from service.worker.layout import PromptLayout
-from service.worker.model import load
-from service.worker.place import write_rows
-from service.worker.prefill import prefill
-from service.worker.steps import run
-from service.worker.topk import stable_topk
+from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import FILE
+from service.worker.core.steps import run
+from service.worker.core.topk import stable_topk
+from service.worker.forward.placement import write_rows
+from service.worker.forward.prefill import prefill
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.attention import attention_probabilities, weighted_values
+from service.worker.model.load import load
 
 EXTRA_TOKENS = 8  # an answer may be this much longer than the expected one
 GOOD = 0.5

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo import tasks
+from demo.language import tasks
 from service.errors import PromptTooLong
-from service.gateway.model_folder import ModelFolder
-from service.gateway.prompt_format import load_format, without_bos
-from service.gateway.tokenizer import ServingTokenizer
+from service.gateway.prompts.format import load_format, without_bos
+from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.prompt import PromptFormat, system_ids
 
 FILLER = (

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.environment import describe
-from benchmarks.fidelity.statistics import Bootstrap
+from benchmarks.fidelity.report.statistics import Bootstrap
 from benchmarks.musique import passage_id, read
 from benchmarks.recall_targets import CHUNK_TOKENS, Target, opened
 from retriever import SearchMode

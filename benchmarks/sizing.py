@@ -15,10 +15,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.checksum import BlockDigests
-from kvstore.header import build_header
-from kvstore.layout import layout
-from kvstore.spec import ChunkSpec
+from kvstore.format.checksum import BlockDigests
+from kvstore.format.header import build_header
+from kvstore.format.layout import layout
+from kvstore.format.spec import ChunkSpec
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 BEGIN, END = "<!-- sizes: begin -->\n", "<!-- sizes: end -->\n"

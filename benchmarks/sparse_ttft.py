@@ -32,11 +32,11 @@ from benchmarks.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.addressing import Addressing
-from service.worker.engine import Engine
-from service.worker.loader import Loader
-from service.worker.request import DoneEvent, Request, TokenEvent
+from service.worker.core.request import DoneEvent, Request, TokenEvent
+from service.worker.engine.engine import Engine
+from service.worker.loading.loader import Loader
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Addressing
 
 FULL = "full prefill"
 METHODS = {

@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo.grammar import Document, ask, make_document, make_entity, open_names
-from demo.kinds import KINDS
+from demo.language.grammar import Document, ask, make_document, make_entity, open_names
+from demo.language.kinds import KINDS
 
 SEED = 2024
 PER_KIND = 18

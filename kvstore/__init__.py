@@ -9,8 +9,6 @@ redis and xxhash are imported when they are used.
         sparse = store.read_blocks(key, {0: [0, 3], 1: [2]}, expect=spec)
 """
 
-from kvstore.blocks import EncodedBlocks
-from kvstore.chunk import EncodedChunk, encode_chunk
 from kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
@@ -22,14 +20,16 @@ from kvstore.errors import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.header import ChunkHeader, parse_header
-from kvstore.keys import chunk_key
+from kvstore.format.blocks import EncodedBlocks
+from kvstore.format.chunk import EncodedChunk, encode_chunk
+from kvstore.format.header import ChunkHeader, parse_header
+from kvstore.format.keys import chunk_key
+from kvstore.format.spec import BLOCK_TOKENS, ChunkSpec
 from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
-from kvstore.spec import BLOCK_TOKENS, ChunkSpec
 from kvstore.store import TieredStore
 from kvstore.tiers.memory import MemoryTier
-from kvstore.tiers.redis import RedisTier
-from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.redis.tier import RedisTier
+from kvstore.tiers.ssd.tier import SsdTier
 
 __all__ = [
     "BLOCK_TOKENS",

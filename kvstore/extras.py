@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from kvstore.extra import EncodedExtra
+from kvstore.format.extra import EncodedExtra
 from kvstore.guarded import GuardedTier
 from kvstore.outcomes import ExtraOutcome
 from kvstore.purges import Purges

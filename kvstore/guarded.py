@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvstore.blocks import BlocksCheck, EncodedBlocks, Selection, check_selection, ranges_of
-from kvstore.chunk import ChunkCheck, EncodedChunk, require_spec
-from kvstore.extra import EncodedExtra, parse_extra
+from kvstore.format.blocks import BlocksCheck, EncodedBlocks, Selection, check_selection, ranges_of
+from kvstore.format.chunk import ChunkCheck, EncodedChunk, require_spec
+from kvstore.format.extra import EncodedExtra, parse_extra
+from kvstore.format.header import ChunkHeader
+from kvstore.format.spec import ChunkSpec
 from kvstore.guard import Attempt, Guard
-from kvstore.header import ChunkHeader
-from kvstore.spec import ChunkSpec
 from kvstore.stats import TierStats
 from kvstore.tiers.base import Tier, Usage
 from kvstore.tiers.breaker import BreakerSettings

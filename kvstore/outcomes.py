@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvstore.blocks import EncodedBlocks, Selection
-from kvstore.chunk import EncodedChunk
+from kvstore.format.blocks import EncodedBlocks, Selection
+from kvstore.format.chunk import EncodedChunk
 
 Problem = tuple[str, str]
 """(tier, kind); kinds: corrupt, refused, timeout, unavailable, error."""

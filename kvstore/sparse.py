@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from kvstore.blocks import Selection
+from kvstore.format.blocks import Selection
+from kvstore.format.spec import ChunkSpec
 from kvstore.guarded import BlocksRead, GuardedTier
 from kvstore.outcomes import BadBlock, BlocksOutcome, Problem
-from kvstore.spec import ChunkSpec
 
 
 def read_blocks(

@@ -15,16 +15,16 @@ from typing import Self
 from torch import Tensor
 
 from kvstore import extras
-from kvstore.blocks import check_selection, select
-from kvstore.chunk import EncodedChunk
-from kvstore.extra import encode_extra
+from kvstore.format.blocks import check_selection, select
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.extra import encode_extra
+from kvstore.format.keys import require_chunk_key, require_extra_name
+from kvstore.format.spec import ChunkSpec
 from kvstore.guarded import GuardedTier
-from kvstore.keys import require_chunk_key, require_extra_name
 from kvstore.outcomes import BlocksOutcome, ExtraOutcome, Problem, ReadOutcome
 from kvstore.purges import Purges
 from kvstore.singleflight import SingleFlight
 from kvstore.sparse import read_blocks
-from kvstore.spec import ChunkSpec
 from kvstore.stats import StoreStats
 from kvstore.tiers.base import Tier
 from kvstore.tiers.breaker import BreakerSettings

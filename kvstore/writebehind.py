@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kvstore.chunk import EncodedChunk
-from kvstore.extra import EncodedExtra
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.extra import EncodedExtra
 from kvstore.guarded import GuardedTier
 
 

@@ -15,16 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest import arguments, embedded, knee, machine, plots, tables
+from loadtest import arguments, embedded, machine
 from loadtest.client import Client
-from loadtest.page import page
-from loadtest.records import Record
-from loadtest.routes import Method
-from loadtest.shape import write_model
-from loadtest.summary import Slo, two_digits
+from loadtest.reporting import knee, plots, tables
+from loadtest.reporting.page import page
+from loadtest.reporting.records import Record
+from loadtest.reporting.summary import Slo, two_digits
 from loadtest.sweep import AUTO_FACTORS, Driver, ProbeFailed, Step, replay, sweep
-from loadtest.trace import Trace
-from loadtest.workloads import Workload
+from loadtest.traffic.routes import Method
+from loadtest.traffic.shape import write_model
+from loadtest.traffic.trace import Trace
+from loadtest.traffic.workloads import Workload
 
 ALONE = 5
 """Requests of each method without load."""
@@ -59,9 +60,7 @@ def served(args: argparse.Namespace) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="kvstitch-load-") as scratch:
         model = args.model
         if args.shape:
-            model = write_model(
-                Path(scratch) / str(args.shape), args.shape, arguments.DEMO / "model"
-            )
+            model = write_model(Path(scratch) / str(args.shape), args.shape, arguments.DEMO_MODEL)
         say("starting a service ...")
         with embedded.service(Path(scratch) / "data", model) as url:
             say(f"{embedded.ingest(url, arguments.corpus(args))} documents stored")

@@ -6,15 +6,16 @@ import argparse
 import json
 from pathlib import Path
 
-from loadtest.corpus import read_documents, read_questions
-from loadtest.routes import ChatRoute, Document, Method, RagRoute, Route
-from loadtest.shape import Shape
-from loadtest.summary import Slo
+from loadtest.reporting.summary import Slo
 from loadtest.sweep import Pattern
-from loadtest.trace import Blocks, Trace, read_trace
-from loadtest.workloads import Permutator, Zipf, long_document
+from loadtest.traffic.corpus import read_documents, read_questions
+from loadtest.traffic.routes import ChatRoute, Document, Method, RagRoute, Route
+from loadtest.traffic.shape import Shape
+from loadtest.traffic.trace import Blocks, Trace, read_trace
+from loadtest.traffic.workloads import Permutator, Zipf, long_document
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"
+DEMO_MODEL = DEMO.parent / "service" / "demo_model"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     work.add_argument("--words", type=int, default=100, help="permutator: of a document")
     work.add_argument("--system-words", type=int, default=20, help="permutator: of the system text")
     work.add_argument("--permutations", type=int, default=10)
-    work.add_argument("--trace", type=Path, help="JSONL, see loadtest/trace.py")
+    work.add_argument("--trace", type=Path, help="JSONL, see loadtest/traffic/trace.py")
     work.add_argument("--speed", type=float, default=1.0, help="of the trace")
     work.add_argument("--block-words", type=int, default=60, help="of one hash id of the trace")
     work.add_argument("--max-blocks", type=int, default=12, help="hash ids used of a request")

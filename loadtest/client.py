@@ -11,9 +11,9 @@ from typing import Self
 import httpx
 
 from loadtest.answer import Answer
-from loadtest.records import FAILED, OK, OVERLOADED, REJECTED, Record
-from loadtest.routes import Route
+from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, Record
 from loadtest.sse import EventParser
+from loadtest.traffic.routes import Route
 
 CONNECT_S = 30.0
 """Reading has no limit of its own: the run has one."""

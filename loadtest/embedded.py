@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from loadtest.routes import Document
+from loadtest.traffic.routes import Document
 
 START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
 POLL_S = 0.2

@@ -33,8 +33,8 @@ from locust import HttpUser, events, task
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loadtest.answer import Answer
-from loadtest.routes import ChatRoute, Method, RagRoute, Request, Route
 from loadtest.sse import EventParser
+from loadtest.traffic.routes import ChatRoute, Method, RagRoute, Request, Route
 
 TIMEOUT_S = 300.0
 DEFAULT = Method("default")

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from loadtest.percentiles import percentile
-from loadtest.records import Record
+from loadtest.reporting.percentiles import percentile
+from loadtest.reporting.records import Record
 
 LEAD_S = 0.1
 """Between the start and the first possible request: so that the first is not late."""

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.arrivals import poisson
 from loadtest.client import Client, Prepared
-from loadtest.percentiles import percentile
-from loadtest.records import OK, Record
-from loadtest.routes import Method, Route
+from loadtest.reporting.percentiles import percentile
+from loadtest.reporting.records import OK, Record
+from loadtest.reporting.summary import Slo, summarize
 from loadtest.runner import run
-from loadtest.summary import Slo, summarize
-from loadtest.trace import Scheduled, Trace
-from loadtest.workloads import Workload
+from loadtest.traffic.arrivals import poisson
+from loadtest.traffic.routes import Method, Route
+from loadtest.traffic.trace import Scheduled, Trace
+from loadtest.traffic.workloads import Workload
 
 HOPELESS = 0.1
 """An SLO attainment below this at two rates in turn: further rates would only cost time."""

@@ -3,8 +3,9 @@
 Importing this package imports neither torch nor faiss.
 """
 
-from retriever.catalog import Catalog, Counts
-from retriever.chunker import ChunkSettings, Span, split
+from retriever.catalog.catalog import Catalog, Counts
+from retriever.chunking.chunker import ChunkSettings, Span, split
+from retriever.chunking.tokens import TokenCounter, TokenizerCounter, WordCounter
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -17,7 +18,6 @@ from retriever.documents import (
 )
 from retriever.embedders import Embedder, EndpointEmbedder, HashingEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
-from retriever.index import VectorIndex
 from retriever.ingest import IngestResult
 from retriever.rerankers import (
     EndpointReranker,
@@ -28,7 +28,7 @@ from retriever.rerankers import (
 )
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
-from retriever.tokens import TokenCounter, TokenizerCounter, WordCounter
+from retriever.search.index import VectorIndex
 
 __all__ = [
     "Catalog",

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from retriever.catalog import Catalog, Upsert
-from retriever.chunker import ChunkSettings, Span
+from retriever.catalog.catalog import Catalog, Upsert
+from retriever.chunking.chunker import ChunkSettings, Span
 from retriever.documents import Chunk, Document, check, revision_of
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import EmbedderError, InvalidDocument, RetrieverError

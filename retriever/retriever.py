@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from retriever.catalog import Catalog, Counts, Upsert
-from retriever.chunker import ChunkSettings, Span
+from retriever.catalog.catalog import Catalog, Counts, Upsert
+from retriever.catalog.rows import CatalogState
+from retriever.chunking.chunker import ChunkSettings, Span
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -31,12 +32,11 @@ from retriever.documents import (
 )
 from retriever.embedders.base import Embedder, EmbeddingSpace, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing, InvalidQuery
-from retriever.index import VectorIndex
 from retriever.ingest import IngestResult, ingest
-from retriever.locks import ReadWriteLock
-from retriever.ranking import Ranked, candidates, fuse
-from retriever.rows import CatalogState
 from retriever.scope import DEFAULT, Scope
+from retriever.search.index import VectorIndex
+from retriever.search.locks import ReadWriteLock
+from retriever.search.ranking import Ranked, candidates, fuse
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DA
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +27,8 @@ def default_data_dir() -> Path:
 
 
 def demo_model() -> Path:
-    """The embedded default model: `demo/model` beside the installed `demo` package."""
-    spec = find_spec("demo")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(folders[0] if folders else "demo") / "model"
+    """The embedded default model: `demo_model` in the installed `service` package."""
+    return Path(__file__).parent / "demo_model"
 
 
 class Settings(BaseSettings):

@@ -23,21 +23,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.fidelity import metrics, results
-from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
+from benchmarks.fidelity import results
 from benchmarks.fidelity.answers import NEXT
-from benchmarks.fidelity.configurations import standard
+from benchmarks.fidelity.compared.ablation import CALIBRATION_SAMPLES, Ablation
+from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
-from benchmarks.fidelity.records import Records
+from benchmarks.fidelity.report import metrics
+from benchmarks.fidelity.report.records import Records
+from benchmarks.fidelity.report.statistics import Bootstrap
+from benchmarks.fidelity.report.summary import Summary
 from benchmarks.fidelity.runner import complete, found, measure_all
-from benchmarks.fidelity.statistics import Bootstrap
-from benchmarks.fidelity.summary import Summary
-from demo.tasks import TASKS
+from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
 from service.settings import demo_model
-from service.worker.fusion.question_scout import Method as QuestionScout
-from service.worker.model import fingerprint, load
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.model.load import fingerprint, load
 
 OUT = Path("benchmarks/results/fidelity")
 

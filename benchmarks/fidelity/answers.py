@@ -1,5 +1,5 @@
 """Decoding after prefill: full prefill's greedy answer, everybody's logits along it, and the answer
-each would have given. All decode steps are the engine's own (`service.worker.decode`)."""
+each would have given. All decode steps are the engine's own (`service.worker.forward.decode`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.decode import decode_step
-from service.worker.kv_pool import SequenceKV
+from service.worker.forward.decode import decode_step
+from service.worker.kv.pool import SequenceKV
+from service.worker.model.adapters.base import DecoderAdapter
 
 NEXT = 32
 """Tokens looked at after the first."""

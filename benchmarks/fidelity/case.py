@@ -1,7 +1,7 @@
 """One prompt under one configuration's prefix mode and codec, ready to be prefilled by any method.
 
-The layer loop is the engine's (`service.worker.prefill`); beside the result it hands out the
-question rows' queries, through the hook that eviction methods observe with.
+The layer loop is the engine's (`service.worker.forward.prefill`); beside the result it hands out
+the question rows' queries, through the hook that eviction methods observe with.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.stored import SegmentStore
 from kvstore import EncodedChunk
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.attention import attention_probabilities
-from service.worker.eviction.base import EvictionMethod
-from service.worker.flops import FlopCount
-from service.worker.fusion.base import FusionMethod
-from service.worker.kv_pool import SequenceKV
-from service.worker.layer_view import CachedSegment, LayerView
-from service.worker.layout import PromptLayout
-from service.worker.place import Placement
-from service.worker.prefill import Capture, PrefillResult, prefill
-from service.worker.scout import Scouted, scout
-from service.worker.steps import run
+from service.worker.core.flops import FlopCount
+from service.worker.core.layer_view import CachedSegment, LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.steps import run
+from service.worker.forward.placement import Placement
+from service.worker.forward.prefill import Capture, PrefillResult, prefill
+from service.worker.forward.scout import Scouted, scout
+from service.worker.kv.pool import SequenceKV
+from service.worker.methods.eviction.base import EvictionMethod
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.attention import attention_probabilities
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity import metrics
 from benchmarks.fidelity.answers import NEXT, forced, free, greedy
 from benchmarks.fidelity.case import Case, Filled
-from benchmarks.fidelity.configuration import Configuration
+from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.records import Record
+from benchmarks.fidelity.report import metrics
+from benchmarks.fidelity.report.records import Record
 from benchmarks.fidelity.stored import SegmentStore
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.flops import full_prefill
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.kv_pool import KVPool, SequenceKV
-from service.worker.prefill import PrefillResult
+from service.worker.core.flops import full_prefill
+from service.worker.forward.prefill import PrefillResult
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.model.adapters.base import DecoderAdapter
 
 TOGETHER = 32
 """Configurations whose caches are held, and decoded, at the same time: memory against speed."""

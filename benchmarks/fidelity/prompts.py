@@ -19,12 +19,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from demo import tasks
-from demo.vocabulary import QUESTION, SYSTEM
+from demo.language import tasks
+from demo.language.vocabulary import QUESTION, SYSTEM
 from service.errors import InvalidRequest
-from service.gateway.model_folder import ModelFolder
-from service.gateway.prompt_format import load_format
-from service.gateway.tokenizer import ServingTokenizer
+from service.gateway.prompts.format import load_format
+from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.tokenizer import ServingTokenizer
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import describe
-from benchmarks.fidelity import plots, table
 from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.statistics import Bootstrap
-from benchmarks.fidelity.summary import Duel, Summary, by_task, duels
+from benchmarks.fidelity.report import plots, table
+from benchmarks.fidelity.report.statistics import Bootstrap
+from benchmarks.fidelity.report.summary import Duel, Summary, by_task, duels
 
 _SAMPLED = (
     "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.records import R, RecordFile
+from benchmarks.fidelity.report.records import R, RecordFile
 
 
 class Keyed(Protocol):

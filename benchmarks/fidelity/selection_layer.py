@@ -23,16 +23,16 @@ import torch
 
 from benchmarks.calibrate import merge
 from benchmarks.environment import describe
-from benchmarks.fidelity.configuration import Configuration
+from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
-from benchmarks.fidelity.records import Records
+from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
-from demo.tasks import TASKS
+from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.fusion.a3 import Method as A3
-from service.worker.model import load
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.load import load
 
 SMALLEST = 1e-7
 """KL below this is rounding: its logarithm would be noise."""

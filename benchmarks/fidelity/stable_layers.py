@@ -26,15 +26,15 @@ from benchmarks.calibrate import merge
 from benchmarks.environment import describe
 from benchmarks.probes import FILLER, Prober
 from service.errors import InvalidRequest, KvstitchError
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.chunk_prefill import ScratchKV
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.layout import PromptLayout
-from service.worker.model import load
-from service.worker.prefill import prefill
-from service.worker.sparse.selection import OUTLIER_SIGMAS
-from service.worker.sparse.sketch import SketchBuilder
-from service.worker.steps import run
+from service.worker.core.layout import PromptLayout
+from service.worker.core.steps import run
+from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.prefill import prefill
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.sparse.selection import OUTLIER_SIGMAS
+from service.worker.methods.sparse.sketch import SketchBuilder
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.load import load
 
 LEAST_BLOCKS = 4
 """Of a document: with fewer there is no middle block to compare."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from benchmarks.fidelity.prompts import Prompt
 from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.addressing import Address, Addressing
-from service.worker.loader import Loader
-from service.worker.precompute import PrecomputeLane
+from service.worker.loading.loader import Loader
+from service.worker.loading.precompute import PrecomputeLane
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Address, Addressing
 
 # A store is opened for one prompt; this is more than any prompt takes under every prefix and codec.
 MEMORY_BYTES = 8 << 30

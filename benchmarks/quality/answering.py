@@ -19,20 +19,20 @@ from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.stored import SegmentStore
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.calibration import ModelFacts
-from service.worker.chunk_prefill import ScratchKV
-from service.worker.fusion.samkv import Method as SamKV
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.kv_pool import KVPool
-from service.worker.layout import PromptLayout
-from service.worker.prefill import prefill
-from service.worker.sparse.blocks import BlockGrid
-from service.worker.sparse.held import TokenSource, WholeChunk
-from service.worker.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
-from service.worker.sparse.selection import SketchedDocument
-from service.worker.sparse.sketch import Sketch, SketchBuilder
-from service.worker.steps import Steps, run
+from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.steps import Steps, run
+from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.prefill import prefill
+from service.worker.forward.sparse.held import TokenSource, WholeChunk
+from service.worker.forward.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
+from service.worker.kv.pool import KVPool
+from service.worker.methods.fusion.samkv import Method as SamKV
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.sparse.blocks import BlockGrid
+from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.model.adapters.base import DecoderAdapter
 
 
 @dataclass(frozen=True)

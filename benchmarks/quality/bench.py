@@ -18,13 +18,13 @@ from benchmarks.quality.scores import score
 from kvstore import MemoryTier, TieredStore
 from service.errors import WorkerFault
 from service.records import Chunk, Report, Sampling
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.addressing import Addressing
-from service.worker.calibration import ModelFacts
-from service.worker.engine import Engine
-from service.worker.loader import Loader
-from service.worker.methods import add_folder, fusion_methods
-from service.worker.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.engine.engine import Engine
+from service.worker.loading.loader import Loader
+from service.worker.methods.registry import add_folder, fusion_methods
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Addressing
 
 MAX_RUNNING = 64
 # Short: there may be nothing left to wait for.

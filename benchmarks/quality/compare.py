@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fidelity.statistics import Bootstrap, Estimate
+from benchmarks.fidelity.report.statistics import Bootstrap, Estimate
 
 EXACT = 14
 """Up to as many samples that differ, all 2^n sign choices are tried."""

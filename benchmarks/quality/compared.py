@@ -6,16 +6,16 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from benchmarks.quality.multi_infllm import MultiInfLLM
-from service.worker.fusion.a3 import Method as A3
-from service.worker.fusion.base import FusionMethod
-from service.worker.fusion.cacheblend import Method as CacheBlend
-from service.worker.fusion.full_reuse import Method as FullReuse
-from service.worker.fusion.legolink import Method as LegoLink
-from service.worker.fusion.pie import Method as Pie
-from service.worker.fusion.question_scout import Method as QuestionScout
-from service.worker.fusion.question_trail import Method as QuestionTrail
-from service.worker.fusion.samkv import Method as SamKV
-from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from service.worker.methods.fusion.full_reuse import Method as FullReuse
+from service.worker.methods.fusion.legolink import Method as LegoLink
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.methods.fusion.question_trail import Method as QuestionTrail
+from service.worker.methods.fusion.samkv import Method as SamKV
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 
 RATIO = 0.15
 """Of recomputed tokens, for every method that has a choice; what papers use."""

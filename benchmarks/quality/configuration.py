@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvstore.codecs import codec_names
+from kvstore.format.codecs import codec_names
 from service.errors import InvalidRequest
 from service.records import Method
-from service.worker.calibration import ModelFacts
-from service.worker.methods import add_folder, make_eviction, make_fusion
+from service.worker.core.model_facts import ModelFacts
+from service.worker.methods.registry import add_folder, make_eviction, make_fusion
 
 METHODS_FOLDER = Path(__file__).parent / "methods"
 """Baselines that only benchmarks offer, found as an operator's own methods are."""

@@ -23,15 +23,15 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.attention import attention_probabilities, weighted_values
-from service.worker.chunk_prefill import ScratchKV
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.layer_view import CachedSegment, LayerView
-from service.worker.layout import PromptLayout
-from service.worker.prefill import prefill
-from service.worker.steps import run
-from service.worker.topk import stable_topk
+from service.worker.core.layer_view import CachedSegment, LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.steps import run
+from service.worker.core.topk import stable_topk
+from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.prefill import prefill
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.attention import attention_probabilities, weighted_values
 
 
 @dataclass(frozen=True)

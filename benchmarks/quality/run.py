@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
-from benchmarks.fidelity.records import R, RecordFile
+from benchmarks.fidelity.report.records import R, RecordFile
 from benchmarks.quality.bench import Bench, Result, Timing
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.sample import Sample

@@ -27,19 +27,19 @@ import torch
 
 from benchmarks.fidelity.answers import NEXT
 from benchmarks.fidelity.prompts import Prompt, of_tasks, tokenizer_of
-from benchmarks.fidelity.records import RecordFile
+from benchmarks.fidelity.report.records import RecordFile
 from benchmarks.fidelity.runner import complete, found, measure_all
 from benchmarks.quality import tables
 from benchmarks.quality.answering import Answer, Answerer
 from benchmarks.quality.compared import Compared, ablation, methods
-from demo.tasks import TASKS
+from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
-from service.gateway.model_folder import ModelFolder
-from service.gateway.prompt_format import load_format
+from service.gateway.prompts.format import load_format
+from service.gateway.prompts.model_folder import ModelFolder
 from service.prompt import PREFIX_MODES
 from service.settings import demo_model
-from service.worker.calibration import read_calibration
-from service.worker.model import fingerprint, load
+from service.worker.core.model_facts import read_calibration
+from service.worker.model.load import fingerprint, load
 
 OUT = Path("benchmarks/results/quality")
 NAME = "sparse"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import describe
-from benchmarks.fidelity.markdown import percent, table, with_interval
 from benchmarks.fidelity.prompts import Prompt
+from benchmarks.fidelity.report.markdown import percent, table, with_interval
+from benchmarks.fidelity.report.statistics import Bootstrap, Estimate
 from benchmarks.fidelity.results import compact
-from benchmarks.fidelity.statistics import Bootstrap, Estimate
 from benchmarks.quality.answering import Answer
 from benchmarks.quality.compared import Ablated, Compared
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from service.records import Sampling
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.decode_graphs import Decoder
-from service.worker.kv_pool import KVPool, SequenceKV
-from service.worker.sampler import Sampler, sample
+from service.worker.engine.sampler import Sampler, sample
+from service.worker.forward.decode_graphs import Decoder
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.model.adapters.base import DecoderAdapter
 
 
 @dataclass

@@ -14,11 +14,11 @@ import torch
 from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.addressing import Address, Addressing
-from service.worker.engine import Engine
-from service.worker.loader import Loader
-from service.worker.request import DoneEvent, FailedEvent, Request, TokenEvent
+from service.worker.core.request import DoneEvent, FailedEvent, Request, TokenEvent
+from service.worker.engine.engine import Engine
+from service.worker.loading.loader import Loader
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Address, Addressing
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
 FULL, A3, PIE = "full prefill", "a3 r=0.15", "pie"

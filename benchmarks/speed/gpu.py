@@ -30,9 +30,9 @@ from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
-from service.worker.adapters.base import DecoderAdapter, adapter_for
-from service.worker.decode_graphs import Decoder
-from service.worker.flops import full_prefill
+from service.worker.core.flops import full_prefill
+from service.worker.forward.decode_graphs import Decoder
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 
 RESULTS = Path(__file__).parent.parent / "results" / "speed"
 LLAMA_3_8B = {

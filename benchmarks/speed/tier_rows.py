@@ -32,12 +32,12 @@ import torch
 import kvstore as kv
 from benchmarks.redis import redis_url
 from benchmarks.speed.paired import Work
-from kvstore.blocks import ranges_of
-from kvstore.buffers import view_bytes
-from kvstore.ranges import total_bytes
+from kvstore.format.blocks import ranges_of
+from kvstore.format.buffers import view_bytes
+from kvstore.format.ranges import total_bytes
 from kvstore.tiers.base import Tier
-from kvstore.tiers.resp import command
-from kvstore.tiers.scan import chunk_path
+from kvstore.tiers.redis.resp import command
+from kvstore.tiers.ssd.scan import chunk_path
 
 DIRECT_BYTES = 4 << 20  # per read of the bare side, like dd bs=4M iflag=direct
 CAPACITY = 8 << 30

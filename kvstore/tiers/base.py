@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from kvstore.chunk import EncodedChunk
-from kvstore.header import ChunkHeader
-from kvstore.ranges import ByteRange
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.header import ChunkHeader
+from kvstore.format.ranges import ByteRange
 
 # memory: holds the objects themselves, so whole chunks need no second verification.
 # disk:   this machine's; written at once by put, in the background by promotion.

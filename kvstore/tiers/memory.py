@@ -27,12 +27,12 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from kvstore.buffers import BufferPool
-from kvstore.chunk import EncodedChunk
 from kvstore.errors import ChunkCorrupt, TierFull
-from kvstore.header import ChunkHeader
-from kvstore.ranges import ByteRange, gather, total_bytes
-from kvstore.spec import BLOCK_TOKENS
+from kvstore.format.buffers import BufferPool
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.header import ChunkHeader
+from kvstore.format.ranges import ByteRange, gather, total_bytes
+from kvstore.format.spec import BLOCK_TOKENS
 from kvstore.tiers.base import Arrived, TierKind, Usage
 
 T = TypeVar("T")

@@ -11,8 +11,10 @@ import os
 from typing import TypeAlias
 
 from service import __version__
-from service.cli import ask, doctor, documents, ingest, jobs, keys, serve, status
-from service.gateway.key_text import SCOPES
+from service.cli import doctor, keys, serve, status
+from service.cli.asking import ask
+from service.cli.corpus import documents, ingest, jobs
+from service.gateway.auth.key_text import SCOPES
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")

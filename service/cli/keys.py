@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from service.cli.output import console, emit, table
-from service.gateway.key_text import SCOPES
-from service.gateway.keys import KeyStore, StoredKey
-from service.gateway.quotas import Limits
+from service.gateway.auth.key_text import SCOPES
+from service.gateway.auth.keys import KeyStore, StoredKey
+from service.gateway.auth.quotas import Limits
 from service.settings import load
 
 DAY_S = 86_400

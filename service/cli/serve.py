@@ -16,8 +16,8 @@ def run(given: argparse.Namespace) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A `_created` series beside every metric tells Prometheus nothing that it would use.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
-    from service.gateway.gateway import Gateway
-    from service.gateway.model_folder import resolve
+    from service.gateway.composition import Gateway
+    from service.gateway.prompts.model_folder import resolve
     from service.gateway.server import listen, serve
     from service.settings import Settings, load
 

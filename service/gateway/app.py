@@ -9,11 +9,11 @@ from fastapi import FastAPI
 
 from service import __version__
 from service.gateway import problems
-from service.gateway.gateway import Gateway
-from service.gateway.middleware import Authentication, RequestContext
-from service.gateway.openai_models import listed
-from service.gateway.openapi import Description, Offer
-from service.gateway.routes import (
+from service.gateway.composition import Gateway
+from service.gateway.http.middleware import Authentication, RequestContext
+from service.gateway.http.openai.models import listed
+from service.gateway.http.openapi import Description, Offer
+from service.gateway.http.routes import (
     collections,
     console,
     corpus,

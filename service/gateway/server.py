@@ -14,7 +14,7 @@ import uvicorn
 
 from service.errors import InvalidSetting
 from service.gateway.app import create_app
-from service.gateway.gateway import Gateway
+from service.gateway.composition import Gateway
 
 
 class DrainingServer(uvicorn.Server):

@@ -23,18 +23,23 @@ from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
 from service.tracing import tracing
-from service.worker import selfcheck
-from service.worker.addressing import Addressing
-from service.worker.calibration import read_calibration
-from service.worker.engine import Engine
-from service.worker.gate.gate import Checks
+from service.worker.checks.gate import Checks
+from service.worker.core.model_facts import read_calibration
+from service.worker.engine.engine import Engine
+from service.worker.forward import selfcheck
 from service.worker.gate.policy import Bounds
-from service.worker.kernels.library import missing
-from service.worker.link import Link
-from service.worker.loader import Loader
-from service.worker.methods import add_folder, describe, eviction_methods, fusion_methods
-from service.worker.model import default_pool_tokens, fingerprint, load
-from service.worker.server import Server, set_threads
+from service.worker.kernels.cpu.library import missing
+from service.worker.loading.loader import Loader
+from service.worker.methods.registry import (
+    add_folder,
+    describe,
+    eviction_methods,
+    fusion_methods,
+)
+from service.worker.model.addressing import Addressing
+from service.worker.model.load import default_pool_tokens, fingerprint, load
+from service.worker.server.link import Link
+from service.worker.server.server import Server, set_threads
 from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.worker")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from benchmarks.fidelity.configuration import Configuration
+from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.records import Record
-from tests.worker.tiny import Q, S, Tiny
+from benchmarks.fidelity.report.records import Record
+from tests.service.worker.tiny import Q, S, Tiny
 
 
 def a_prompt(seed: int = 0, sizes: Sequence[int] = (11, 6, 0, 9)) -> Prompt:

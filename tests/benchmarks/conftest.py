@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.worker.tiny import Tiny, tiny
+from tests.service.worker.tiny import Tiny, tiny
 
 
 @pytest.fixture(scope="session")

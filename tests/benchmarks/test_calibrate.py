@@ -23,10 +23,10 @@ from benchmarks.calibrate import (
 )
 from benchmarks.probes import Probe, Prober
 from service.prompt import system_ids
-from service.worker.calibration import FILE, read_calibration
+from service.worker.core.model_facts import FILE, read_calibration
 from tests.e2e.models import DEMO
 from tests.e2e.models import tiny as untrained_folder
-from tests.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
+from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
 
 COPIED = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(2)).tolist()
 TEXT = ["The secret number of Berlin is 1234567. What is it?", "Question: the answer\nAnswer:"]

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.fusion.pie import Method as Pie
-from service.worker.layout import PromptLayout
-from tests.worker import tiny as models
-from tests.worker.reference_infllm import InfLLM, default_topk, infllm
-from tests.worker.sparse.toys import LONG, tokens
-from tests.worker.tiny import FAMILIES, Q, S, Tiny, assert_close, tiny
+from service.worker.core.layout import PromptLayout
+from service.worker.methods.fusion.pie import Method as Pie
+from tests.references.infllm import InfLLM, default_topk, infllm
+from tests.service.worker import tiny as models
+from tests.service.worker.methods.sparse.toys import LONG, tokens
+from tests.service.worker.tiny import FAMILIES, Q, S, Tiny, assert_close, tiny
 
 ANSWER = [5, 60, 7]
 SMALL = MultiInfLLM(block=4, init=4, local=12, topk=3, representatives=2)

@@ -15,14 +15,14 @@ from benchmarks.quality.compared import Compared, ablation, methods
 from benchmarks.quality.multi_infllm import MultiInfLLM
 from benchmarks.quality.sparse import main
 from benchmarks.quality.tables import Scores, ablation_table, methods_table
-from service.worker.calibration import ModelFacts
-from service.worker.fusion.full_reuse import Method as FullReuse
-from service.worker.fusion.legolink import Method as LegoLink
-from service.worker.fusion.pie import Method as Pie
-from service.worker.fusion.samkv import Method as SamKV
-from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.core.model_facts import ModelFacts
+from service.worker.methods.fusion.full_reuse import Method as FullReuse
+from service.worker.methods.fusion.legolink import Method as LegoLink
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.samkv import Method as SamKV
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.benchmarks.cases import a_prompt, decode
-from tests.worker.tiny import Tiny
+from tests.service.worker.tiny import Tiny
 
 PAPER = SamKV(max_kept=1.0, max_recomputed=1.0)
 

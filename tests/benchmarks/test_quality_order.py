@@ -12,21 +12,21 @@ from statistics import fmean
 import pytest
 import torch
 
-from benchmarks.fidelity.configuration import Configuration
+from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import of_tasks, tokenizer_of
-from benchmarks.fidelity.records import Record, Records
+from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import found, measure_all
 from service.settings import demo_model
-from service.worker.fusion.a3 import Method as A3
-from service.worker.fusion.cacheblend import Method as CacheBlend
-from service.worker.fusion.full_reuse import Method as FullReuse
-from service.worker.fusion.legolink import Method as LegoLink
-from service.worker.fusion.pie import Method as Pie
-from service.worker.fusion.question_scout import Method as QuestionScout
-from service.worker.fusion.question_trail import Method as QuestionTrail
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.model import load
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from service.worker.methods.fusion.full_reuse import Method as FullReuse
+from service.worker.methods.fusion.legolink import Method as LegoLink
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.methods.fusion.question_trail import Method as QuestionTrail
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.model.load import load
 
 METHODS = {
     "vanilla": Vanilla(),

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import demo
-from demo.checkpoint import read_checkpoint, write_checkpoint
-from demo.decoder import Decoder
-from demo.export import export
-from demo.load import load_plain
-from demo.plan import LARGE, SIZES
-from demo.shards import LIMIT, read_shards, write_shards
-from demo.train import main
+from demo.training.checkpoint import read_checkpoint, write_checkpoint
+from demo.training.decoder import Decoder
+from demo.training.export import export
+from demo.training.load import load_plain
+from demo.training.plan import LARGE, SIZES
+from demo.training.shards import LIMIT, read_shards, write_shards
+from demo.training.train import main
 
 TREE_LIMIT = 32 * 2**20
 """Weights of all sizes together in the tree, in bf16."""
@@ -73,7 +73,7 @@ def test_weights_of_both_sizes_fit_the_tree() -> None:
 
 
 def test_the_large_model_is_exported_in_shards_that_load(tmp_path: Path) -> None:
-    from service.worker.model import load
+    from service.worker.model.load import load
 
     model = Decoder(LARGE.model, seed=5)
     export(model, dict(model.named_parameters()), tmp_path)

@@ -1,10 +1,10 @@
 """The committed corpus: what the script writes, small enough for one chunk each, retrievable."""
 
 from demo.corpus_files import read_documents, read_questions
-from demo.export import CHUNK_TOKENS
+from demo.language.vocabulary import DOCUMENT, build_tokenizer
 from demo.make_corpus import build
-from demo.recall import recall
-from demo.vocabulary import DOCUMENT, build_tokenizer
+from demo.measuring.recall import recall
+from demo.training.export import CHUNK_TOKENS
 
 
 def test_committed_files_are_what_the_script_writes() -> None:

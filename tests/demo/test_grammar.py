@@ -2,11 +2,11 @@
 
 import random
 
-from demo import words
-from demo.grammar import ask, make_document, make_entity, open_names
-from demo.kinds import KINDS
+from demo.language import words
+from demo.language.grammar import ask, make_document, make_entity, open_names
+from demo.language.kinds import KINDS
+from demo.language.vocabulary import build_tokenizer
 from demo.make_corpus import build
-from demo.vocabulary import build_tokenizer
 
 
 def _text(seed: int) -> list[str]:

@@ -4,13 +4,13 @@ import random
 
 import torch
 
-from demo.decoder import Decoder, DecoderConfig
-from demo.guide import guide_loss
-from demo.guide_layers import ANSWER_LAYER, COPY_LAYERS
-from demo.rows import Packer, Part, Row
-from demo.samples import collate
-from demo.tasks import TASKS
-from demo.vocabulary import build_tokenizer
+from demo.language.tasks import TASKS
+from demo.language.vocabulary import build_tokenizer
+from demo.training.decoder import Decoder, DecoderConfig
+from demo.training.guide import guide_loss
+from demo.training.guide_layers import ANSWER_LAYER, COPY_LAYERS
+from demo.training.rows import Packer, Part, Row
+from demo.training.samples import collate
 
 PACKER = Packer(build_tokenizer())
 

@@ -3,12 +3,12 @@
 import random
 import re
 
-from demo.grammar import open_names
-from demo.longer import WHOLE, long_parts
-from demo.rows import FIRST_QUESTION, Packer, Part
-from demo.samples import collate
-from demo.tasks import TASKS
-from demo.vocabulary import build_tokenizer
+from demo.language.grammar import open_names
+from demo.language.tasks import TASKS
+from demo.language.vocabulary import build_tokenizer
+from demo.training.longer import WHOLE, long_parts
+from demo.training.rows import FIRST_QUESTION, Packer, Part
+from demo.training.samples import collate
 
 TOKENIZER = build_tokenizer()
 PACKER = Packer(TOKENIZER)

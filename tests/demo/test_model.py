@@ -10,18 +10,18 @@ from tokenizers import Tokenizer
 
 import demo
 from demo.corpus_files import read_documents, read_questions
-from demo.decoder import Decoder, DecoderConfig
-from demo.evaluate_tasks import accuracy, task_rows
-from demo.export import export
-from demo.load import load_plain
-from demo.optimizer import MasterOptimizer
-from demo.rows import Packer
-from demo.samples import View
-from demo.tasks import LEARNT, TASKS
-from demo.vocabulary import BOS_ID, EOS_ID, build_tokenizer
+from demo.language.tasks import LEARNT, TASKS
+from demo.language.vocabulary import BOS_ID, EOS_ID, build_tokenizer
+from demo.training.decoder import Decoder, DecoderConfig
+from demo.training.evaluate_tasks import accuracy, task_rows
+from demo.training.export import export
+from demo.training.load import load_plain
+from demo.training.optimizer import MasterOptimizer
+from demo.training.rows import Packer
+from demo.training.samples import View
 
 transformers = pytest.importorskip("transformers")
-MODEL = Path(demo.__file__).parent / "model"
+MODEL = Path(demo.__file__).parents[1] / "service" / "demo_model"
 TINY = DecoderConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=16)
 
 
@@ -57,7 +57,7 @@ def test_shipped_tokenizer_is_the_built_one() -> None:
 
 
 def test_shipped_model_answers_held_out_questions() -> None:
-    from demo.answering import Answerer
+    from demo.measuring.answering import Answerer
 
     documents = {d.doc_id: d for d in read_documents()}
     rng = random.Random(5)

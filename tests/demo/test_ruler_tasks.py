@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from demo.tasks import TASKS, TaskSample, sample
-from demo.vocabulary import build_tokenizer
+from demo.language.tasks import TASKS, TaskSample, sample
+from demo.language.vocabulary import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 SEEDS = range(25)

@@ -4,10 +4,10 @@ import random
 
 import torch
 
-from demo.rows import CHUNK_TOKENS, FIRST_QUESTION, Packer, Part, Row
-from demo.samples import View, attention_mask
-from demo.tasks import TASKS, chunks
-from demo.vocabulary import BOS_ID, EOS_ID, QUESTION, SYSTEM, build_tokenizer
+from demo.language.tasks import TASKS, chunks
+from demo.language.vocabulary import BOS_ID, EOS_ID, QUESTION, SYSTEM, build_tokenizer
+from demo.training.rows import CHUNK_TOKENS, FIRST_QUESTION, Packer, Part, Row
+from demo.training.samples import View, attention_mask
 
 TOKENIZER = build_tokenizer()
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from demo.answering import MAX_TOKENS
-from demo.grammar import open_names
-from demo.tasks import TASKS, chunks, sample
-from demo.vocabulary import build_tokenizer
-from demo.wording import CONTINUED_TEXTS, TEXTS
+from demo.language.grammar import open_names
+from demo.language.tasks import TASKS, chunks, sample
+from demo.language.vocabulary import build_tokenizer
+from demo.language.wording import CONTINUED_TEXTS, TEXTS
+from demo.measuring.answering import MAX_TOKENS
 
 TOKENIZER = build_tokenizer()
 NAMES = pytest.mark.parametrize("task", TASKS)
@@ -103,6 +103,6 @@ def test_every_word_of_the_tasks_is_one_token() -> None:
 
 
 def test_importing_the_tasks_needs_no_torch() -> None:
-    code = "import sys, demo.tasks; print('torch' in sys.modules)"
+    code = "import sys, demo.language.tasks; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"

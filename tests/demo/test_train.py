@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from demo.decoder import Decoder, DecoderConfig
-from demo.evaluate_tasks import accuracy, task_rows
-from demo.feed import SHARES, Feed, Mix, draw_rows
-from demo.optimizer import orthogonalise
-from demo.plan import Plan
-from demo.rows import Packer
-from demo.samples import Batch, View, collate
-from demo.tasks import TASKS
-from demo.trainer import Trainer, losses, renew_rows
-from demo.vocabulary import build_tokenizer
+from demo.language.tasks import TASKS
+from demo.language.vocabulary import build_tokenizer
+from demo.training.decoder import Decoder, DecoderConfig
+from demo.training.evaluate_tasks import accuracy, task_rows
+from demo.training.feed import SHARES, Feed, Mix, draw_rows
+from demo.training.optimizer import orthogonalise
+from demo.training.plan import Plan
+from demo.training.rows import Packer
+from demo.training.samples import Batch, View, collate
+from demo.training.trainer import Trainer, losses, renew_rows
 
 TINY = DecoderConfig(
     hidden_size=32,

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from demo.corpus_files import read_documents
-from tests.e2e.browser import Console, chromium
+from tests.e2e.console.browser import Console, chromium
 from tests.e2e.models import demo_or_tiny, tiny
 from tests.e2e.service import Service
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig
 
-from tests.worker.tiny import random_model
+from tests.service.worker.tiny import random_model
 
-DEMO = Path(__file__).parents[2] / "demo" / "model"
+DEMO = Path(__file__).parents[2] / "service" / "demo_model"
 FILES = ("config.json", "kvstitch.json", "tokenizer.json", "tokenizer_config.json")
 PROMPT = {
     "system": "Answer the question from the documents.\n",

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
-from tests.service.gateway.pdfs import make_pdf
+from tests.service.gateway.corpus.pdfs import make_pdf
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "api.md"

@@ -18,7 +18,7 @@ BROKEN = '''
 
 from dataclasses import dataclass
 
-from service.worker.fusion.base import FusionMethod
+from service.worker.methods.fusion.base import FusionMethod
 
 
 @dataclass(frozen=True)

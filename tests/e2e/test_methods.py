@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import Service
-from tests.worker.test_methods import EVICTION, FUSION
+from tests.service.worker.methods.test_methods import EVICTION, FUSION
 
 QUESTION = "Which colour is it?"
 OWN = '''
@@ -20,8 +20,8 @@ OWN = '''
 from dataclasses import dataclass
 
 from service.parameters import parameter
-from service.worker.fusion.base import FusionMethod
-from service.worker.layout import union
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.core.layout import union
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,14 @@ def test_a_file_of_ones_own(serve: Serve, twelve: Documents, tmp_path: Path) -> 
         assert reply.status_code == 422
         assert reply.json()["error"]["param"] == "fusion.every"
     contract = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/worker/test_methods.py", "-k", "every_kth"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/service/worker/methods/test_methods.py",
+            "-k",
+            "every_kth",
+        ],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "KVSTITCH_METHODS_DIR": str(folder)},
         capture_output=True,

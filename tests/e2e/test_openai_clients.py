@@ -17,8 +17,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.llms.openai_like import OpenAILike
 
 from tests.e2e.conftest import Documents
+from tests.e2e.faults.test_lifecycle import MANY, READ, assert_stopped
 from tests.e2e.service import Service
-from tests.e2e.test_lifecycle import MANY, READ, assert_stopped
 
 QUESTION = "Which colour does the family wear?"
 USER: Any = [{"role": "user", "content": QUESTION}]

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, chunk_key, encode_chunk
-from kvstore.blocks import Selection, ranges_of
-from kvstore.ranges import gather, total_bytes
+from kvstore.format.blocks import Selection, ranges_of
+from kvstore.format.ranges import gather, total_bytes
 
 
 def make_spec(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvstore import SsdTier, encode_chunk
-from kvstore.codecs import codec_names
+from kvstore.format.codecs import codec_names
 from tests.kvstore.chunks import make_key, make_spec, make_tensors
 
 pytestmark = [

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.blocks import ranges_of, select
-from kvstore.codecs import codec_names
-from kvstore.tiers.fake import FakeTier
+from kvstore.format.blocks import ranges_of, select
+from kvstore.format.codecs import codec_names
+from kvstore.tiers.testing.fake import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.places import EVERYTHING, KEY, PICKED, check, spec_of
 

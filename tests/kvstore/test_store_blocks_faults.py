@@ -21,7 +21,7 @@ from kvstore import (
     TierUnavailable,
 )
 from kvstore.tiers.breaker import BreakerSettings
-from kvstore.tiers.scan import chunk_path
+from kvstore.tiers.ssd.scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk
 from tests.kvstore.places import KEY, PICKED, check, spec_of
 from tests.redis_server import redis_server

@@ -7,7 +7,7 @@ import redis
 import torch
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.tiers.fake import FakeTier
+from kvstore.tiers.testing.fake import FakeTier
 from kvstore.writebehind import QueueLimits
 from tests.kvstore.chunks import make_chunk, make_key
 

@@ -17,7 +17,7 @@ from kvstore import (
     TierUnavailable,
 )
 from kvstore.tiers.breaker import BreakerSettings
-from kvstore.tiers.scan import chunk_path
+from kvstore.tiers.ssd.scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.redis_server import redis_server
 

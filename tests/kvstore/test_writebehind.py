@@ -4,10 +4,10 @@ import time
 import pytest
 
 from kvstore import TierError
-from kvstore.extra import encode_extra
+from kvstore.format.extra import encode_extra
 from kvstore.guarded import GuardedTier
 from kvstore.tiers.breaker import BreakerSettings
-from kvstore.tiers.fake import FakeTier
+from kvstore.tiers.testing.fake import FakeTier
 from kvstore.writebehind import QueueLimits, WriteBehind
 from tests.kvstore.chunks import make_chunk, make_key
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from loadtest.arrivals import poisson
+from loadtest.traffic.arrivals import poisson
 
 
 def test_a_seed_is_a_schedule() -> None:

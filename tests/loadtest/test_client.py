@@ -7,8 +7,8 @@ import json
 import pytest
 
 from loadtest.client import Client, Prepared
-from loadtest.records import FAILED, OK, OVERLOADED, REJECTED, Record
-from loadtest.routes import ChatRoute, Method, RagRoute, Request, Route
+from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, Record
+from loadtest.traffic.routes import ChatRoute, Method, RagRoute, Request, Route
 from tests.loadtest.scripted_server import HEAD, Script, playing
 
 DUE = 90.0

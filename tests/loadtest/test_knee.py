@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.knee import Knee, find_knee, ratio
+from loadtest.reporting.knee import Knee, find_knee, ratio
 
 
 def steps(*points: tuple[float, float | None], valid: bool = True) -> list[dict[str, Any]]:

@@ -19,13 +19,13 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.arguments import DEMO
 from loadtest.client import Client
-from loadtest.corpus import Question
-from loadtest.records import OK
-from loadtest.routes import ChatRoute, Document, Method, RagRoute, Route
-from loadtest.summary import Slo
+from loadtest.reporting.records import OK
+from loadtest.reporting.summary import Slo
 from loadtest.sweep import Driver, Pattern
-from loadtest.trace import Scheduled
-from loadtest.workloads import Zipf
+from loadtest.traffic.corpus import Question
+from loadtest.traffic.routes import ChatRoute, Document, Method, RagRoute, Route
+from loadtest.traffic.trace import Scheduled
+from loadtest.traffic.workloads import Zipf
 from tests.e2e.service import Service
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from loadtest.records import OK, UNFINISHED, Record
+from loadtest.reporting.records import OK, UNFINISHED, Record
 from loadtest.runner import Lag, run
 
 

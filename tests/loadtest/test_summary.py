@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.records import FAILED, OK, OVERLOADED, REJECTED, UNFINISHED, Record
+from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, UNFINISHED, Record
+from loadtest.reporting.summary import Slo, summarize, two_digits
 from loadtest.runner import Lag, Run
-from loadtest.summary import Slo, summarize, two_digits
 
 ON_TIME = Lag(0.001, 0.002, 0.05)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from loadtest.__main__ import knees
 from loadtest.client import Client
-from loadtest.corpus import Question
-from loadtest.plots import goodput
-from loadtest.routes import Document, Method, RagRoute
-from loadtest.summary import Slo
+from loadtest.reporting.plots import goodput
+from loadtest.reporting.summary import Slo
 from loadtest.sweep import Driver, Pattern, Step, at_rate, sweep
-from loadtest.workloads import Zipf
+from loadtest.traffic.corpus import Question
+from loadtest.traffic.routes import Document, Method, RagRoute
+from loadtest.traffic.workloads import Zipf
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1}
 ANSWER = f"event: done\ndata: {json.dumps({'usage': USAGE})}\n\n"

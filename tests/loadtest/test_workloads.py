@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.corpus import Question, read_documents, read_questions
-from loadtest.routes import Document
-from loadtest.trace import Blocks, read_trace
-from loadtest.workloads import Permutator, Zipf, long_document
+from loadtest.traffic.corpus import Question, read_documents, read_questions
+from loadtest.traffic.routes import Document
+from loadtest.traffic.trace import Blocks, read_trace
+from loadtest.traffic.workloads import Permutator, Zipf, long_document
 
 DOCUMENTS = [Document(f"d{n}", f"Title {n}", f"Fact {n}. Also {n} plus.") for n in range(20)]
 QUESTIONS = [Question(f"What of {n}?", f"d{n}") for n in range(20)]

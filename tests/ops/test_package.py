@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from service.worker.kernels import build
+from service.worker.kernels.cpu import build
 from tests.ops import tools
 
-FOLDER = Path("service/worker/kernels")
+FOLDER = Path("service/worker/kernels/cpu")
 SETUPTOOLS: dict[str, Any] = tomllib.loads((tools.REPOSITORY / "pyproject.toml").read_text())[
     "tool"
 ]["setuptools"]
 MODULES: dict[str, dict[str, Any]] = {m["name"]: m for m in SETUPTOOLS["ext-modules"]}
-SOURCES = sorted((tools.REPOSITORY / FOLDER).glob("*.c"))
+SOURCES = sorted((tools.REPOSITORY / FOLDER / "src").glob("*.c"))
 
 
 def included(source: Path) -> set[str]:
@@ -43,13 +43,13 @@ def test_every_source_has_its_module_and_every_module_a_source() -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_module_is_built_from_its_source_anew_when_a_header_changes(source: Path) -> None:
-    module = MODULES[f"service.worker.kernels._{source.stem}"]
-    assert module["sources"] == [f"{FOLDER}/{source.name}"]
-    assert sorted(module["depends"]) == sorted(f"{FOLDER}/{name}" for name in included(source))
+    module = MODULES[f"service.worker.kernels.cpu._{source.stem}"]
+    assert module["sources"] == [f"{FOLDER}/src/{source.name}"]
+    assert sorted(module["depends"]) == sorted(f"{FOLDER}/src/{name}" for name in included(source))
     # As a checkout builds them; without a compiler the package installs all the same.
     assert {"-fPIC", *module["extra-compile-args"]} == set(build.COMPILE)
     assert module["optional"] is True
 
 
 def test_sources_and_headers_are_in_the_package() -> None:
-    assert {"*.c", "*.h"} <= set(SETUPTOOLS["package-data"]["service.worker.kernels"])
+    assert {"src/*.c", "src/*.h"} <= set(SETUPTOOLS["package-data"]["service.worker.kernels.cpu"])

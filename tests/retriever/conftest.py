@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, HashingEmbedder, LocalEmbedder, Retriever
-from retriever.tokens import TokenCounter, TokenizerCounter, WordCounter
+from retriever.chunking.tokens import TokenCounter, TokenizerCounter, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 

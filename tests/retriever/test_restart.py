@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, HashingEmbedder, Retriever
-from retriever.tokens import WordCounter
+from retriever.chunking.tokens import WordCounter
 
 DOCUMENTS = [Document(f"d{n}", f"text number {n} of several. " * 10) for n in range(10)]
 

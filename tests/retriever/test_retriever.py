@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, HashingEmbedder, LocalEmbedder, Retriever
+from retriever.chunking.tokens import TokenCounter
 from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
 from retriever.filters import parse_filter
-from retriever.tokens import TokenCounter
 from tests.retriever.conftest import OpenRetriever, Question
 
 ANIMALS = [

@@ -11,7 +11,7 @@ import pytest
 from service import metrics_docs
 from service.gateway.exposition import Metrics
 from service.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
-from service.worker.distribution import Distribution
+from service.worker.core.distribution import Distribution
 
 
 def test_slo_values_are_bucket_borders() -> None:

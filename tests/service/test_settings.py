@@ -16,7 +16,7 @@ def test_defaults_serve_the_demo_on_loopback(monkeypatch: pytest.MonkeyPatch) ->
     settings = load()
     assert (settings.host, settings.port, settings.redis_url) == ("127.0.0.1", 8000, "")
     assert settings.data_dir == Path("/somewhere/kvstitch") and settings.model == ""
-    assert demo_model().name == "model" and demo_model().parent.name == "demo"
+    assert demo_model().name == "demo_model" and demo_model().parent.name == "service"
 
 
 def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

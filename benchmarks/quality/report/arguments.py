@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.quality import multidoc
 from benchmarks.quality.report.subject import Place, Subject
-from benchmarks.quality.suites import Choice
-from service.gateway.model_folder import resolve
+from benchmarks.quality.tasks import multidoc
+from benchmarks.quality.tasks.suites import Choice
+from service.gateway.prompts.model_folder import resolve
 
 SMALL_VOCABULARY = 4096
 """A tokenizer of no more tokens knows few English words."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity.markdown import table, with_interval
-from benchmarks.fidelity.statistics import Estimate
+from benchmarks.fidelity.report.markdown import table, with_interval
+from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality.report.tables import points
 from service.errors import InvalidRequest
 

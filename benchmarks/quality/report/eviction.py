@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.fidelity.markdown import percent, table, with_interval
-from benchmarks.fidelity.statistics import Estimate
+from benchmarks.fidelity.report.markdown import percent, table, with_interval
+from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality.experiments import FULL
 from benchmarks.quality.report import plots
 from benchmarks.quality.report.scored import Scored, Scores

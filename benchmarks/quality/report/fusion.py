@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.fidelity.markdown import percent, table, with_interval
+from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.quality.experiments import FULL, GUESS, OURS, RATIO, at
 from benchmarks.quality.report import order
 from benchmarks.quality.report.scored import Scored, Scores

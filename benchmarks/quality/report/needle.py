@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.fidelity.markdown import percent, table, with_interval
+from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.quality.report import plots
 from benchmarks.quality.report.scored import Scored, Scores
 from benchmarks.quality.report.tables import about, points

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 
-from benchmarks.fidelity.markdown import table
+from benchmarks.fidelity.report.markdown import table
 from benchmarks.quality.experiments import FULL, at
 from benchmarks.quality.report.scored import Scores
 from benchmarks.quality.report.tables import Compared, compare_all, difference, points

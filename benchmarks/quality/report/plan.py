@@ -12,10 +12,10 @@ from benchmarks.quality.experiments import EVICTIONS, FULL, GUESS, OURS, RATIO, 
 from benchmarks.quality.report import codecs, eviction, fusion, needle, plots
 from benchmarks.quality.report.scored import Scored, Scores
 from benchmarks.quality.report.tables import Compared, about, score_table
-from benchmarks.quality.suites import SHORT_CONTEXT
+from benchmarks.quality.tasks.suites import SHORT_CONTEXT
 from service.errors import InvalidRequest
 from service.records import Method
-from service.worker.calibration import ModelFacts
+from service.worker.core.model_facts import ModelFacts
 
 SHORT_BUDGETS = (0.15, 0.25, 0.4, 0.6)
 BUDGETS = (128, 256, 512, 1024)

@@ -13,7 +13,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.fidelity.statistics import Estimate
+from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality.report.scored import Scored
 
 _COLOURS = {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.context import SpawnContext
 from typing import Any
 
-from benchmarks.fidelity.records import RecordFile
+from benchmarks.fidelity.report.records import RecordFile
 from benchmarks.quality.bench import Result
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.report.subject import Place, Subject, longest

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
-from benchmarks.fidelity.statistics import Bootstrap, Estimate
+from benchmarks.fidelity.report.statistics import Bootstrap, Estimate
 from benchmarks.quality.bench import Result
 from benchmarks.quality.compare import Paired, macro, paired
 from benchmarks.quality.configuration import Configuration

@@ -14,9 +14,9 @@ from benchmarks.quality.encode import Encoder
 from benchmarks.quality.run import TOGETHER
 from benchmarks.quality.sample import Sample
 from service.errors import InvalidRequest
-from service.worker.adapters.base import DecoderAdapter
-from service.worker.calibration import ModelFacts, read_calibration
-from service.worker.model import default_pool_tokens, fingerprint, load
+from service.worker.core.model_facts import ModelFacts, read_calibration
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.load import default_pool_tokens, fingerprint, load
 
 STORED = 2 * TOGETHER
 """Longest prompts that a store holds: all samples of a batch in two prefix modes."""

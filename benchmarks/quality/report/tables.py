@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.fidelity.markdown import percent, table, with_interval
+from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.quality.compare import Paired, holm
 from benchmarks.quality.report.scored import Scored, Scores, Spread
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.quality.essays import Haystack
 from benchmarks.quality.ruler.words import Words
+from benchmarks.quality.tasks.essays import Haystack
 from service.errors import InvalidRequest
 
 

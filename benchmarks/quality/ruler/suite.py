@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.quality.essays import Haystack, built_in
 from benchmarks.quality.ruler import counting, qa, vt
 from benchmarks.quality.ruler.draft import Draft, Drafter, Setting, fitting
 from benchmarks.quality.ruler.niah import Niah
 from benchmarks.quality.ruler.words import ENGLISH, Words
 from benchmarks.quality.sample import TextSample
+from benchmarks.quality.tasks.essays import Haystack, built_in
 from service.errors import InvalidRequest
 
 

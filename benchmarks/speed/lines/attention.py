@@ -18,7 +18,7 @@ from benchmarks.shapes import sizes
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
-from service.worker.attention import attend_rows
+from service.worker.model.attention import attend_rows
 
 
 def run(setup: Setup) -> Outcome:

@@ -18,8 +18,8 @@ from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier
 from service.records import Method, Sampling
-from service.worker.engine import Engine
-from service.worker.request import DoneEvent, Request, TokenEvent
+from service.worker.core.request import DoneEvent, Request, TokenEvent
+from service.worker.engine.engine import Engine
 
 STREAMS, STREAM_PROMPT, STREAM_ANSWER, ALONE = 4, 64, 8192, 10
 LONGEST_S = {A3: 120.0, FULL: 12.0}

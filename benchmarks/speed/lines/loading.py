@@ -18,7 +18,7 @@ from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, pla
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier
-from service.worker.engine import Engine
+from service.worker.engine.engine import Engine
 
 PLAIN, SLOWED = "SSD", "SSD as slow as computing"
 

@@ -14,11 +14,11 @@ from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
 from kvstore import SsdTier
-from service.worker.chunk_prefill import ScratchKV
-from service.worker.fusion.vanilla import Method as Vanilla
-from service.worker.layout import PromptLayout
-from service.worker.prefill import prefill
-from service.worker.steps import run as run_steps
+from service.worker.core.layout import PromptLayout
+from service.worker.core.steps import run as run_steps
+from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.prefill import prefill
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 
 LANE, PLAIN = "precompute to SSD", "plain prefill"
 

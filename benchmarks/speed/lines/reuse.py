@@ -18,11 +18,11 @@ from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier, TieredStore
 from service.records import Chunk, Method, Sampling
-from service.worker.adapters.base import adapter_for
-from service.worker.addressing import Addressing
-from service.worker.engine import Engine
-from service.worker.loader import Loader
-from service.worker.request import Request
+from service.worker.core.request import Request
+from service.worker.engine.engine import Engine
+from service.worker.loading.loader import Loader
+from service.worker.model.adapters.base import adapter_for
+from service.worker.model.addressing import Addressing
 
 TOKENS, DRAWN, ENDS = 48, 4, 100
 METHOD = Method("a3", {"ratio": 0.15})

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from retriever.errors import RetrieverError
 from service.cli.checks.base import Finding, fail, ok
 from service.errors import KvstitchError
-from service.gateway.model_folder import resolve
-from service.gateway.retrieval import embedder
+from service.gateway.prompts.model_folder import resolve
+from service.gateway.retrieval.models import embedder
 from service.settings import Settings
 
 
@@ -22,9 +22,9 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _model(settings: Settings) -> Finding:
-    from service.worker import selfcheck
-    from service.worker.model import load
-    from service.worker.server import set_threads
+    from service.worker.forward import selfcheck
+    from service.worker.model.load import load
+    from service.worker.server.server import set_threads
 
     began = time.monotonic()
     try:

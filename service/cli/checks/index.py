@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from retriever.catalog.schema import SCHEMA_VERSION
 from retriever.embedders.folder import ModelFolder
 from retriever.errors import RetrieverError
-from retriever.schema import SCHEMA_VERSION
 from service.cli.checks.base import Finding, fail, ok, warn
 from service.settings import Settings
 

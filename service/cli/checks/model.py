@@ -13,10 +13,10 @@ from service.cli.checks.base import Finding, fail, ok, warn
 from service.cli.checks.memory import available_bytes
 from service.cli.output import size
 from service.errors import KvstitchError
-from service.gateway.model_folder import resolve
-from service.gateway.prompts import Prompts
+from service.gateway.prompts.model_folder import resolve
+from service.gateway.prompts.planning import Prompts
 from service.settings import Settings, demo_model
-from service.worker.supported import STATIC_ROPE_TYPES, families
+from service.worker.model.supported import STATIC_ROPE_TYPES, families
 from service.worker_settings import MIB
 
 

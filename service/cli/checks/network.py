@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from service.cli.checks.base import Finding, fail, ok, warn
 from service.cli.checks.data import served_by
 from service.errors import KvstitchError
-from service.gateway.access import is_loopback
-from service.gateway.keys import KeyStore, StoredKey
+from service.gateway.auth.access import is_loopback
+from service.gateway.auth.keys import KeyStore, StoredKey
 from service.gateway.server import listen
 from service.settings import Settings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from service.errors import InvalidRequest
-from service.worker.fusion.base import FusionMethod
-from service.worker.fusion.vanilla import Method as Vanilla
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 
 FULL = "vanilla"
 FACTOR = 2.0

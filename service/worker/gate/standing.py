@@ -11,9 +11,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
 from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
-from service.worker.fusion.base import FusionMethod
 from service.worker.gate.ladder import FULL, ladder
 from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of, mean_kl
+from service.worker.methods.fusion.base import FusionMethod
 
 log = logging.getLogger("kvstitch.gate")
 

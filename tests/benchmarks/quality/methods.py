@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import service.worker.eviction as eviction_package
-import service.worker.fusion as fusion_package
+import service.worker.methods.eviction as eviction_package
+import service.worker.methods.fusion as fusion_package
 
 
 @contextmanager

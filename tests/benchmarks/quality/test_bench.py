@@ -11,16 +11,16 @@ from benchmarks.quality.bench import Bench, Result
 from benchmarks.quality.configuration import METHODS_FOLDER, Configuration
 from benchmarks.quality.report.subject import Place, Subject, longest
 from benchmarks.quality.sample import Sample
-from benchmarks.quality.suites import Choice, draw
+from benchmarks.quality.tasks.suites import Choice, draw
 from kvstore import MemoryTier, TieredStore
 from service.errors import PromptTooLong, WorkerFault
 from service.records import Chunk, Method, Sampling
 from service.settings import demo_model
-from service.worker.addressing import Addressing
-from service.worker.engine import Engine
-from service.worker.loader import Loader
-from service.worker.methods import add_folder
-from service.worker.request import DoneEvent, Request, TokenEvent
+from service.worker.core.request import DoneEvent, Request, TokenEvent
+from service.worker.engine.engine import Engine
+from service.worker.loading.loader import Loader
+from service.worker.methods.registry import add_folder
+from service.worker.model.addressing import Addressing
 
 FULL = Configuration("full", Method("vanilla"))
 GUESS = Configuration("guess", Method("vanilla"), documents=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.statistics import Estimate
+from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality import experiments
 from benchmarks.quality.bench import Result, Timing
 from benchmarks.quality.configuration import Configuration

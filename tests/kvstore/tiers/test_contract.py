@@ -14,9 +14,9 @@ from kvstore import (
     SsdTier,
     TierUnavailable,
 )
-from kvstore.blocks import BlocksCheck, ranges_of, select
-from kvstore.codecs import codec_names
-from kvstore.tiers.fake import FakeTier
+from kvstore.format.blocks import BlocksCheck, ranges_of, select
+from kvstore.format.codecs import codec_names
+from kvstore.tiers.testing.fake import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 

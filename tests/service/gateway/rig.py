@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import httpx
 
 from retriever import HashingEmbedder
-from service.gateway.fake_worker import FakeWorker
-from service.gateway.gateway import Gateway
+from service.gateway.composition import Gateway
 from service.gateway.server import DrainingServer, make_server
+from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.settings import load
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.fusion.base import FusionMethod, share_of
-from service.worker.layer_view import LayerView
-from service.worker.layout import PromptLayout, union
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.methods.fusion.base import FusionMethod, share_of
 
 
 @dataclass(frozen=True)

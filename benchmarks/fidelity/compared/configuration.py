@@ -1,0 +1,69 @@
+"""What is compared: a method with its parameters, over chunks stored in one way."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from benchmarks.fidelity.case import Case, Recipe
+from service.worker.forward.prefill import PrefillResult
+from service.worker.methods.fusion.base import FusionMethod
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """`family` is what the method is called (a3, cacheblend, …); `variant` tells apart what differs
+    in more than how much is recomputed, so family, variant, prefix mode and codec name a curve
+    whose points differ in cost (`amount`: "r=0.15")."""
+
+    family: str
+    method: FusionMethod | Recipe
+    amount: str = ""
+    variant: str = ""
+    prefix_mode: str = "system"
+    codec: str = "raw"
+
+    @property
+    def curve(self) -> str:
+        codec = "" if self.codec == "raw" else self.codec
+        parts = (self.family, self.variant, self.prefix_mode, codec)
+        return " ".join(part for part in parts if part)
+
+    @property
+    def name(self) -> str:
+        codec = "" if self.codec == "raw" else self.codec
+        parts = (self.family, self.variant, self.amount, self.prefix_mode, codec)
+        return " ".join(part for part in parts if part)
+
+    @property
+    def key(self) -> str:
+        """16 hex characters over what decides the result: parameters, storage, and the code of the
+        method's own files. The engine's code is not in it."""
+        text = f"{self.method!r} {self.prefix_mode} {self.codec} {_code(type(self.method))}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def run(self, case: Case) -> PrefillResult:
+        if isinstance(self.method, FusionMethod):
+            return case.prefill(self.method)
+        return self.method.run(case)
+
+    @property
+    def reads_cache(self) -> bool:
+        return not isinstance(self.method, FusionMethod) or self.method.reads_cache
+
+
+def _code(kind: type[FusionMethod] | type[Recipe]) -> str:
+    """Source of the files that a method's classes are defined in."""
+    own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
+    if any(name.startswith(str(__package__)) for name in own):
+        own += [f"{__package__}.{name}" for name in ("picking", "variants")]
+    files = {sys.modules[name].__file__ for name in own}
+    return "".join(_text(file) for file in sorted(filter(None, files)))
+
+
+@cache
+def _text(file: str) -> str:
+    return Path(file).read_text(encoding="utf-8")

@@ -1,0 +1,111 @@
+"""The configurations that a run compares: every fusion method over its range of cost, with chunks
+stored bare and behind the system prompt, and a few more ways to store them.
+
+Sweeps are for the frontier: each curve crosses the costs at which others are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.fidelity.compared.configuration import Configuration
+from benchmarks.fidelity.compared.variants import RandomRows
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from service.worker.methods.fusion.full_reuse import Method as FullReuse
+from service.worker.methods.fusion.legolink import Method as LegoLink
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+
+RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+ENDS = (1, 2, 4, 8, 16)
+"""First and last tokens of LegoLink."""
+PREFIXES = ("none", "system")
+EDGES = {0: (0.15,), 1: (0.05, 0.1, 0.15), 4: (0.05, 0.1, 0.15), 8: (0.15,)}
+"""question_scout's first tokens of every chunk, and the ratios each is measured at."""
+RATIO = 0.15
+"""What papers use; where only one is measured, this."""
+
+
+def standard(layers: int) -> list[Configuration]:
+    """For a model of `layers` layers."""
+    return [
+        Configuration("full prefill", Vanilla(), prefix_mode="none"),
+        *_without_choice(),
+        *_baselines(),
+        *_legolink(),
+        *_cacheblend(),
+        *_a3(layers),
+        *_question_scout(),
+        *_codecs(),
+    ]
+
+
+def _without_choice() -> Iterator[Configuration]:
+    for prefix in ("none", "bos", "system"):
+        yield Configuration("pie", Pie(), prefix_mode=prefix)
+    for prefix in PREFIXES:
+        yield Configuration("full_reuse", FullReuse(), prefix_mode=prefix)
+        # What A3 and CacheBlend give before they choose a row.
+        yield Configuration("pie", Pie(exact_layers=2), variant="exact 0-1", prefix_mode=prefix)
+
+
+def _baselines() -> Iterator[Configuration]:
+    for ratio in (0.05, RATIO, 0.3):
+        yield Configuration("random rows", RandomRows(ratio), _amount(ratio))
+    for prefix in PREFIXES:
+        method = RandomRows(RATIO, exact_layers=2)
+        yield Configuration("random rows", method, _amount(RATIO), "exact 0-1", prefix)
+
+
+def _legolink() -> Iterator[Configuration]:
+    for prefix in PREFIXES:
+        for k in ENDS:
+            yield Configuration("legolink", LegoLink(k, k), f"k={k}", prefix_mode=prefix)
+    yield Configuration("legolink", LegoLink(4, 4), "k=4", prefix_mode="bos")
+    for k in (2, 4, 8):
+        yield Configuration("legolink", LegoLink(k, 0), f"k={k}", "first only")
+
+
+def _cacheblend() -> Iterator[Configuration]:
+    for prefix in PREFIXES:
+        for ratio in RATIOS:
+            yield Configuration("cacheblend", CacheBlend(ratio), _amount(ratio), "", prefix)
+        method = CacheBlend(RATIO, metric="K")
+        yield Configuration("cacheblend", method, _amount(RATIO), "K", prefix)
+    yield Configuration("cacheblend", CacheBlend(RATIO), _amount(RATIO), prefix_mode="bos")
+
+
+def _a3(layers: int) -> Iterator[Configuration]:
+    for prefix in PREFIXES:
+        for ratio in RATIOS:
+            yield Configuration("a3", A3(ratio), _amount(ratio), "", prefix)
+    yield Configuration("a3", A3(RATIO), _amount(RATIO), prefix_mode="bos")
+    for layer in range(2, min(layers, 7)):
+        method = A3(RATIO, selection_layer=layer)
+        yield Configuration("a3", method, _amount(RATIO), f"layer {layer}")
+
+
+def _question_scout() -> Iterator[Configuration]:
+    for prefix in PREFIXES:
+        for ratio in RATIOS:
+            method = QuestionScout(ratio)
+            yield Configuration("question_scout", method, _amount(ratio), "", prefix)
+    yield Configuration("question_scout", QuestionScout(RATIO), _amount(RATIO), prefix_mode="bos")
+    for edge, ratios in EDGES.items():
+        for ratio in ratios:
+            method = QuestionScout(ratio, edge)
+            yield Configuration("question_scout", method, _amount(ratio), f"edge {edge}")
+
+
+def _codecs() -> Iterator[Configuration]:
+    for codec in ("int8", "int4", "int2"):
+        yield Configuration("pie", Pie(), codec=codec)
+        yield Configuration("a3", A3(RATIO), _amount(RATIO), codec=codec)
+        scout = QuestionScout(RATIO)
+        yield Configuration("question_scout", scout, _amount(RATIO), codec=codec)
+
+
+def _amount(ratio: float) -> str:
+    return f"r={ratio:g}"

@@ -1,0 +1,90 @@
+"""From evidence to rows: chunk edges first, then what the question looked at, under one budget.
+
+The ablation's ways to choose; with the defaults of `Pick` it is what question_scout does, which a
+test holds it to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.core.layout import PromptLayout
+from service.worker.core.topk import stable_topk
+from service.worker.methods.fusion.base import share_of
+
+
+@dataclass(frozen=True)
+class Pick:
+    """first, last: tokens at every document's ends, the outermost of all documents before any
+    further in, and of the rows at most the share `ends`. pool: a token's evidence is the most
+    within so many tokens of it. dilate: a chosen token brings so many neighbours along. Both stay
+    inside the token's document."""
+
+    ratio: float = 0.15
+    first: int = 2
+    last: int = 0
+    ends: float = 0.5
+    pool: int = 0
+    dilate: int = 0
+
+    def rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+        """⌊ratio · n⌋ ascending rows (all candidates if that is more) by evidence `[n]`."""
+        candidates = layout.stale_document_rows
+        wanted = share_of(layout, self.ratio)
+        rank = evidence.double()
+        for segment in layout.documents:
+            inside = slice(segment.start, segment.end)
+            if self.pool and segment.tokens:
+                rank[inside] = _pooled(rank[inside], self.pool)
+        rank = rank[candidates]
+        top = float(rank.max()) if len(rank) else 0.0
+        from_start, from_end = _depths(layout)
+        limit = max(self.first, self.last)
+        far = torch.full_like(from_start, limit)
+        depth = torch.minimum(
+            torch.where(from_start < self.first, from_start, far),
+            torch.where(from_end < self.last, from_end, far),
+        )
+        order = depth.sort(stable=True).indices[: int((depth < limit).sum())]
+        edges = order[: int(self.ends * wanted)]
+        rank[edges] = top + (limit - depth[edges]).double()
+        if self.dilate:
+            return _dilated(layout, candidates, rank, wanted, self.dilate)
+        return candidates[stable_topk(rank, wanted)]
+
+
+def _depths(layout: PromptLayout) -> tuple[Tensor, Tensor]:
+    """Of each candidate, how many tokens of its document come before it, and after it."""
+    sizes = [s.tokens for s in layout.stale_documents]
+    before = [torch.arange(size, device=layout.ids.device) for size in sizes]
+    empty = layout.ids.new_empty(0)
+    return torch.cat([empty, *before]), torch.cat([empty, *(b.flip(0) for b in before)])
+
+
+def _pooled(values: Tensor, reach: int) -> Tensor:
+    return F.max_pool1d(values[None, None], 2 * reach + 1, stride=1, padding=reach)[0, 0]
+
+
+def _dilated(
+    layout: PromptLayout, candidates: Tensor, rank: Tensor, wanted: int, reach: int
+) -> Tensor:
+    """Tokens in order of rank, each with its neighbours, until `wanted` are chosen."""
+    document = torch.zeros(layout.tokens, dtype=torch.long)
+    for number, segment in enumerate(layout.documents, start=1):
+        document[segment.start : segment.end] = number
+    of = document.tolist()
+    allowed = set(candidates.tolist())
+    chosen: dict[int, None] = {}
+    for at in torch.sort(rank, descending=True, stable=True).indices.tolist():
+        center = int(candidates[at])
+        around = sorted(range(center - reach, center + reach + 1), key=lambda t: abs(t - center))
+        for row in around:
+            if len(chosen) == min(wanted, len(candidates)):
+                return torch.tensor(sorted(chosen), dtype=torch.long, device=candidates.device)
+            if row in allowed and of[row] == of[center]:
+                chosen.setdefault(row)
+    return torch.tensor(sorted(chosen), dtype=torch.long, device=candidates.device)

@@ -1,0 +1,103 @@
+"""Fusion methods for measuring only, which the service does not offer: baselines, and
+question_scout with other rankings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.fidelity.compared.picking import Pick
+from service.worker.core.layer_view import Evidence, LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.methods.fusion.base import FusionMethod, share_of
+from service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from service.worker.model.attention import attention_probabilities
+
+
+@dataclass(frozen=True)
+class RandomRows(FusionMethod):
+    """Recompute ⌊ratio · n⌋ document tokens drawn at random, the same for the same prompt; with
+    `exact_layers` e the layers before e are computed for every token, as A3 and CacheBlend do."""
+
+    ratio: float
+    exact_layers: int = 0
+    seed: int = 0
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return layout.all_rows if self.exact_layers else self._drawn(layout)
+
+    def select(self, view: LayerView) -> Tensor | None:
+        return self._drawn(view.layout) if view.layer == self.exact_layers - 1 else None
+
+    def _drawn(self, layout: PromptLayout) -> Tensor:
+        candidates = layout.cached_document_rows
+        order = random_ranks(layout, self.seed)[candidates].argsort(descending=True)
+        return union(candidates[order[: share_of(layout, self.ratio)]], layout.question_rows)
+
+
+def random_ranks(layout: PromptLayout, seed: int) -> Tensor:
+    """`[n]` distinct numbers that depend on the prompt's ids and `seed` alone."""
+    source = torch.Generator().manual_seed(seed + int(layout.ids.sum()))
+    return torch.randperm(layout.tokens, generator=source).to(layout.ids.device).float()
+
+
+def answer_rows(weights: Tensor) -> Tensor:
+    """`[heads, m, seen]` → `[heads, seen]`: the last question row's attention and half the mean of
+    all, as question_scout weighs them."""
+    return weights[:, -1] + 0.5 * weights.mean(1)
+
+
+@dataclass(frozen=True)
+class ScoutVariant(FusionMethod):
+    """question_scout with another ranking or choice.
+
+    layers: those that say something, None for all. heads: `sum` or `max` over a layer's query
+    heads, or `only` those in `chosen`, (layer, head) pairs, summed. question_rows: `answer` (the
+    last one and half the mean, as question_scout has it), `sum`, `max` or the `last` alone;
+    questions of one tile (`service.worker.model.attention.ROW_TILE`).
+    """
+
+    scouts: ClassVar[bool] = True
+
+    pick: Pick
+    layers: tuple[int, ...] | None = None
+    heads: str = "sum"
+    chosen: tuple[tuple[int, int], ...] = ()
+    question_rows: str = "answer"
+
+    def scout(
+        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
+    ) -> Tensor | None:
+        if self.layers is not None and layer not in self.layers:
+            return None
+        if self.heads == "only":
+            heads = [head for of, head in self.chosen if of == layer]
+            if not heads:
+                return None
+            weights = weights[heads]
+        by_head = {
+            "answer": lambda: answer_rows(weights),
+            "sum": lambda: weights.sum(1),
+            "max": lambda: weights.amax(1),
+            "last": lambda: weights[:, -1],
+        }[self.question_rows]()
+        return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
+
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+        return self.pick.rows(layout, evidence.asked)
+
+
+@dataclass(frozen=True)
+class AttendedDeviation(CacheBlend):
+    """CacheBlend with layer 0 exact and tokens ranked at layer 1 by deviation times the attention
+    that the question's exact rows pay them there."""
+
+    def _deviation(self, view: LayerView) -> Tensor:
+        start = view.layout.question_start
+        rows = view.rows[start:]
+        weights = attention_probabilities(view.q[start:], view.k, rows, view.scale)
+        view.flops.score(float(len(rows)) * view.layout.tokens)
+        return super()._deviation(view) * weights.sum((0, 1))

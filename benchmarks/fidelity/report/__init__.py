@@ -1,0 +1,1 @@
+"""From measured cases to tables and plots."""

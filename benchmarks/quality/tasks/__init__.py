@@ -1,0 +1,1 @@
+"""Tasks whose answers can be checked, beside RULER and LongBench."""

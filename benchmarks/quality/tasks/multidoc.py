@@ -1,0 +1,104 @@
+"""Our own suites: the demo language's tasks, question answering over several documents, and a
+needle in its words at a chosen depth of a chosen length.
+
+Splits are seeds: what is tuned is tuned on `DEVELOPMENT`, tables are made on `TEST`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks.quality.sample import TextSample
+from demo.language import tasks
+from demo.language.tasks.story import draw_names
+from demo.language.vocabulary import DOCUMENT, QUESTION, SYSTEM
+from demo.language.wording import NEEDLE, NEEDLE_QUESTION, NOISE, RECORD
+
+DEVELOPMENT = (101, 102)
+TEST = (1, 2, 3)
+ANSWER_TOKENS = 32
+CHUNK_TOKENS = 48
+"""The demo model's contexts have 150 to 500 tokens; chunks of this size cut their sentences."""
+OTHER_KEYS = 6
+"""Needles besides the one asked for, as in the task the model was trained on."""
+
+
+def generate(
+    names: Sequence[str], *, seeds: Sequence[int], samples: int, held_out: bool = True
+) -> Iterator[TextSample]:
+    """`samples` of every task from each seed, seeds and tasks in turn, so that a run cut short has
+    some of all. A sample depends on seed, task and number only."""
+    for number in range(samples):
+        for seed in seeds:
+            for name in names:
+                yield _one(name, seed, number, held_out)
+
+
+def _one(name: str, seed: int, number: int, held_out: bool) -> TextSample:
+    drawn = tasks.sample(name, random.Random(f"{seed} {name} {number}"), held_out=held_out)
+    return TextSample(
+        suite="multidoc",
+        task=name,
+        number=number,
+        instruction=SYSTEM,
+        context=drawn.context,
+        question=QUESTION.format(question=drawn.question),
+        references=drawn.answers,
+        metric="exact",
+        answer_tokens=ANSWER_TOKENS,
+        chat=False,
+        details={"seed": seed},
+    )
+
+
+def needles(
+    *,
+    count: Callable[[str], int],
+    lengths: Sequence[int],
+    depths: Sequence[int],
+    seeds: Sequence[int],
+    samples: int,
+) -> Iterator[TextSample]:
+    """RULER's needle among others of its kind and noise, at `depth` percent of `length` tokens of
+    context, as far as whole sentences go; `samples` of every cell from each seed."""
+    for number in range(samples):
+        for seed in seeds:
+            for length in lengths:
+                rng = random.Random(f"{seed} needle {number} {length}")
+                lines, asked, answer = _needle_lines(count, rng, length)
+                for depth in depths:
+                    place = round(depth / 100 * len(lines))
+                    text = " ".join([*lines[:place], NEEDLE.format(n=asked, v=answer)])
+                    text = " ".join([text, *lines[place:]])
+                    yield TextSample(
+                        suite="short_needle",
+                        task="needle",
+                        number=number,
+                        instruction=SYSTEM,
+                        context=DOCUMENT.format(title=RECORD, text=text),
+                        question=QUESTION.format(question=NEEDLE_QUESTION.format(n=asked)),
+                        references=(answer,),
+                        metric="exact",
+                        answer_tokens=ANSWER_TOKENS,
+                        chat=False,
+                        details={"seed": seed, "depth": depth, "length": length},
+                    )
+
+
+def _needle_lines(
+    count: Callable[[str], int], rng: random.Random, length: int
+) -> tuple[list[str], str, str]:
+    """Other needles and as many sentences of noise as fit; the key asked for and its number."""
+    asked, *others = draw_names(rng, True, 1 + OTHER_KEYS)
+    numbers = [str(rng.randint(1_000_000, 9_999_999)) for _ in range(1 + OTHER_KEYS)]
+    answer, *rest = numbers
+    needle = NEEDLE.format(n=asked, v=answer)
+    lines = [NEEDLE.format(n=n, v=v) for n, v in zip(others, rest, strict=True)]
+    room = length - count(DOCUMENT.format(title=RECORD, text=needle))
+    while lines and count(" ".join(lines)) > room:
+        lines.pop()
+    while count(" ".join([*lines, NOISE])) <= room:
+        lines.append(NOISE)
+    rng.shuffle(lines)
+    return lines, asked, answer

@@ -1,0 +1,1 @@
+"""The invented world of the demo: its words, facts and tasks."""

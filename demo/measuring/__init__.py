@@ -1,0 +1,1 @@
+"""How well the demo model answers, and how well its documents are found."""

@@ -1,0 +1,199 @@
+"""One chunk in memory: header and data, from tensors and back. Knows no key and no tier."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstore.format.buffers import allocate, typed_view, view_bytes
+from kvstore.format.checksum import BlockDigests
+from kvstore.format.codecs import codec
+from kvstore.format.codecs.base import Role
+from kvstore.format.decode import decode_layer, stored_layer
+from kvstore.format.header import ChunkHeader, build_header, parse_header
+from kvstore.format.layout import layout
+from kvstore.format.spec import ChunkSpec
+
+__all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedChunk:
+    """An immutable chunk.
+
+    Attributes:
+        header: its validated header.
+        data: host uint8 ``[header.nbytes]``, contiguous. Shared with every reader and with the
+            memory tier: never write into it, nor into views of it.
+    """
+
+    header: ChunkHeader
+    data: Tensor
+
+    def __post_init__(self) -> None:
+        if self.data.numel() != self.header.nbytes:
+            raise ChunkCorrupt(f"data has {self.data.numel()} bytes, not {self.header.nbytes}")
+
+    @property
+    def spec(self) -> ChunkSpec:
+        return self.header.spec
+
+    @property
+    def header_bytes(self) -> bytes:
+        return self.header.raw
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole container, header included."""
+        return self.header.file_bytes
+
+    def layer_bytes(self, layer: int) -> Tensor:
+        """One layer as it is stored: uint8, a view of ``data``."""
+        start, end = self.header.layer_range(layer)
+        return self.data[start:end]
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None, non_blocking: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """k (before RoPE) and v of one layer, ``[tokens, kv_heads, head_dim]`` of ``spec.dtype``.
+
+        With ``device`` the encoded bytes are moved first and decoded there. On the host the raw
+        codec returns views of ``data``: copy before writing.
+
+        Raises:
+            ChunkSpecError: no such layer.
+        """
+        raw = self.layer_bytes(layer)
+        if device is not None:
+            raw = raw.to(device, non_blocking=non_blocking)
+        return decode_layer(self.spec, raw)
+
+    def stored_layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """What the codec stores of one layer's k and v (``Codec.parts``), not decoded; with
+        ``device`` moved there, in one copy that is not waited for where ``data`` is pinned. On the
+        host views of ``data``: never write into them.
+
+        Raises:
+            ChunkSpecError: no such layer.
+        """
+        raw = self.layer_bytes(layer)
+        if device is not None:
+            raw = raw.to(device, non_blocking=True)
+        return stored_layer(self.spec, raw)
+
+    def verify(self, layers: Iterable[int] | None = None) -> None:
+        """Check the data of these layers (all by default) against the header's digests.
+
+        Raises:
+            ChunkCorrupt: a byte differs from what was written.
+        """
+        view = view_bytes(self.data)
+        for layer in range(self.spec.layers) if layers is None else layers:
+            start, end = self.header.layer_range(layer)
+            self.header.verify_layer(layer, view[start:end])
+
+    def container(self) -> bytes:
+        """The whole safetensors container as one copy."""
+        return self.header_bytes + view_bytes(self.data).tobytes()
+
+
+def encode_chunk(
+    spec: ChunkSpec, k: Sequence[Tensor], v: Sequence[Tensor], *, pin: bool = False
+) -> EncodedChunk:
+    """Encode one chunk.
+
+    Args:
+        spec: what the tensors are; its codec encodes them on the device they are on.
+        k, v: per layer ``[tokens, kv_heads, head_dim]`` of ``spec.dtype``, keys before RoPE.
+        pin: put the data into pinned memory.
+
+    Raises:
+        ChunkSpecError: number of layers, shape or dtype differ from the spec, unknown codec, or
+            values the codec cannot carry.
+    """
+    _check_tensors(spec, k, v)
+    entries = layout(spec)
+    chunk_codec = codec(spec.codec)
+    data = allocate(entries[-1].end, pin=pin)
+    view = view_bytes(data)
+    by_name = {entry.name: entry for entry in entries}
+    digests: dict[str, BlockDigests] = {}
+    roles: tuple[tuple[Role, Sequence[Tensor]], ...] = (("k", k), ("v", v))
+    for role, tensors in roles:
+        parts = chunk_codec.parts(role, spec)
+        for layer, tensor in enumerate(tensors):
+            encoded = chunk_codec.encode(role, tensor.detach())
+            for part, stored in zip(parts, encoded, strict=True):
+                entry = by_name[f"{role}.{layer}{part.suffix}"]
+                target = data[entry.start : entry.end]
+                # Straight into place, whatever the strides.
+                typed_view(target, entry.dtype, entry.shape).copy_(stored)
+                ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
+                digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
+    return EncodedChunk(build_header(spec, digests), data)
+
+
+class ChunkCheck:
+    """Verifies a chunk while it arrives, a layer at a time, as
+    :class:`kvstore.format.blocks.BlocksCheck`.
+
+    Args:
+        expect: refuse any other spec, before the data are looked at.
+    """
+
+    def __init__(self, expect: ChunkSpec | None) -> None:
+        self._expect = expect
+        self._checked = 0
+        self._next_end = 0
+
+    def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
+        """Check every layer that lies in the first ``done`` bytes of ``data``.
+
+        Raises:
+            ChunkRefused: another spec than expected.
+            ChunkCorrupt: a byte differs from what was written.
+        """
+        if done < self._next_end:
+            return
+        if not self._checked:
+            require_spec(header, self._expect)
+        view = view_bytes(data)
+        while self._checked < header.spec.layers:
+            start, end = header.layer_range(self._checked)
+            if end > done:
+                self._next_end = end
+                return
+            header.verify_layer(self._checked, view[start:end])
+            self._checked += 1
+
+
+def require_spec(header: ChunkHeader, expect: ChunkSpec | None) -> None:
+    """Check that a header is of the chunk asked for.
+
+    Raises:
+        ChunkRefused: its spec differs; the message names the fields.
+    """
+    if expect is None or header.spec == expect:
+        return
+    fields = [
+        name
+        for name in ChunkSpec.__dataclass_fields__
+        if getattr(header.spec, name) != getattr(expect, name)
+    ]
+    raise ChunkRefused(f"another chunk than expected: {', '.join(fields)} differ")
+
+
+def _check_tensors(spec: ChunkSpec, k: Sequence[Tensor], v: Sequence[Tensor]) -> None:
+    for role, tensors in (("k", k), ("v", v)):
+        if len(tensors) != spec.layers:
+            raise ChunkSpecError(f"{role} has {len(tensors)} layers, the spec {spec.layers}")
+        for layer, tensor in enumerate(tensors):
+            if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.torch_dtype:
+                raise ChunkSpecError(
+                    f"{role}[{layer}] is {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"the spec says {spec.torch_dtype} {spec.shape}"
+                )

@@ -1,0 +1,67 @@
+"""What int4 and int2 share: KIVI's grouping (https://arxiv.org/abs/2402.02750) for a cache at rest.
+
+    k   per channel: one scale and minimum per (g consecutive tokens, head, channel)
+    v   per token:   one scale and minimum per (token, head, g consecutive channels)
+
+Keys have a few channels that are large for every token, values have none; so an outlier spoils
+only its own channel or token. Unlike KIVI's decode cache nothing stays unquantised (R = 0), keys
+are quantised before RoPE, and the last tokens or channels that do not fill a group are a group
+of their own. Bits per element: ``bits + 32 / g`` for 16-bit tensors (METHODS: 5.0 and 3.0 at
+g = 32). Knows no chunk and no bytes of others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import ChunkSpecError
+from kvstore.format.affine import dequantise, pack, quantise, unpack
+from kvstore.format.codecs.base import Part, Role
+from kvstore.format.spec import ChunkSpec
+
+_TOKENS, _CHANNELS = 0, 2
+
+
+@dataclass(frozen=True)
+class KiviCodec:
+    """Codes of ``bits`` bits packed along the channels, scales and minima beside them.
+
+    Attributes:
+        name: the file's name.
+        bits: 2 or 4.
+        group: g; divides 64, so that no group of tokens lies in two blocks.
+    """
+
+    name: str
+    bits: int
+    group: int = 32
+
+    def parts(self, role: Role, spec: ChunkSpec) -> tuple[Part, ...]:
+        packed_channels = -(-spec.head_dim * self.bits // 8)
+        shape = [spec.tokens, spec.kv_heads, spec.head_dim]
+        axis = _axis(role)
+        shape[axis] = -(-shape[axis] // self.group)
+        tokens_per_row = self.group if role == "k" else 1
+        return (
+            Part("", torch.uint8, (spec.tokens, spec.kv_heads, packed_channels)),
+            Part(".scale", torch.bfloat16, tuple(shape), tokens_per_row),
+            Part(".min", spec.torch_dtype, tuple(shape), tokens_per_row),
+        )
+
+    def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
+        try:
+            codes, scale, minimum = quantise(x, _axis(role), self.group, self.bits)
+        except ValueError as error:
+            raise ChunkSpecError(f"{role} holds {error}") from error
+        return pack(codes, self.bits), scale, minimum
+
+    def decode(self, role: Role, stored: Sequence[Tensor], spec: ChunkSpec) -> Tensor:
+        packed, scale, minimum = stored
+        codes = unpack(packed, self.bits, spec.head_dim)
+        return dequantise(codes, scale, minimum, _axis(role), self.group)
+
+
+def _axis(role: Role) -> int:
+    return _TOKENS if role == "k" else _CHANNELS

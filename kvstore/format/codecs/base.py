@@ -1,0 +1,58 @@
+"""What a codec is. Codecs know tensors and nothing of files, keys or tiers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from kvstore.format.spec import ChunkSpec
+
+Role = Literal["k", "v"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stored tensor of one layer's k or v.
+
+    Attributes:
+        suffix: what follows ``k.{layer}`` in its name; ``""`` for the main tensor.
+        dtype: bfloat16, float16, float32, int8 or uint8.
+        shape: known from the spec alone, so a header can be checked without its data. The first
+            dimension runs along the tokens.
+        tokens_per_row: how many tokens share one row; divides 64, so that each block of 64 tokens
+            has rows of its own and can be decoded alone.
+    """
+
+    suffix: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    tokens_per_row: int = 1
+
+
+class Codec(Protocol):
+    """Turns one layer's k or v into parts and back, on whatever device the tensors are.
+
+    k and v are told apart because some codecs group keys per channel and values per token. No token
+    may depend on another 64-token block: encoding a block alone gives its rows of the whole.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def parts(self, role: Role, spec: ChunkSpec) -> tuple[Part, ...]:
+        """The stored tensors, the main one first."""
+        ...
+
+    def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
+        """``x [tokens, kv_heads, head_dim]`` into tensors that match ``parts``.
+
+        Raises:
+            ChunkSpecError: ``x`` holds values the codec cannot carry.
+        """
+        ...
+
+    def decode(self, role: Role, stored: Sequence[Tensor], spec: ChunkSpec) -> Tensor:
+        """The stored tensors back into ``[tokens, kv_heads, head_dim]`` of ``spec.torch_dtype``."""
+        ...

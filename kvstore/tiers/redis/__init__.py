@@ -1,0 +1,1 @@
+"""The shared tier: Redis or Valkey."""

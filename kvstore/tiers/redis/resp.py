@@ -1,0 +1,214 @@
+"""Replies of Redis received straight into place. Knows no chunk and opens no connection.
+
+Whoever asks for values knows how long they are, so all of a reply but the values is known too:
+
+    $6\\r\\n <6 bytes> \\r\\n$9\\r\\n <9 bytes> \\r\\n        three frames around two values
+
+The socket scatters what comes over frames and values at once (recvmsg), and a frame that is not the
+one expected says what is wrong: the value is missing, has another length, or there is an error.
+After anything but the replies expected nobody knows where the next one starts, so the connection
+must be closed.
+"""
+
+import re
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.format.ranges import Progress
+
+_SCATTER = 64  # buffers per call
+_LONGEST_LINE = 1 << 10
+_LONGEST_VALUE = 512 << 20  # Redis' own bound
+_NIL = (b"$-1", b"_")  # in RESP2 and RESP3
+_FLAGS = re.compile(rb"(:[01]\r\n)*")
+_FLAG_BYTES = 4
+
+
+class ServerError(Exception):
+    """The server answered with an error; its text."""
+
+
+class ProtocolError(Exception):
+    """What came is no reply to what was asked."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The first value that is not as expected.
+
+    Attributes:
+        number: which.
+        nbytes: its length; None when there is no such value.
+    """
+
+    number: int
+    nbytes: int | None
+
+
+def command(*words: str | int) -> bytes:
+    """A command as it is sent."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        encoded = str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(encoded), encoded))
+    return b"".join(parts)
+
+
+class Replies:
+    """What comes on one connection.
+
+    Each method raises ServerError when the server refuses, ProtocolError when that is no reply,
+    TimeoutError when nothing comes in time, OSError when the connection breaks.
+
+    Args:
+        connection: with a timeout, and no byte of an earlier reply left in it.
+        give_up_at: by ``time.monotonic``.
+
+    Attributes:
+        expected: replies that were asked for and have not come whole: after use 0, or the
+            connection must be closed.
+    """
+
+    def __init__(self, connection: socket.socket, give_up_at: float) -> None:
+        self._connection = connection
+        self._give_up_at = give_up_at
+        self.expected = 0
+
+    def ask(self, commands: Sequence[bytes]) -> None:
+        """Send these; their replies come in the same order."""
+        self.expected += len(commands)
+        self._connection.sendall(b"".join(commands))
+
+    def value(self) -> bytes | None:
+        """One value of a length that is not known; None when there is none. Ask for no more."""
+        head, came = self._line(b"")
+        value: bytes | None = None
+        if head not in _NIL:
+            whole = bytearray(_length(head) + len(b"\r\n"))
+            if len(came) > len(whole):
+                raise ProtocolError("more came than was asked for")
+            whole[: len(came)] = came
+            filled = len(came)
+            while filled < len(whole):
+                filled += self._receive([memoryview(whole)[filled:]])
+            if not whole.endswith(b"\r\n"):
+                raise ProtocolError("a value that does not end")
+            value = bytes(memoryview(whole)[:-2])
+        elif came:
+            raise ProtocolError("more came than was asked for")
+        self.expected -= 1
+        return value
+
+    def values(
+        self, values: Sequence[memoryview], progress: Progress | None = None
+    ) -> Deviation | None:
+        """Fill each of these (none of them empty) with the value of one reply.
+
+        Args:
+            values: where they belong.
+            progress: told how many bytes of these values are in place.
+
+        Returns:
+            None when all are in place, else the first that is not; the rest is then lost.
+        """
+        frames = [b"$%d\r\n" % len(value) for value in values]
+        wanted = [frames[0], *(b"\r\n" + frame for frame in frames[1:]), b"\r\n"]
+        seen = [bytearray(len(frame)) for frame in wanted]
+        places: list[memoryview] = []  # frames at even places, values at odd ones
+        for frame, value in zip(seen, values, strict=False):
+            places += memoryview(frame), value
+        places.append(memoryview(seen[-1]))
+
+        at = offset = in_place = 0  # the place being filled, how far, and bytes of values before it
+        while at < len(places):
+            offset += self._receive([places[at][offset:], *places[at + 1 : at + _SCATTER]])
+            while at < len(places):
+                is_frame, size = at % 2 == 0, len(places[at])
+                if is_frame and not wanted[at // 2].startswith(seen[at // 2][:offset]):
+                    return self._deviation(at // 2, _joined(places[at:], offset))
+                if offset < size:
+                    break
+                offset -= size
+                in_place += 0 if is_frame else size
+                at += 1
+            if progress is not None:
+                progress(in_place + (offset if at % 2 else 0))
+        self.expected -= len(values)
+        return None
+
+    def flags(self, count: int) -> None:
+        """Take ``count`` replies that are 0 or 1, whichever."""
+        came = bytearray(count * _FLAG_BYTES)
+        filled = 0
+        while filled < len(came):
+            filled += self._receive([memoryview(came)[filled:]])
+            known = _FLAGS.match(came, 0, filled)
+            good = known.end() if known else 0
+            if filled - good >= _FLAG_BYTES:
+                raise _refusal(self._line(bytes(came[good:filled]))[0])
+        self.expected -= count
+
+    def _deviation(self, number: int, came: bytes) -> Deviation:
+        """What stands where frame ``number`` was expected, as far as it has come."""
+        if number:
+            while len(came) < 2:
+                came += self._more()
+            if not came.startswith(b"\r\n"):
+                raise ProtocolError(f"a value that does not end: {came[:16]!r}")
+            came = came[2:]
+        head, _ = self._line(came)
+        return Deviation(number, None if head in _NIL else _length(head))
+
+    def _line(self, came: bytes) -> tuple[bytes, bytes]:
+        """The first line of ``came`` and what comes next, and what has come after it."""
+        while b"\r\n" not in came:
+            if len(came) > _LONGEST_LINE:
+                raise ProtocolError(f"a line without end: {came[:16]!r}")
+            came += self._more()
+        line, _, rest = came.partition(b"\r\n")
+        return line, rest
+
+    def _more(self) -> bytes:
+        buffer = bytearray(1 << 14)
+        return bytes(memoryview(buffer)[: self._receive([memoryview(buffer)])])
+
+    def _receive(self, buffers: list[memoryview]) -> int:
+        """Receive into the buffers, at least a byte."""
+        try:
+            count: int = self._connection.recvmsg_into(buffers)[0]
+        except NotImplementedError:  # TLS
+            count = self._connection.recv_into(buffers[0])
+        if not count:
+            raise ConnectionError("the server closed the connection")
+        if time.monotonic() > self._give_up_at:
+            raise TimeoutError("a read took over its deadline")
+        return count
+
+
+def _joined(places: Sequence[memoryview], nbytes: int) -> bytes:
+    """The first ``nbytes`` of these places, or enough of them for a line."""
+    nbytes = min(nbytes, _LONGEST_LINE)
+    joined = b""
+    for place in places:
+        joined += place[: nbytes - len(joined)]
+        if len(joined) == nbytes:
+            break
+    return joined
+
+
+def _length(head: bytes) -> int:
+    """The length that the first line of a value states."""
+    if head[:1] != b"$" or not head[1:].isdigit():
+        raise _refusal(head)
+    nbytes = int(head[1:])
+    if nbytes > _LONGEST_VALUE:
+        raise ProtocolError(f"a value of {nbytes} bytes")
+    return nbytes
+
+
+def _refusal(line: bytes) -> ServerError | ProtocolError:
+    if line.startswith(b"-"):
+        return ServerError(line[1:].decode(errors="replace"))
+    return ProtocolError(f"not a reply to what was asked: {line[:32]!r}")

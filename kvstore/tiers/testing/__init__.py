@@ -1,0 +1,1 @@
+"""A tier that fails on demand."""

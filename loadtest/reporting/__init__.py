@@ -1,0 +1,1 @@
+"""From timed requests to percentiles, knees, tables and plots."""

@@ -1,0 +1,63 @@
+"""Documents and questions from files. Knows no service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.traffic.routes import Document
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    doc_id: str = ""
+    """The document that answers it; empty: not known."""
+
+
+def read_documents(path: Path) -> list[Document]:
+    """A folder of .md files with a title line, or a JSONL file with `doc_id`, `title`, `text`.
+
+    Raises ValueError if there is no document in it.
+    """
+    if path.is_dir():
+        documents = [_markdown(file) for file in sorted(path.glob("*.md"))]
+    else:
+        documents = [
+            Document(str(row.get("doc_id") or f"document-{number}"), row.get("title", ""), text)
+            for number, row in enumerate(read_lines(path), 1)
+            if (text := str(row["text"]))
+        ]
+    if not documents:
+        raise ValueError(f"{path}: no documents; it must hold .md files or be a JSONL file")
+    return documents
+
+
+def read_questions(path: Path) -> list[Question]:
+    """A JSONL file with `question` and, where known, `doc_id`. Raises ValueError if it is empty."""
+    questions = [Question(str(r["question"]), r.get("doc_id", "")) for r in read_lines(path)]
+    if not questions:
+        raise ValueError(f"{path}: no questions; each line is an object with a `question`")
+    return questions
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file. Raises ValueError that names the line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: no JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: an object is expected, not {line[:40]}")
+        yield row
+
+
+def _markdown(file: Path) -> Document:
+    title, _, text = file.read_text(encoding="utf-8").partition("\n")
+    return Document(file.stem, title.removeprefix("# ").strip(), text.strip())

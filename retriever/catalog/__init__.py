@@ -1,0 +1,1 @@
+"""Documents and chunks in SQLite."""

@@ -1,0 +1,276 @@
+"""Documents, their chunks and vectors: the source of truth. Knows no embedder, index or model.
+
+Every document is there whole, with all chunks and vectors of one revision, or not at all.
+Usable from any number of threads; reads go on while a write is under way (see database.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from retriever.catalog import rows
+from retriever.catalog.database import Database
+from retriever.catalog.filter_sql import conditions
+from retriever.catalog.rows import CatalogState, Kept
+from retriever.chunking.chunker import Span
+from retriever.documents import (
+    Chunk,
+    DocFilter,
+    Document,
+    DocumentPage,
+    StoredDocument,
+)
+from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.scope import DEFAULT, Scope
+from retriever.search import sparse
+
+DOCUMENT_NUMBERS = "SELECT document, doc_id FROM documents WHERE scope_id = ? AND doc_id"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sizes of the corpus; tokens are those of the rendered chunks."""
+
+    documents: int
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """What an upsert did, and the state it left; `chunks` are those of the document now."""
+
+    status: Literal["created", "updated", "unchanged"]
+    chunks: list[Chunk]
+    removed_chunk_ids: list[int]
+    state: CatalogState
+
+
+class Catalog:
+    """An SQLite file, opened by start()."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._database = Database(Path(path))
+
+    def start(self) -> None:
+        """Raises CatalogError, CatalogUnsupported."""
+        self._database.start()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def upsert(
+        self,
+        document: Document,
+        revision: str,
+        spans: Sequence[Span],
+        vectors: Vectors,
+        space: EmbeddingSpace,
+        *,
+        scope: Scope = DEFAULT,
+    ) -> Upsert:
+        """Store a document with its chunks and their vectors [len(spans), space.dim].
+
+        The same revision again changes nothing; another one takes the old one's place.
+        """
+        if vectors.shape != (len(spans), space.dim):
+            raise ValueError(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
+        with self._database.write() as write:
+            scope_id = rows.make_scope(write, scope)
+            old = write.execute(
+                "SELECT document, revision, created, pinned FROM documents "
+                "WHERE scope_id = ? AND doc_id = ?",
+                (scope_id, document.doc_id),
+            ).fetchone()
+            if old is not None and old["revision"] == revision:
+                chunks = rows.chunks_of(write, scope_id, document.doc_id)
+                return Upsert("unchanged", chunks, [], rows.state(write))
+            removed = [] if old is None else rows.remove(write, scope_id, [old["document"]])
+            kept = Kept(time.time()) if old is None else Kept(old["created"], bool(old["pinned"]))
+            space_id = rows.space_id(write, space)
+            rows.insert(write, scope_id, document, revision, kept, spans, vectors, space_id)
+            return Upsert(
+                "created" if old is None else "updated",
+                rows.chunks_of(write, scope_id, document.doc_id),
+                removed,
+                rows.advance(write),
+            )
+
+    def delete(
+        self, doc_ids: Collection[str], *, scope: Scope = DEFAULT
+    ) -> tuple[list[int], CatalogState]:
+        """Remove documents as one step; unknown ids are ignored. Returns the removed chunk ids."""
+        with self._database.write() as write:
+            scope_id = rows.find_scope(write, scope)
+            known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
+            if scope_id is None or not known:
+                return [], rows.state(write)
+            removed = rows.remove(write, scope_id, [row["document"] for row in known])
+            rows.drop_if_empty(write, scope_id)
+            return removed, rows.advance(write)
+
+    def set_pinned(
+        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT
+    ) -> list[str]:
+        """Mark documents; unknown ids are ignored. Returns the ids of those that are there."""
+        with self._database.write() as write:
+            scope_id = rows.find_scope(write, scope)
+            known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
+            numbers = [row["document"] for row in known]
+            rows.json_in(write, "UPDATE documents SET pinned = ? WHERE document", numbers, pinned)
+            return sorted(row["doc_id"] for row in known)
+
+    def get(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
+        with self._database.read() as read:
+            key = (rows.find_scope(read, scope), doc_id)
+            found = read.execute(rows.INFO + "WHERE scope_id = ? AND doc_id = ?", key).fetchone()
+            if found is None:
+                return None
+            query = "SELECT text FROM documents WHERE scope_id = ? AND doc_id = ?"
+            text = read.execute(query, key).fetchone()["text"]
+            info = rows.info(found)
+            return StoredDocument(Document(doc_id, text, info.title, info.metadata), info)
+
+    def page(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        doc_filter: DocFilter | None = None,
+        *,
+        scope: Scope = DEFAULT,
+    ) -> DocumentPage:
+        """Documents by doc_id after `cursor`."""
+        where, values = conditions(doc_filter)
+        query = f"{rows.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
+        with self._database.read() as read:
+            key = (rows.find_scope(read, scope), cursor or "")
+            found = read.execute(query, (*key, *values, limit + 1)).fetchall()
+        infos = [rows.info(row) for row in found[:limit]]
+        return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
+
+    def revision(self, doc_id: str, *, scope: Scope = DEFAULT) -> str | None:
+        """The stored revision of a document, None if there is none."""
+        query = "SELECT revision FROM documents WHERE scope_id = ? AND doc_id = ?"
+        with self._database.read() as read:
+            found = read.execute(query, (rows.find_scope(read, scope), doc_id)).fetchone()
+        return None if found is None else str(found["revision"])
+
+    def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
+        """The chunks in the order asked for, of any scope; ids that are gone are left out."""
+        with self._database.read() as read:
+            selected = rows.json_in(read, rows.CHUNK + "WHERE chunk_id", chunk_ids)
+        found = {row["chunk_id"]: Chunk(**row) for row in selected}
+        return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
+
+    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
+        """All chunks of a document in reading order."""
+        with self._database.read() as read:
+            return rows.chunks_of(read, rows.find_scope(read, scope), doc_id)
+
+    def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT) -> list[int]:
+        """Ids of all chunks of the documents that match."""
+        where, values = conditions(doc_filter)
+        query = (
+            "SELECT chunk_id FROM chunks WHERE document IN "
+            f"(SELECT document FROM documents WHERE scope_id = ? AND {where})"
+        )
+        with self._database.read() as read:
+            found = read.execute(query, (rows.find_scope(read, scope), *values))
+            return [row["chunk_id"] for row in found]
+
+    def search(
+        self,
+        query: str,
+        k: int,
+        allowed_ids: Collection[int] | None = None,
+        *,
+        scope: Scope = DEFAULT,
+    ) -> list[tuple[int, float]]:
+        """The `k` best (chunk_id, BM25) of a scope by the query's words; best first, ties by id."""
+        with self._database.read() as read:
+            scope_id = rows.find_scope(read, scope)
+            return [] if scope_id is None else sparse.search(read, scope_id, query, k, allowed_ids)
+
+    def purge(self) -> None:
+        """Leave nothing of what was removed in the database's files. Raises CatalogError."""
+        with self._database.write() as write:
+            sparse.purge(write)
+        self._database.truncate_log()
+
+    def vectors(
+        self, space: EmbeddingSpace, batch: int = 4096
+    ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
+        """All vectors of a space as (scope, ids [n], vectors [n, dim]), of one snapshot.
+
+        A scope may come several times, each time with later ids.
+        """
+        query = (
+            "SELECT tenant, collection, chunk_id, vector "
+            "FROM vectors JOIN spaces USING (space_id) JOIN chunks USING (chunk_id) "
+            "JOIN documents USING (document) JOIN scopes USING (scope_id) "
+            "WHERE name = ? AND spaces.revision = ? AND dim = ? ORDER BY chunk_id"
+        )
+        with self._database.read() as read:
+            stored = read.execute(query, astuple(space))
+            while found := stored.fetchmany(batch):
+                by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
+                for tenant, collection, chunk_id, vector in found:
+                    by_scope[tenant, collection].append((chunk_id, vector))
+                for names, pairs in by_scope.items():
+                    ids = np.array([chunk_id for chunk_id, _ in pairs], dtype=np.int64)
+                    blob = b"".join(vector for _, vector in pairs)
+                    vectors = np.frombuffer(blob, dtype="<f4").reshape(len(pairs), space.dim)
+                    yield Scope(*names), ids, vectors
+
+    def spaces(self) -> list[EmbeddingSpace]:
+        """The spaces in which documents were embedded; one in normal operation."""
+        query = (
+            "SELECT name, revision, dim FROM spaces "
+            "WHERE space_id IN (SELECT DISTINCT space_id FROM documents) ORDER BY space_id"
+        )
+        with self._database.read() as read:
+            return [EmbeddingSpace(**row) for row in read.execute(query)]
+
+    def state(self) -> CatalogState:
+        with self._database.read() as read:
+            return rows.state(read)
+
+    def counts(self, *, scope: Scope | None = None) -> Counts:
+        """Of a scope; None: of all tenants together."""
+        query = (
+            "SELECT count(DISTINCT document), count(chunk_id), coalesce(sum(tokens), 0) "
+            "FROM documents LEFT JOIN chunks USING (document)"
+        )
+        with self._database.read() as read:
+            if scope is None:
+                return Counts(*read.execute(query).fetchone())
+            key = (rows.find_scope(read, scope),)
+            return Counts(*read.execute(f"{query} WHERE scope_id = ?", key).fetchone())
+
+    def pinned(self) -> list[tuple[Scope, str]]:
+        """(scope, doc_id) of all pinned documents, of all tenants."""
+        query = (
+            "SELECT tenant, collection, doc_id FROM documents JOIN scopes USING (scope_id) "
+            "WHERE pinned ORDER BY tenant, collection, doc_id"
+        )
+        with self._database.read() as read:
+            return [(Scope(tenant, name), d) for tenant, name, d in read.execute(query)]
+
+    def collections(self, tenant: str) -> list[tuple[str, Counts]]:
+        """A tenant's collections that have documents, by name."""
+        query = (
+            "SELECT collection, count(DISTINCT document), count(chunk_id), "
+            "coalesce(sum(tokens), 0) FROM scopes JOIN documents USING (scope_id) "
+            "LEFT JOIN chunks USING (document) WHERE tenant = ? "
+            "GROUP BY collection ORDER BY collection"
+        )
+        with self._database.read() as read:
+            return [(name, Counts(*counts)) for name, *counts in read.execute(query, (tenant,))]

@@ -1,0 +1,168 @@
+"""The catalog's SQL on an open connection. Knows no transactions: whoever calls holds one."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from retriever.chunking.chunker import Span
+from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
+from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.scope import Scope
+from retriever.search import sparse
+
+INFO = """
+    SELECT doc_id, revision, created, updated, num_chars, title, metadata, pinned,
+           (SELECT count(*) FROM chunks WHERE chunks.document = documents.document) AS num_chunks,
+           (SELECT total(tokens) FROM chunks WHERE chunks.document = documents.document)
+               AS num_tokens
+    FROM documents
+"""
+CHUNK = """
+    SELECT chunk_id, doc_id, ordinal, chunks.text AS text, title, char_start, char_end, tokens,
+           revision
+    FROM chunks JOIN documents USING (document)
+"""
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    """Equal states mean equal content; the generation rises by one with each change."""
+
+    generation: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a document keeps over its revisions."""
+
+    created: float
+    pinned: bool = False
+
+
+def insert(
+    write: sqlite3.Connection,
+    scope_id: int,
+    document: Document,
+    revision: str,
+    kept: Kept,
+    spans: Sequence[Span],
+    vectors: Vectors,
+    space_id: int,
+) -> None:
+    inserted = write.execute(
+        "INSERT INTO documents (scope_id, doc_id, revision, space_id, created, updated, "
+        "num_chars, pinned, title, metadata, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            scope_id,
+            document.doc_id,
+            revision,
+            space_id,
+            kept.created,
+            time.time(),
+            len(document.text),
+            kept.pinned,
+            document.title,
+            canonical_metadata(document.metadata),
+            document.text,
+        ),
+    )
+    number = inserted.lastrowid
+    words: list[sparse.Words] = []
+    for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
+        text = document.text[span.start : span.end]
+        inserted = write.execute(
+            "INSERT INTO chunks (document, ordinal, char_start, char_end, tokens, text) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (number, ordinal, span.start, span.end, span.tokens, text),
+        )
+        words.append((int(inserted.lastrowid or 0), document.title, text))
+        blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
+        write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (inserted.lastrowid, space_id, blob))
+    sparse.add(write, scope_id, words)
+
+
+def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -> list[int]:
+    """Remove documents by their numbers, with all that is theirs; the ids of their chunks."""
+    query = (
+        "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
+        "WHERE document"
+    )
+    rows = [tuple(row) for row in json_in(write, query, documents)]
+    sparse.remove(write, scope_id, rows)
+    json_in(write, "DELETE FROM documents WHERE document", documents)
+    return sorted(chunk_id for chunk_id, *_ in rows)
+
+
+def find_scope(connection: sqlite3.Connection, scope: Scope) -> int | None:
+    """The number of a scope, None if it has no documents."""
+    query = "SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?"
+    row = connection.execute(query, (scope.tenant, scope.collection)).fetchone()
+    return None if row is None else int(row["scope_id"])
+
+
+def make_scope(write: sqlite3.Connection, scope: Scope) -> int:
+    """The number of a scope that is about to have documents."""
+    if (found := find_scope(write, scope)) is not None:
+        return found
+    values = (scope.tenant, scope.collection)
+    made = write.execute("INSERT INTO scopes (tenant, collection) VALUES (?, ?)", values)
+    return int(made.lastrowid or 0)
+
+
+def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
+    """Not even the name of a tenant stays behind its last document."""
+    query = "SELECT 1 FROM documents WHERE scope_id = ?"
+    if write.execute(query, (scope_id,)).fetchone() is None:
+        sparse.drop(write, scope_id)
+        write.execute("DELETE FROM scopes WHERE scope_id = ?", (scope_id,))
+
+
+def chunks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
+    query = CHUNK + "WHERE scope_id = ? AND doc_id = ? ORDER BY ordinal"
+    return [Chunk(**row) for row in connection.execute(query, (scope_id, doc_id))]
+
+
+def json_in(
+    connection: sqlite3.Connection,
+    query: str,
+    values: Collection[str] | Collection[int],
+    *before: object,
+) -> list[sqlite3.Row]:
+    """`query IN values` with one parameter, however many values; `before` are the query's own."""
+    found = connection.execute(
+        f"{query} IN (SELECT value FROM json_each(?))", (*before, json.dumps(list(values)))
+    )
+    return found.fetchall()
+
+
+def space_id(write: sqlite3.Connection, space: EmbeddingSpace) -> int:
+    values = astuple(space)
+    write.execute("INSERT OR IGNORE INTO spaces (name, revision, dim) VALUES (?, ?, ?)", values)
+    query = "SELECT space_id FROM spaces WHERE name = ? AND revision = ? AND dim = ?"
+    return int(write.execute(query, values).fetchone()["space_id"])
+
+
+def state(connection: sqlite3.Connection) -> CatalogState:
+    return CatalogState(**connection.execute("SELECT generation, token FROM state").fetchone())
+
+
+def advance(write: sqlite3.Connection) -> CatalogState:
+    token = secrets.token_hex(16)
+    write.execute("UPDATE state SET generation = generation + 1, token = ?", (token,))
+    return state(write)
+
+
+def info(row: sqlite3.Row) -> DocumentInfo:
+    fields = dict(row)
+    fields["metadata"] = json.loads(fields["metadata"])
+    fields["pinned"] = bool(fields["pinned"])
+    fields["num_tokens"] = int(fields["num_tokens"])
+    return DocumentInfo(**fields)

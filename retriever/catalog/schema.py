@@ -1,0 +1,146 @@
+"""The catalog's tables, and how files of older releases become them. Knows no documents."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from retriever.errors import CatalogUnsupported
+from retriever.search import sparse
+
+SCHEMA_VERSION = 2
+
+# `state` has one row: the generation rises by one with each change, and the token is new with each
+# change, so that a restored backup that reaches the same generation is not taken for the same.
+_STATE = """
+CREATE TABLE state (generation INTEGER NOT NULL, token TEXT NOT NULL);
+INSERT INTO state VALUES (0, 'empty');
+CREATE TABLE spaces (
+    space_id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    revision TEXT NOT NULL,
+    dim INTEGER NOT NULL,
+    UNIQUE (name, revision, dim)
+);
+"""
+
+# A scope's row lives as long as it has documents; `sparse_<scope_id>` is its full-text table, made
+# with its first document (see sparse.py). A row of `documents` is one revision of one.
+_DOCUMENTS = """
+CREATE TABLE scopes (
+    scope_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    collection TEXT NOT NULL,
+    stale INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (tenant, collection)
+);
+CREATE TABLE documents (
+    document INTEGER PRIMARY KEY,
+    scope_id INTEGER NOT NULL REFERENCES scopes,
+    doc_id TEXT NOT NULL,
+    revision TEXT NOT NULL,
+    space_id INTEGER NOT NULL REFERENCES spaces,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    num_chars INTEGER NOT NULL,
+    pinned INTEGER NOT NULL,
+    title TEXT NOT NULL,
+    metadata TEXT NOT NULL,
+    text TEXT NOT NULL,
+    UNIQUE (scope_id, doc_id)
+);
+CREATE INDEX documents_by_space ON documents (space_id);
+CREATE TABLE chunks (
+    chunk_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    document INTEGER NOT NULL REFERENCES documents ON DELETE CASCADE,
+    ordinal INTEGER NOT NULL,
+    char_start INTEGER NOT NULL,
+    char_end INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    UNIQUE (document, ordinal)
+);
+"""
+
+_VECTORS = """
+CREATE TABLE vectors (
+    chunk_id INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
+    space_id INTEGER NOT NULL REFERENCES spaces,
+    vector BLOB NOT NULL
+);
+"""
+
+# The first release knew no tenants: all it stored is of the default scope. `vectors` refers to
+# chunks by name and stays as it is. The last line keeps chunk ids from being used twice.
+_FROM_1 = f"""
+ALTER TABLE documents RENAME TO documents_1;
+ALTER TABLE chunks RENAME TO chunks_1;
+DROP INDEX documents_by_space;
+{_DOCUMENTS};
+INSERT INTO scopes (tenant, collection)
+    SELECT '', 'default' WHERE EXISTS (SELECT 1 FROM documents_1);
+INSERT INTO documents
+    SELECT documents_1.rowid, scope_id, doc_id, revision, space_id, created, updated, num_chars,
+           0, title, metadata, text
+    FROM documents_1 JOIN scopes;
+INSERT INTO chunks
+    SELECT chunk_id, documents.document, ordinal, char_start, char_end, tokens, chunks_1.text
+    FROM chunks_1 JOIN documents ON documents.doc_id = chunks_1.doc_id;
+INSERT INTO sqlite_sequence (name, seq)
+    SELECT 'chunks', 0 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'chunks');
+UPDATE sqlite_sequence
+    SET seq = coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks_1'), 0)
+    WHERE name = 'chunks';
+DROP TABLE chunks_1;
+DROP TABLE documents_1;
+"""
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the schema in a new file, bring an older one up, or raise CatalogUnsupported.
+
+    All of it or, on any error, nothing. Foreign keys are off meanwhile: dropping a table would
+    delete what refers to it.
+    """
+    try:
+        connection.execute("CREATE VIRTUAL TABLE temp.probe USING fts5(body)")
+        connection.execute("DROP TABLE temp.probe")
+    except sqlite3.OperationalError as error:
+        raise CatalogUnsupported(
+            f"this Python's SQLite has no full-text search: {error}"
+        ) from error
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.execute("PRAGMA legacy_alter_table = ON")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            _run(connection, _STATE + _DOCUMENTS + _VECTORS)
+        elif version == 1:
+            _run(connection, _FROM_1)
+            _index_words(connection)
+        elif version != SCHEMA_VERSION:
+            raise CatalogUnsupported(
+                f"{path} has schema version {version}, this release reads up to {SCHEMA_VERSION}"
+            )
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
+    connection.execute("PRAGMA legacy_alter_table = OFF")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """executescript() would commit in between."""
+    for statement in script.split(";"):
+        connection.execute(statement)
+
+
+def _index_words(connection: sqlite3.Connection) -> None:
+    query = (
+        "SELECT scope_id, chunk_id, title, chunks.text FROM chunks JOIN documents USING (document)"
+    )
+    for scope_id, *words in connection.execute(query):
+        sparse.add(connection, scope_id, [tuple(words)])

@@ -1,0 +1,1 @@
+"""Cuts texts into chunks."""

@@ -1,0 +1,1 @@
+"""Which chunks answer a question: vectors, words, and both."""

@@ -1,0 +1,81 @@
+"""BM25 by SQLite's FTS5, inside the catalog. Knows no documents: callers hold a transaction.
+
+A chunk's words are committed with the chunk, so this index is never behind, is not saved and needs
+no rebuild. Every scope has a table of its own: in one table for all, how rare a word is would tell
+a tenant about the documents of others, and move with them.
+
+The tables hold no text (content=''). What FTS5 is told to forget stays in its older segments until
+they are merged, so a scope that something was removed from is `stale` until purge().
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable
+
+from retriever.search.terms import indexed_text, match_expression
+
+# rowid, title, text
+Words = tuple[int, str, str]
+
+
+def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[Words]) -> None:
+    table = _table(scope_id)
+    write.execute(
+        f"CREATE VIRTUAL TABLE IF NOT EXISTS {table} USING fts5("
+        "body, content = '', tokenize = 'porter unicode61 remove_diacritics 2')"
+    )
+    rows = ((chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks)
+    write.executemany(f"INSERT INTO {table} (rowid, body) VALUES (?, ?)", rows)
+
+
+def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[Words]) -> None:
+    """`chunks` with the very texts they were added with: FTS5 keeps none to look up."""
+    table = _table(scope_id)
+    rows = [("delete", chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
+    write.executemany(f"INSERT INTO {table} ({table}, rowid, body) VALUES (?, ?, ?)", rows)
+    if rows:
+        write.execute("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
+
+
+def drop(write: sqlite3.Connection, scope_id: int) -> None:
+    """The scope has no documents any more."""
+    write.execute(f"DROP TABLE IF EXISTS {_table(scope_id)}")
+
+
+def purge(write: sqlite3.Connection) -> None:
+    """Merge the segments of stale scopes, so that no page holds a word of what was removed."""
+    stale = write.execute("SELECT scope_id FROM scopes WHERE stale").fetchall()
+    for row in stale:
+        table = _table(row["scope_id"])
+        write.execute(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
+        write.execute("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (row["scope_id"],))
+
+
+def search(
+    connection: sqlite3.Connection,
+    scope_id: int,
+    query: str,
+    k: int,
+    allowed_ids: Collection[int] | None = None,
+) -> list[tuple[int, float]]:
+    """The `k` best (chunk_id, BM25) that have any of the query's words; best first, ties by id.
+
+    Any text is a query; one without words finds nothing.
+    """
+    expression = match_expression(query)
+    if not expression or k <= 0:
+        return []
+    table = _table(scope_id)
+    among = "" if allowed_ids is None else "AND rowid IN (SELECT value FROM json_each(:ids))"
+    found = connection.execute(
+        f"SELECT rowid, -rank AS score FROM {table} WHERE {table} MATCH :expression {among} "
+        "ORDER BY rank, rowid LIMIT :k",
+        {"expression": expression, "ids": json.dumps(list(allowed_ids or ())), "k": k},
+    )
+    return [(int(row["rowid"]), float(row["score"])) for row in found]
+
+
+def _table(scope_id: int) -> str:
+    return f"sparse_{int(scope_id)}"

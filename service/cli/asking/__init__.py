@@ -1,0 +1,1 @@
+"""`kvstitch ask`, and the comparison of methods."""

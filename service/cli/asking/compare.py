@@ -1,0 +1,140 @@
+"""`kvstitch ask --compare`: one question under several methods, full prefill first.
+
+They are asked one after another on the same documents, so that none takes time from another. What
+an earlier one brought into the memory tier a later one finds there: the tier column says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from rich.columns import Columns
+from rich.panel import Panel
+from rich.text import Text
+
+from service.cli.asking import tables as ask_tables
+from service.cli.http import Refused, checked
+from service.cli.output import console, emit, milliseconds, plain, table
+
+FULL = "vanilla"
+PATH = "/v1/rag/generate"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method gave: a result, or why there is none."""
+
+    label: str
+    result: dict[str, Any] | None
+    error: str = ""
+
+
+def compare(
+    http: httpx.Client,
+    body: dict[str, Any],
+    names: Sequence[str],
+    ratio: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Ask with full prefill and every method of `names` (NAME or NAME:RATIO); 1 if one failed.
+
+    `ratio` is for methods that have one and name none.
+    """
+    offered = {info["name"]: info for info in checked(http.get("/v1/methods"))["fusion"]}
+    fusions = [{"method": FULL}]
+    for text in names:
+        fusion = _fusion(text, offered, ratio)
+        if fusion not in fusions:
+            fusions.append(fusion)
+    outcomes = [_ask(http, body, fusion) for fusion in fusions]
+    if as_json:
+        emit(
+            {
+                "question": body["question"],
+                "results": [
+                    {"fusion": fusion, "result": found.result, "error": found.error or None}
+                    for fusion, found in zip(fusions, outcomes, strict=True)
+                ],
+            }
+        )
+    else:
+        _show(outcomes)
+    return 1 if any(found.result is None for found in outcomes) else 0
+
+
+def _fusion(text: str, offered: dict[str, Any], ratio: float | None) -> dict[str, Any]:
+    name, colon, own = text.partition(":")
+    if name not in offered:
+        known = ", ".join(sorted(offered))
+        raise Refused(
+            f"--compare {name}: known methods: {known}", code="unknown_method", field="compare"
+        )
+    if colon:
+        try:
+            return {"method": name, "ratio": float(own)}
+        except ValueError:
+            raise Refused(f"--compare {text}: the ratio is not a number", field="compare") from None
+    takes = "ratio" in offered[name]["parameters"]
+    return {"method": name, "ratio": ratio} if takes and ratio is not None else {"method": name}
+
+
+def _ask(http: httpx.Client, body: dict[str, Any], fusion: dict[str, Any]) -> Outcome:
+    label = fusion["method"] + (f":{fusion['ratio']:g}" if "ratio" in fusion else "")
+    try:
+        return Outcome(label, checked(http.post(PATH, json={**body, "fusion": fusion})))
+    except Refused as error:
+        return Outcome(label, None, error.message)
+
+
+def _show(outcomes: Sequence[Outcome]) -> None:
+    full = outcomes[0].result
+    shown = table(
+        "method", "TTFT", "of full", "TPOT", "cached", "recomputed", "operations", "tiers",
+        "answer", numbers=("TTFT", "of full", "TPOT", "cached", "recomputed", "operations"),
+    )  # fmt: skip
+    for found in outcomes:
+        shown.add_row(*_row(found, full))
+    out = console()
+    out.print(shown)
+    panels = [
+        Panel(
+            Text(plain(found.result["text"]) if found.result else plain(found.error)),
+            title=Text(found.label),
+            title_align="left",
+        )
+        for found in outcomes
+    ]
+    out.print(Columns(panels, equal=True, expand=True))
+    if full is not None:
+        for cited in full["citations"]:
+            out.print(plain(f"[{cited['index']}] {cited['title'] or cited['doc_id']}"))
+
+
+def _row(found: Outcome, full: dict[str, Any] | None) -> tuple[str, ...]:
+    result = found.result
+    if result is None:
+        return (found.label, *["-"] * 7, "failed")
+    timing, usage, cache = result["timing"], result["usage"], result["cache"]
+    tiers = Counter(document["tier"] for document in cache["documents"])
+    if full is None:
+        relative, answer = "-", "-"
+    else:
+        relative = f"{timing['ttft_s'] / full['timing']['ttft_s']:.2f}"
+        same = result["text"] == full["text"]
+        answer = "the reference" if result is full else "the same" if same else "another"
+    return (
+        ask_tables.method(result),
+        milliseconds(timing["ttft_s"]),
+        relative,
+        milliseconds(timing["tpot_s"]),
+        f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']}",
+        str(cache["recomputed_tokens"]),
+        ask_tables.share(cache["flops"], cache["full_prefill_flops"]),
+        ", ".join(f"{n} {tier}" for tier, n in sorted(tiers.items())),
+        answer,
+    )

@@ -1,0 +1,1 @@
+"""`kvstitch ingest`, `documents` and `jobs`."""

@@ -1,0 +1,176 @@
+"""`kvstitch ingest`: documents to jobs, and a bar until their KV is stored.
+
+    files ── batches ── POST with a key made of their content ── jobs ── polled until they end
+
+An ingest that was cut off can be given again: a batch whose job is still open is answered with that
+job. One whose job has ended is sent anew, which changes nothing that is stored as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpx
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from service.cli.corpus.fields import parse_pairs
+from service.cli.corpus.files import SUFFIXES, Sendable, Unreadable, count, find, read
+from service.cli.corpus.sending import Batch, batches, submit
+from service.cli.corpus.watching import ended, poll
+from service.cli.http import Refused, client
+from service.cli.output import console, emit, plain
+
+POLLED = 4  # open jobs asked for at a time: they are done in their order
+MANY = 20  # errors shown of one ingest, unless as JSON
+
+
+def run(given: argparse.Namespace) -> int:
+    """Ingest all documents below the given paths; 1 if any of them is not stored."""
+    metadata = parse_pairs(given.metadata, "--metadata")
+    sources, others = find(given.paths)
+    if not sources:
+        raise Refused(f"no documents: {', '.join(given.paths)} hold no {', '.join(SUFFIXES)} files")
+    ingest = _Ingest(given, metadata, total=count(sources), others=others)
+    with client(given) as http, ingest.bar:
+        for batch in batches(ingest.readable(read(sources, metadata)), given.batch):
+            ingest.send(http, batch)
+        if not given.no_wait:
+            try:
+                ingest.watch(http)
+            except KeyboardInterrupt:
+                ingest.say("the jobs go on without this command: `kvstitch jobs` shows them")
+                raise
+    return ingest.finish()
+
+
+class _Ingest:
+    """What has been sent, what became of it, and the bar that shows it."""
+
+    def __init__(
+        self, given: argparse.Namespace, metadata: dict[str, Any], *, total: int, others: int
+    ) -> None:
+        self._given, self._metadata, self._others = given, metadata, others
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._resumed = self._told = 0
+        self._errors: list[Unreadable] = []
+        stderr = console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=stderr,
+            disable=given.json or not stderr.is_terminal,
+        )
+        self._sent: TaskID = self.bar.add_task("sent  ", total=total, note="")
+        self._stored: TaskID = self.bar.add_task("stored", total=total, note="", start=False)
+
+    def say(self, text: str) -> None:
+        if not self._given.json:
+            self.bar.console.print(plain(text), soft_wrap=True)
+
+    def readable(self, found: Iterable[Sendable | Unreadable]) -> Iterator[Sendable]:
+        """The documents of `found` that can be sent; the others are noted."""
+        for document in found:
+            if isinstance(document, Unreadable):
+                self._fail(document)
+                self.bar.advance(self._sent)
+            else:
+                yield document
+
+    def send(self, http: httpx.Client, batch: Batch) -> None:
+        given = self._given
+        done = submit(http, batch, collection=given.collection, metadata=self._metadata)
+        for reply in done.jobs:
+            self._resumed += reply.resumed
+            self._jobs[reply.job["job_id"]] = reply.job
+        for refused in done.refused:
+            self._fail(refused)
+        self.bar.advance(self._sent, len(batch))
+        self.bar.update(self._sent, note=plain(batch[-1].doc_id))
+
+    def watch(self, http: httpx.Client) -> None:
+        """Until every job has ended."""
+        self.bar.start_task(self._stored)
+        while True:
+            self._show()
+            still = [job_id for job_id, job in self._jobs.items() if not ended(job)]
+            if not still:
+                return
+            for job in poll(http, still[:POLLED]):
+                known = len(self._jobs[job["job_id"]]["errors"])
+                for error in job["errors"][known:]:
+                    self._tell(error["doc_id"], error["message"])
+                self._jobs[job["job_id"]] = job
+
+    def finish(self) -> int:
+        """Print what became of the documents."""
+        jobs = list(self._jobs.values())
+        errors = [{"doc_id": e.doc_id, "message": e.message} for e in self._errors]
+        errors += [error for job in jobs for error in job["errors"]]
+        parts: Counter[str] = Counter()
+        changes: Counter[str] = Counter()
+        for job in jobs:
+            parts.update(job["progress"])
+            changes.update(job["changes"])
+        failed = len(self._errors) + parts["failed"]
+        result = {
+            "documents": len(self._errors) + parts["total"],
+            "stored": parts["done"],
+            "failed": failed,
+            "cancelled": parts["cancelled"],
+            "chunks": sum(job["chunks"] for job in jobs),
+            "changes": dict(changes),
+            "jobs": list(self._jobs),
+            "resumed_jobs": self._resumed,
+            "errors": errors,
+        }
+        if self._given.json:
+            emit(result)
+        elif self._given.no_wait:
+            print("\n".join(self._jobs))
+        else:
+            self._summary(result)
+        return 1 if failed or parts["cancelled"] else 0
+
+    def _summary(self, result: dict[str, Any]) -> None:
+        line = f"{result['stored']} documents in {result['chunks']} chunks"
+        line += f", {result['failed']} failed"
+        if result["cancelled"]:
+            line += f", {result['cancelled']} cancelled"
+        if changes := ", ".join(f"{n} {name}" for name, n in result["changes"].items() if n):
+            line += f" ({changes})"
+        print(line)
+        if self._resumed:
+            self.say(f"{self._resumed} jobs were under way already and were not sent again")
+        if self._others:
+            self.say(f"{self._others} files of other kinds were left out")
+        shown = min(len(result["errors"]), MANY)
+        if result["failed"] > shown:
+            self.say(f"{result['failed'] - shown} more failed: --json lists them")
+
+    def _show(self) -> None:
+        counts = [job["progress"] for job in self._jobs.values()]
+        failed = len(self._errors) + sum(c["failed"] for c in counts)
+        done = sum(c["done"] + c["failed"] + c["cancelled"] for c in counts) + len(self._errors)
+        self.bar.update(self._stored, completed=done, note=f"{failed} failed" if failed else "")
+
+    def _fail(self, document: Unreadable) -> None:
+        self._errors.append(document)
+        self._tell(document.doc_id, document.message)
+
+    def _tell(self, doc_id: str, message: str) -> None:
+        self._told += 1
+        if self._told <= MANY:
+            self.say(f"  {doc_id}: {message}")

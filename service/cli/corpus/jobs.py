@@ -1,0 +1,134 @@
+"""`kvstitch jobs`: what became of accepted documents."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from service.cli.corpus.watching import ended, poll
+from service.cli.http import checked, client, pages
+from service.cli.output import console, emit, emit_line, moment, plain, table
+
+LOOK_S = 1.0
+BAD = ("failed", "dead")
+
+
+def listing(given: argparse.Namespace) -> int:
+    """Jobs newest first; with --watch until none of them is open."""
+    with client(given) as http:
+        if given.watch:
+            return _watch_all(http, given)
+        jobs = _jobs(http, given)
+    if given.json:
+        emit(jobs)
+    elif jobs:
+        console().print(_table(jobs))
+    else:
+        print("no jobs")
+    return 0
+
+
+def show(given: argparse.Namespace) -> int:
+    """One job with its errors; with --watch when it has ended. 1 if it failed."""
+    with client(given) as http:
+        job = checked(http.get(f"/admin/jobs/{quote(given.job_id, safe='')}"))
+        if given.watch:
+            job = _watch(http, job, as_json=given.json)
+    if given.json:
+        if not given.watch:
+            emit(job)
+    else:
+        _show(job)
+    return 1 if job["state"] in BAD else 0
+
+
+def cancel(given: argparse.Namespace) -> int:
+    """Leave what is not done of a job."""
+    with client(given) as http:
+        job = checked(http.delete(f"/admin/jobs/{quote(given.job_id, safe='')}"))
+    if given.json:
+        emit(job)
+    else:
+        _show(job)
+    return 0
+
+
+def _jobs(http: httpx.Client, given: argparse.Namespace) -> list[dict[str, Any]]:
+    return list(pages(http, "/admin/jobs", "jobs", given.limit, state=given.state))
+
+
+def _watch_all(http: httpx.Client, given: argparse.Namespace) -> int:
+    jobs = _jobs(http, given)
+    if given.json:
+        while True:
+            emit_line(jobs)
+            if all(map(ended, jobs)):
+                return 0
+            time.sleep(LOOK_S)
+            jobs = _jobs(http, given)
+    with Live(_table(jobs), console=console(), auto_refresh=False) as live:
+        while not all(map(ended, jobs)):
+            time.sleep(LOOK_S)
+            jobs = _jobs(http, given)
+            live.update(_table(jobs), refresh=True)
+    return 0
+
+
+def _watch(http: httpx.Client, job: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    stderr = console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=stderr,
+        disable=as_json or not stderr.is_terminal,
+    )
+    last = None
+    with bar:
+        task = bar.add_task(job["state"], total=job["progress"]["total"])
+        while True:
+            counts = job["progress"]
+            done = counts["done"] + counts["failed"] + counts["cancelled"]
+            bar.update(task, completed=done, description=job["state"])
+            if as_json and job != last:
+                emit_line(job)
+            if ended(job):
+                return job
+            last = job
+            (job,) = poll(http, [job["job_id"]])
+
+
+def _table(jobs: list[dict[str, Any]]) -> Table:
+    numbers = ("done", "failed", "cancelled", "of", "chunks")
+    shown = table("job", "state", *numbers, "began", "seconds", numbers=(*numbers, "seconds"))
+    for job in jobs:
+        counts = job["progress"]
+        shown.add_row(
+            job["job_id"],
+            job["state"],
+            *(str(counts[name]) for name in ("done", "failed", "cancelled", "total")),
+            str(job["chunks"]),
+            moment(job["created"]),
+            f"{job['updated'] - job['created']:.1f}",
+        )
+    return shown
+
+
+def _show(job: dict[str, Any]) -> None:
+    out = console()
+    out.print(_table([job]))
+    if changes := ", ".join(f"{n} {name}" for name, n in job["changes"].items() if n):
+        out.print(changes)
+    if job["errors"]:
+        errors = table("document", "what is wrong")
+        for error in job["errors"]:
+            errors.add_row(plain(error["doc_id"]), plain(error["message"]))
+        out.print(errors)

@@ -1,0 +1,1 @@
+"""One question: from its validation to its answer."""

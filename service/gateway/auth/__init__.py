@@ -1,0 +1,1 @@
+"""API keys: who asks, for which tenant, with what scopes and quotas."""

@@ -1,0 +1,1 @@
+"""Documents in and out: jobs, indexing, precompute, purges and their receipts."""

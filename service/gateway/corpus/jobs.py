@@ -1,0 +1,290 @@
+"""Ingest jobs on disk: accepted means committed. Knows SQLite; no retriever, worker or HTTP.
+
+    document   spooling ── pending ── chunked, embedded, indexed ──> indexed ── KV stored ──> done
+                              └─────────── error ─────────────────────┴──> failed, dead, cancelled
+
+A job is queued, then running, then dead if the worker died of one of its documents, failed if one
+failed, cancelled if it was, else succeeded. Its state follows from its documents in the same
+transaction, so it survives a crash at any point.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from service.gateway.corpus.job_database import JobDatabase
+from service.gateway.corpus.job_records import DocumentError, Incoming, Job, JobPage, Spooled
+
+_MAX_ERRORS = 100
+_FREE = "kind = NULL, meta = NULL, content = NULL"
+
+
+class JobStore:
+    """Thread-safe; the database must have been started."""
+
+    def __init__(self, database: JobDatabase) -> None:
+        self._database = database
+
+    # -- acceptance ------------------------------------------------------------------------------
+
+    def begin(self, tenant: str) -> str:
+        """A job that nobody sees until `accept`; returns its id."""
+        job_id, now = uuid.uuid4().hex, time.time()
+        with self._database.transaction() as write:
+            write.execute(
+                "INSERT INTO jobs (job_id, number, tenant, state, created, updated) "
+                "SELECT ?, coalesce(max(number), 0) + 1, ?, 'spooling', ?, ? FROM jobs",
+                (job_id, tenant, now, now),
+            )
+        return job_id
+
+    def spool(self, job_id: str, documents: Sequence[Incoming]) -> None:
+        with self._database.transaction() as write:
+            write.executemany(
+                "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
+                "state) VALUES (?, ?, ?, ?, ?, ?, ?, 'spooling')",
+                [
+                    (job_id, d.collection, d.doc_id, len(d.content), d.kind, d.meta, d.content)
+                    for d in documents
+                ],
+            )
+
+    def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
+        """From here on the job is done, whatever happens to this process."""
+        with self._database.transaction() as write:
+            write.execute(
+                "UPDATE jobs SET idempotency_key = ?, digest = ?, state = 'queued' "
+                "WHERE job_id = ?",
+                (idempotency_key, digest, job_id),
+            )
+            write.execute("UPDATE documents SET state = 'pending' WHERE job_id = ?", (job_id,))
+
+    def drop(self, job_id: str | None = None) -> None:
+        """Forget a job that was not accepted, or all of them (at start)."""
+        with self._database.transaction() as write:
+            write.execute(
+                "DELETE FROM jobs WHERE state = 'spooling' AND ? IN (job_id, '')", (job_id or "",)
+            )
+
+    def known(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
+        """(job_id, digest) of the job that was accepted with this key."""
+        with self._database.transaction() as read:
+            row = read.execute(
+                "SELECT job_id, digest FROM jobs WHERE tenant = ? AND idempotency_key = ?",
+                (tenant, idempotency_key),
+            ).fetchone()
+        return None if row is None else (row["job_id"], row["digest"])
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def get(self, job_id: str, tenant: str) -> Job | None:
+        with self._database.transaction() as read:
+            row = read.execute(
+                "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
+                (job_id, tenant),
+            ).fetchone()
+            return None if row is None else _job(read, row)
+
+    def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
+        """Jobs newest first, from the one before number `before` on."""
+        with self._database.transaction() as read:
+            rows = read.execute(
+                "SELECT * FROM jobs WHERE tenant = ?1 AND state != 'spooling' "
+                "AND (?2 IS NULL OR number < ?2) AND (?3 IS NULL OR state = ?3) "
+                "ORDER BY number DESC LIMIT ?4",
+                (tenant, before, state, limit + 1),
+            ).fetchall()
+            jobs = [_job(read, row) for row in rows[:limit]]
+        return JobPage(jobs, str(rows[limit - 1]["number"]) if len(rows) > limit else None)
+
+    def states(self) -> dict[str, int]:
+        """How many jobs of all tenants are in each state."""
+        with self._database.transaction() as read:
+            rows = read.execute("SELECT state, count(*) AS n FROM jobs GROUP BY state").fetchall()
+        return {row["state"]: row["n"] for row in rows if row["state"] != "spooling"}
+
+    def cancel(self, job_id: str) -> None:
+        """What is not done is left: documents that are indexed stay so, without their KV."""
+        with self._database.transaction() as write:
+            write.execute("UPDATE jobs SET cancelled = 1 WHERE job_id = ?", (job_id,))
+            write.execute(
+                f"UPDATE documents SET state = 'cancelled', {_FREE} "
+                "WHERE job_id = ? AND state IN ('pending', 'indexed')",
+                (job_id,),
+            )
+            _follow(write, [job_id])
+
+    def cancel_documents(
+        self, tenant: str, collection: str, doc_ids: Sequence[str] | None
+    ) -> list[str]:
+        """Documents that wait to be indexed and were deleted first; None: all of the collection.
+
+        Returns the ids of those that waited.
+        """
+        names = None if doc_ids is None else json.dumps(list(doc_ids))
+        with self._database.transaction() as write:
+            rows = write.execute(
+                "SELECT documents.number, job_id, doc_id FROM documents JOIN jobs USING (job_id) "
+                "WHERE documents.state = 'pending' AND tenant = ?1 AND collection = ?2 "
+                "AND (?3 IS NULL OR doc_id IN (SELECT value FROM json_each(?3)))",
+                (tenant, collection, names),
+            ).fetchall()
+            write.executemany(
+                f"UPDATE documents SET state = 'cancelled', {_FREE}, "
+                "error = 'deleted before it was indexed' WHERE number = ?",
+                [(row["number"],) for row in rows],
+            )
+            _follow(write, [row["job_id"] for row in rows])
+        return sorted({row["doc_id"] for row in rows})
+
+    # -- documents -------------------------------------------------------------------------------
+
+    def pending(self, limit: int, max_bytes: int) -> list[Spooled]:
+        """The next documents to index, oldest first: at least one, about `max_bytes` of them."""
+        return self._open("pending", limit, max_bytes)
+
+    def indexed(self, limit: int) -> list[Spooled]:
+        """The next documents whose KV is to be computed."""
+        return self._open("indexed", limit, None)
+
+    def still(self, state: str, numbers: Sequence[int]) -> set[int]:
+        """Those that are in that state: others were cancelled meanwhile."""
+        with self._database.transaction() as read:
+            rows = read.execute(
+                "SELECT number FROM documents WHERE state = ? "
+                "AND number IN (SELECT value FROM json_each(?))",
+                (state, json.dumps(list(numbers))),
+            )
+            return {row["number"] for row in rows}
+
+    def set_indexed(self, documents: Sequence[tuple[int, str, int]]) -> None:
+        """(number, change, chunks) of documents that are in the catalog and the index now."""
+        values = [(change, chunks, number) for number, change, chunks in documents]
+        with self._database.transaction() as write:
+            write.executemany(
+                "INSERT OR REPLACE INTO sizes SELECT tenant, collection, doc_id, bytes "
+                "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
+                [(number,) for number, _, _ in documents],
+            )
+            _set(write, f"state = 'indexed', {_FREE}, change = ?, chunks = ?", values)
+
+    def set_done(self, numbers: Sequence[int]) -> None:
+        with self._database.transaction() as write:
+            _set(write, "state = 'done'", [(number,) for number in numbers])
+
+    def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
+        """(number, what is wrong); "dead": the worker died of it."""
+        values = [(state, error, number) for number, error in documents]
+        with self._database.transaction() as write:
+            _set(write, f"state = ?, {_FREE}, error = ?", values)
+
+    def held(self, tenant: str, job_id: str) -> tuple[int, int]:
+        """(documents, bytes) a tenant has or will have, with a job that is being spooled."""
+        with self._database.transaction() as read:
+            row = read.execute(
+                "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ?1 "
+                "UNION ALL SELECT collection, doc_id, bytes FROM documents JOIN jobs USING "
+                "(job_id) WHERE tenant = ?1 AND (documents.state = 'pending' OR job_id = ?2)) "
+                "SELECT count(*), coalesce(sum(most), 0) FROM "
+                "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id)",
+                (tenant, job_id),
+            ).fetchone()
+        return row[0], row[1]
+
+    def _open(self, state: str, limit: int, max_bytes: int | None) -> list[Spooled]:
+        out: list[Spooled] = []
+        total = 0
+        with self._database.transaction() as read:
+            rows = read.execute(
+                "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
+                "bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
+                "ORDER BY documents.number LIMIT ?",
+                (state, limit),
+            )
+            for row in rows:
+                total += row["bytes"]
+                if out and max_bytes is not None and total > max_bytes:
+                    break
+                fields = {name: row[name] for name in row.keys() if name != "bytes"}  # noqa: SIM118
+                meta = fields.pop("meta")
+                out.append(Spooled(**fields, meta=None if meta is None else json.loads(meta)))
+        return out
+
+
+def _set(write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]) -> None:
+    """Of documents that were not cancelled; the last value of each row is the number."""
+    write.executemany(
+        f"UPDATE documents SET {assignment} WHERE number = ? AND state IN ('pending', 'indexed')",
+        values,
+    )
+    rows = write.execute(
+        "SELECT DISTINCT job_id FROM documents WHERE number IN (SELECT value FROM json_each(?))",
+        (json.dumps([row[-1] for row in values]),),
+    )
+    _follow(write, [row["job_id"] for row in rows.fetchall()])
+
+
+def _follow(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+    """Let the states of jobs follow those of their documents."""
+    for job_id in set(job_ids):
+        cancelled = write.execute(
+            "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
+        ).fetchone()["cancelled"]
+        state = _state(_counts(write, "state", job_id), bool(cancelled))
+        write.execute(
+            "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
+            (state, time.time(), job_id),
+        )
+
+
+def _job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
+    job_id = row["job_id"]
+    states = _counts(read, "state", job_id)
+    chunks = read.execute(
+        "SELECT coalesce(sum(chunks), 0) FROM documents WHERE job_id = ?", (job_id,)
+    ).fetchone()[0]
+    errors = read.execute(
+        "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
+        "ORDER BY number LIMIT ?",
+        (job_id, _MAX_ERRORS),
+    ).fetchall()
+    return Job(
+        job_id=job_id,
+        state=row["state"],
+        created=row["created"],
+        updated=row["updated"],
+        total=sum(states.values()),
+        done=states.get("done", 0),
+        failed=states.get("failed", 0) + states.get("dead", 0),
+        cancelled=states.get("cancelled", 0),
+        chunks=chunks,
+        changes=_counts(read, "change", job_id),
+        errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
+    )
+
+
+def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
+    rows = connection.execute(
+        f"SELECT {column} AS value, count(*) AS n FROM documents "
+        f"WHERE job_id = ? AND {column} IS NOT NULL GROUP BY {column}",
+        (job_id,),
+    )
+    return {row["value"]: row["n"] for row in rows}
+
+
+def _state(documents: dict[str, int], cancelled: bool) -> str:
+    if set(documents) == {"pending"}:
+        return "queued"
+    if "pending" in documents or "indexed" in documents:
+        return "running"
+    if cancelled:
+        return "cancelled"
+    for state in ("dead", "failed"):
+        if state in documents:
+            return state
+    return "cancelled" if set(documents) == {"cancelled"} else "succeeded"

@@ -1,0 +1,56 @@
+"""A file on stdin to JSON on stdout, in a process of its own. Knows formats, no documents.
+
+    python -m service.gateway.corpus.parsing.child KIND MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES
+
+The limits are the kernel's: a file that takes too much ends this process and nothing else. What is
+printed are the fields of Parsed, or {"error": what to do}.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from service.errors import InvalidRequest
+
+
+def main() -> None:
+    kind, *limits = sys.argv[1:]
+    max_pages, max_chars, cpu_s, memory = map(int, limits)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    answer: dict[str, Any]
+    try:
+        answer = _parse(kind, sys.stdin.buffer.read(), max_pages, max_chars)
+    except InvalidRequest as error:
+        answer = {"error": error.message}
+    except MemoryError:
+        answer = {"error": "it needs more memory than is allowed: split it"}
+    except RecursionError:
+        answer = {"error": "its objects are nested too deeply: save it anew"}
+    except Exception as error:
+        answer = {"error": f"it is not readable {kind} ({type(error).__name__}: {error})"[:500]}
+    sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+def _parse(kind: str, content: bytes, max_pages: int, max_chars: int) -> dict[str, Any]:
+    if kind == "pdf":
+        from service.gateway.corpus.parsing import pdf
+
+        return asdict(pdf.parse(content, max_pages, max_chars))
+    from service.gateway.corpus.parsing import html
+
+    parsed = html.parse(content)
+    if len(parsed.text) > max_chars:
+        raise InvalidRequest(f"its text has more than {max_chars} characters: split it")
+    return asdict(parsed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""HTML: the text a reader sees, one block per line. Knows no other format.
+
+The tree is walked without recursion: pages nest as deep as whoever wrote them likes. Runs in
+child.py.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from service.errors import InvalidRequest
+from service.gateway.corpus.parsing.parsed import Heading, Parsed
+
+_UNSEEN = [
+    "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
+    "button", "select", "textarea",
+]  # fmt: skip
+_BLOCKS = frozenset(
+    [
+        "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt",
+        "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
+        "header", "hr", "li", "main", "ol", "p", "pre", "section", "summary", "table", "tr", "ul",
+    ]
+)  # fmt: skip
+_HEADING = re.compile(r"h[1-6]")
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.I)
+_SPACE = re.compile(r"\s+")
+
+
+def decode(content: bytes) -> str:
+    """By byte order mark, then `<meta charset>`, then UTF-8. Raises InvalidRequest."""
+    found = _CHARSET.search(content[:2048])
+    name = "utf-8-sig"
+    if found is not None and not content.startswith(codecs.BOM_UTF8):
+        name = found[1].decode("ascii")
+    try:
+        return content.decode("utf-8-sig" if name.lower() in ("utf-8", "utf8") else name)
+    except LookupError:
+        raise InvalidRequest(
+            f"the page's charset {name!r} is not known: send it as UTF-8"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the page is not valid {name} (byte {error.start}): send it as UTF-8"
+        ) from None
+
+
+def parse(content: bytes) -> Parsed:
+    """Raises InvalidRequest if it cannot be decoded."""
+    tree = LexborHTMLParser(decode(content))
+    named = tree.css_first("title")
+    title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
+    tree.strip_tags(_UNSEEN)
+    if tree.body is None:
+        return Parsed("", title)
+    out = _Lines()
+    for entering, node in _walk(tree.body):
+        out.see(entering, node)
+    text, headings = out.finish()
+    top = next((h.title for h in headings if h.level == 1), "")
+    return Parsed(text, title or top, headings=headings)
+
+
+class _Lines:
+    """Text as it is met, into lines."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._size = 0
+        self._line = ""
+        self._level = 0  # of the heading we are in
+        self._preformatted = 0
+        self._headings: list[Heading] = []
+
+    def see(self, entering: bool, node: LexborNode) -> None:
+        tag = node.tag or ""
+        if tag == "-text":
+            self._text(node.text_content or "")
+        elif tag == "br" and entering:
+            self._end()
+        elif tag in ("td", "th") and not entering:
+            self._line += " | "
+        elif tag in _BLOCKS:
+            self._end()
+            if tag == "pre":
+                self._preformatted += 1 if entering else -1
+            if tag == "li" and entering:
+                self._line = "- "
+            if _HEADING.fullmatch(tag):
+                self._level = int(tag[1]) if entering else 0
+
+    def finish(self) -> tuple[str, list[Heading]]:
+        self._end()
+        return "\n".join(self._lines), self._headings
+
+    def _text(self, text: str) -> None:
+        if self._preformatted:
+            first, *others = text.split("\n")
+            self._line += first
+            for line in others:
+                self._end()
+                self._line = line
+            return
+        text = _SPACE.sub(" ", text)
+        self._line += text.lstrip() if not self._line or self._line.endswith(" ") else text
+
+    def _end(self) -> None:
+        line = self._line.rstrip() if self._preformatted else self._line.strip().removesuffix(" |")
+        self._line = ""
+        if not line or line == "-":
+            return
+        if self._level:
+            self._headings.append(Heading(self._size, self._level, line))
+        self._lines.append(line)
+        self._size += len(line) + 1
+
+
+def _walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
+    """(True, node) before its children, (False, node) after them; text nodes once."""
+    node: LexborNode | None = root
+    depth = 0
+    while node is not None:
+        yield True, node
+        if node.tag != "-text" and (child := node.child) is not None:
+            node, depth = child, depth + 1
+            continue
+        if node.tag != "-text":
+            yield False, node
+        while depth and node is not None and node.next is None:
+            node, depth = node.parent, depth - 1
+            if node is not None:
+                yield False, node
+        if not depth or node is None:
+            return
+        node = node.next

@@ -1,0 +1,28 @@
+"""Markdown: the text as it is, and its headings as CommonMark sees them. Knows no other format.
+
+Models read markdown well, so nothing is rendered; a `#` in a code block is no heading.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from markdown_it import MarkdownIt
+
+from service.gateway.corpus.parsing.parsed import Heading, Parsed
+
+_LINE = re.compile(r"\r\n|\r|\n")
+
+
+def parse(text: str) -> Parsed:
+    """`title` is the first heading of the highest level 1, if there is one."""
+    starts = [0, *(end.end() for end in _LINE.finditer(text))]
+    tokens = MarkdownIt("commonmark").parse(text)
+    headings = [
+        Heading(starts[opening.map[0]], int(opening.tag[1:]), inline.content.strip())
+        for opening, inline in pairwise(tokens)
+        if opening.type == "heading_open" and opening.map is not None
+    ]
+    title = next((h.title for h in headings if h.level == 1 and h.title), "")
+    return Parsed(text, title, headings=headings)

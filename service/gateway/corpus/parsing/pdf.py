@@ -1,0 +1,39 @@
+"""PDF: the text of its pages. Runs in child.py; knows no other format."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+from pypdf import PdfReader
+
+from service.errors import InvalidRequest
+from service.gateway.corpus.parsing.parsed import Parsed
+
+
+def parse(content: bytes, max_pages: int, max_chars: int) -> Parsed:
+    """Raises InvalidRequest that says what to do, and whatever pypdf raises."""
+    reader = PdfReader(BytesIO(content))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise InvalidRequest("it is encrypted: remove the password first")
+    count = len(reader.pages)
+    if count > max_pages:
+        raise InvalidRequest(f"it has {count} pages, the limit is {max_pages}: split it")
+    starts: list[int] = []
+    parts: list[str] = []
+    size = 0
+    for page in reader.pages:
+        starts.append(size)
+        parts.append(_valid(page.extract_text()).strip() + "\n\n")
+        size += len(parts[-1])
+        if size > max_chars + 2 * count:
+            raise InvalidRequest(f"its text has more than {max_chars} characters: split it")
+    text = "".join(parts).rstrip()
+    if not text:
+        raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
+    title = (reader.metadata.title if reader.metadata else None) or ""
+    return Parsed(text, _valid(str(title)).strip(), [min(start, len(text)) for start in starts])
+
+
+def _valid(text: str) -> str:
+    """Fonts can map glyphs to half a surrogate pair, which is no text."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,90 @@
+"""Runs child.py on one file: starts it, bounds it, reads what it says. Knows no format."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from dataclasses import dataclass
+from typing import Any
+
+from service.errors import InvalidRequest
+from service.gateway.corpus.parsing.parsed import Heading, Parsed
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """What one file may take: its text in characters, seconds of CPU, bytes of memory."""
+
+    pages: int
+    chars: int
+    cpu_s: int
+    memory_bytes: int
+
+    @property
+    def output_bytes(self) -> int:
+        """The longest answer that the child can give: 12 bytes of JSON for a character."""
+        return 12 * self.chars + 64 * self.pages + 65_536
+
+    @property
+    def wall_s(self) -> float:
+        """On a machine that is busy CPU seconds take longer."""
+        return 10.0 * self.cpu_s + 10.0
+
+
+async def parse(kind: str, content: bytes, limits: FileLimits) -> Parsed:
+    """Raises InvalidRequest that says what to do."""
+    answer = await _run(kind, content, limits)
+    if "error" in answer:
+        raise InvalidRequest(str(answer["error"]))
+    return Parsed(**{**answer, "headings": [Heading(**h) for h in answer["headings"]]})
+
+
+async def _run(kind: str, content: bytes, limits: FileLimits) -> dict[str, Any]:
+    # It gets the way to its modules and nothing else: no secrets of ours.
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "service.gateway.corpus.parsing.child", kind, str(limits.pages),
+        str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes),
+        stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(limits.wall_s):
+            feeding = asyncio.create_task(_feed(process, content))
+            output = await _output(process, limits.output_bytes)
+            await feeding
+            code = await process.wait()
+    except TimeoutError:
+        raise InvalidRequest(f"it took more than {limits.wall_s:.0f} s: split it") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise InvalidRequest(f"it took more than {limits.cpu_s} s of CPU: split it")
+    if code != 0:
+        raise InvalidRequest(f"reading it failed (code {code}): save it anew")
+    answer: dict[str, Any] = json.loads(output)
+    return answer
+
+
+async def _feed(process: Process, content: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(content)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+async def _output(process: Process, limit: int) -> bytes:
+    assert process.stdout is not None
+    out = bytearray()
+    while part := await process.stdout.read(65_536):
+        out += part
+        if len(out) > limit:
+            raise InvalidRequest("its text is longer than is allowed: split it")
+    return bytes(out)

@@ -1,0 +1,1 @@
+"""The HTTP side: routes, request bodies, server-sent events, OpenAPI."""

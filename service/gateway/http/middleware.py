@@ -1,0 +1,110 @@
+"""What happens to every request around routing: id, clock, size limit, whose it is, and the count
+of responses. Plain ASGI."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import KvstitchError
+from service.gateway.auth.access import Access
+from service.gateway.exposition import Metrics
+from service.gateway.http.uploads import JSON_LINES
+from service.gateway.problems import BodyTooLarge, respond
+
+_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+HEADER = "X-Request-Id"
+UNROUTED = "none"  # no such path, or refused before routing
+# What tells nothing about anybody's documents: probes, the API's description, the console's files.
+STREAMED = ("multipart/form-data", *JSON_LINES)
+PUBLIC = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
+
+
+class RequestContext:
+    """Puts `arrived` (time.perf_counter) and `request_id` into the request's state.
+
+    A client's X-Request-Id is echoed if it is harmless, else replaced. A body above the limit is
+    refused by its Content-Length, or cut off while it comes in.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int, metrics: Metrics
+    ) -> None:
+        """`max_upload_bytes`: of bodies that are read as they come."""
+        self._app = app
+        self._metrics = metrics
+        self._max_body = max_body_bytes
+        self._max_upload = max_upload_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get(HEADER, "")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state["arrived"], state["request_id"] = time.perf_counter(), request_id
+        started = False
+        received = 0
+        streamed = headers.get("content-type", "").lower().startswith(STREAMED)
+        limit = self._max_body
+        if streamed and scope["path"] == "/admin/precompute":
+            limit = self._max_upload
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)[HEADER] = request_id
+                # Set by routing; its pattern, because a path holds names of documents.
+                route = getattr(scope.get("route"), "path", UNROUTED)
+                self._metrics.responses.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        length = headers.get("content-length", "")
+        try:
+            if length.isdigit() and int(length) > limit:
+                raise _too_large(limit)
+            await self._app(scope, receive_bounded, send_with_id)
+        except BodyTooLarge as error:
+            if started:
+                raise
+            await respond(Request(scope), error)(scope, receive, send_with_id)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is larger than {limit} bytes: send it in several calls", field="body"
+    )
+
+
+class Authentication:
+    """Puts the `principal` into the request's state, or answers 401 before the body is read."""
+
+    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(PUBLIC):
+            try:
+                principal = self._access.authenticate(Headers(scope=scope))
+            except KvstitchError as error:
+                await respond(Request(scope), error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["principal"] = principal
+        await self._app(scope, receive, send)

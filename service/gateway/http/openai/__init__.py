@@ -1,0 +1,1 @@
+"""Requests and responses in the shape of the OpenAI API."""

@@ -1,0 +1,126 @@
+"""OpenAI's requests as requests of this service. There is no second way to an answer.
+
+Fields that nobody knows are ignored; those that are known and would change the answer, but cannot
+be done here, are refused, so that nobody takes an answer for what it is not. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from service.errors import InvalidRequest, Unsupported
+from service.gateway.http.openai.models import preset
+from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.generate import Message
+from service.gateway.schemas.openai import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    Extension,
+)
+from service.messages import Ready
+
+
+def _among(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+def _empty(value: Any) -> bool:
+    return value in (None, [], {}, False, 0, "")
+
+
+# Of a field that is not supported, the values that ask for nothing.
+HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "n": _among(None, 1),
+    "best_of": _among(None, 1),
+    "response_format": _among(None, {"type": "text"}),
+    "modalities": _among(None, [], ["text"]),
+    "tool_choice": _among(None, "none", "auto"),
+    "function_call": _among(None, "none", "auto"),
+    **dict.fromkeys(
+        (
+            *("tools", "functions", "logprobs", "top_logprobs", "logit_bias", "echo", "suffix"),
+            *("presence_penalty", "frequency_penalty", "audio", "web_search_options"),
+        ),
+        _empty,
+    ),
+}
+
+
+def of_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
+    """Raises ModelNotFound, Unsupported or InvalidRequest."""
+    _refuse_unsupported(body.model_extra)
+    messages = [_message(number, message) for number, message in enumerate(body.messages)]
+    wanted = body.max_completion_tokens or body.max_tokens
+    return _request(body, model, ready, messages=messages, max_tokens=wanted)
+
+
+def of_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
+    """Raises ModelNotFound, Unsupported or InvalidRequest."""
+    _refuse_unsupported(body.model_extra)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if len(prompts) != 1 or not isinstance(prompts[0], str):
+        raise Unsupported(
+            "prompt must be one text: send several, or token ids, as requests of their own",
+            field="prompt",
+        )
+    return _request(body, model, ready, question=prompts[0], max_tokens=body.max_tokens)
+
+
+def _request(
+    body: ChatRequest | CompletionRequest, model: str, ready: Ready, **asked: Any
+) -> GenerateRequest:
+    chosen = body.kvstitch or Extension.model_validate({})
+    named = preset(body.model, model, ready)
+    fields: dict[str, Any] = {
+        name: getattr(chosen, name)
+        for name in chosen.model_fields_set - {"fusion", "include_citations"}
+    }
+    sampled = {
+        "fusion": chosen.fusion or named,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        # OpenAI's seeds may be negative, the sampler's may not.
+        "seed": None if body.seed is None else body.seed % 2**63,
+        "stream": body.stream,
+        "stop": body.stop,
+    }
+    fields |= {name: value for name, value in sampled.items() if value is not None}
+    return GenerateRequest(**fields, **asked)
+
+
+def _refuse_unsupported(extra: Mapping[str, Any] | None) -> None:
+    for name, value in (extra or {}).items():
+        if name in HARMLESS and not HARMLESS[name](value):
+            raise Unsupported(f"{name} is not supported here: leave it out", field=name)
+
+
+def _message(number: int, message: ChatMessage) -> Message:
+    where = f"messages[{number}]"
+    if message.role == "tool" or message.role == "function":  # spelt out for mypy
+        raise Unsupported(f"{where}.role {message.role} is not supported", field=f"{where}.role")
+    _refuse_calls(where, message.model_extra)
+    role = "system" if message.role == "developer" else message.role
+    return Message(role=role, content=_text(f"{where}.content", message.content))
+
+
+def _refuse_calls(where: str, extra: Mapping[str, Any] | None) -> None:
+    for name in ("tool_calls", "function_call", "audio"):
+        if (extra or {}).get(name):
+            raise Unsupported(f"{where}.{name} is not supported", field=f"{where}.{name}")
+
+
+def _text(where: str, content: str | list[ContentPart] | None) -> str:
+    if content is None:
+        raise InvalidRequest(f"{where} is missing: send the message's text", field=where)
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise Unsupported(
+                f"{where}[{number}] is not text: only text is supported",
+                field=f"{where}[{number}]",
+            )
+    return "".join(part.text or "" for part in content)

@@ -1,0 +1,126 @@
+"""Answers as OpenAI's clients expect them: whole, or as chunks of a stream. Knows no worker.
+
+    chat        chat.completion           chat.completion.chunk: role, text …, finish, [usage]
+    text        text_completion           the same without roles
+
+The object `kvstitch` says what OpenAI has no place for: citations in the first chunk, before the
+first token; cache, times and warnings in the last one with a choice.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from service.errors import KvstitchError
+from service.gateway.answers.stream import AnswerEvent, Finished, Sources, Text
+from service.gateway.http.sse import data_line
+from service.gateway.problems import error_object
+from service.gateway.schemas import Citation, GenerateResponse
+from service.gateway.schemas.openai import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    Details,
+    TextChoice,
+)
+
+DONE = "data: [DONE]\n\n"
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What is the same in all chunks of an answer. `model` is the name the client used."""
+
+    id: str
+    model: str
+    chat: bool
+    citations: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def public_id(self) -> str:
+        """Named as OpenAI names them."""
+        return ("chatcmpl-" if self.chat else "cmpl-") + self.id.removeprefix("rag-")
+
+
+def whole(envelope: Envelope, response: GenerateResponse) -> ChatCompletion | Completion:
+    reason = finish_reason(response.finish_reason)
+    common: dict[str, Any] = {
+        "id": envelope.public_id,
+        "created": envelope.created,
+        "model": envelope.model,
+        "usage": response.usage,
+        "kvstitch": details(response, response.citations if envelope.citations else None),
+    }
+    if envelope.chat:
+        message = AnswerMessage(content=response.text)
+        return ChatCompletion(choices=[ChatChoice(message=message, finish_reason=reason)], **common)
+    return Completion(choices=[TextChoice(text=response.text, finish_reason=reason)], **common)
+
+
+def details(response: GenerateResponse, citations: list[Citation] | None) -> Details:
+    return Details(
+        citations=citations,
+        **{name: getattr(response, name) for name in Details.model_fields if name != "citations"},
+    )
+
+
+def finish_reason(reason: str) -> FinishReason:
+    """OpenAI has no deadline: an answer cut short by one has reached a length."""
+    return "stop" if reason == "stop" else "length"
+
+
+class Chunks:
+    """Frames of a stream. No `id:` and no `event:` lines: some clients stumble over them."""
+
+    def __init__(self, envelope: Envelope, *, include_usage: bool) -> None:
+        self._envelope = envelope
+        self._include_usage = include_usage
+
+    def event(self, event: AnswerEvent) -> bytes:
+        match event:
+            case Sources(citations):
+                shown = [c.model_dump(mode="json", exclude_none=True) for c in citations]
+                extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
+                first = {"role": "assistant", "content": ""} if self._envelope.chat else ""
+                return self._chunk([self._choice(first, None)], extra).encode()
+            case Text(text):
+                delta = {"content": text} if self._envelope.chat else text
+                return self._chunk([self._choice(delta, None)]).encode()
+            case Finished(response):
+                return self._end(response).encode()
+
+    def error(self, error: KvstitchError) -> bytes:
+        """The stream ends with it; there is no [DONE] after what was not done."""
+        return data_line({"error": error_object(error)}).encode()
+
+    def _end(self, response: GenerateResponse) -> str:
+        facts = details(response, None).model_dump(mode="json", exclude={"citations"})
+        empty: Any = {} if self._envelope.chat else ""
+        choice = self._choice(empty, finish_reason(response.finish_reason))
+        out = self._chunk([choice], {"kvstitch": facts})
+        if self._include_usage:
+            out += self._chunk([], {"usage": response.usage.model_dump(mode="json")})
+        return out + DONE
+
+    def _choice(self, delta: Any, reason: FinishReason | None) -> dict[str, Any]:
+        name = "delta" if self._envelope.chat else "text"
+        return {"index": 0, name: delta, "logprobs": None, "finish_reason": reason}
+
+    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> str:
+        return data_line(
+            {
+                "id": self._envelope.public_id,
+                "object": "chat.completion.chunk" if self._envelope.chat else "text_completion",
+                "created": self._envelope.created,
+                "model": self._envelope.model,
+                "choices": choices,
+                # OpenAI: null in every chunk but the last, if it was asked for.
+                **({"usage": None} if self._include_usage else {}),
+                **(extra or {}),
+            }
+        )

@@ -1,0 +1,156 @@
+"""The API's description: FastAPI's, with errors, streams and examples added. Knows no use case.
+
+Errors are the same everywhere (problems.py), so they are written here once and not at every route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service.gateway.http.openapi_examples import examples
+from service.gateway.schemas.errors import ErrorOut, Problem
+
+# Routes that need no key and cannot fail.
+CALM = ("/health/live",)
+STREAMS = {
+    "/v1/rag/generate": "events sources, token …, then done or error",
+    "/v1/chat/completions": "chat.completion.chunk objects, then [DONE]",
+    "/v1/completions": "text_completion objects, then [DONE]",
+}
+REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True)
+class Offer:
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+
+SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "kvstitch keys create"}}
+METHODS = ("get", "put", "post", "patch", "delete")
+
+
+class Description:
+    """What /openapi.json answers. `offer` gives the names of models and methods, none of either
+    while the worker is not ready: they are part of the description."""
+
+    def __init__(self, app: FastAPI, offer: Callable[[], Offer]) -> None:
+        self._app = app
+        self._offer = offer
+        self._made: tuple[Offer, dict[str, Any]] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        offer = self._offer()
+        if self._made is None or self._made[0] != offer:
+            schema = get_openapi(
+                title=self._app.title,
+                version=self._app.version,
+                description="RAG answers from stitched KV caches. docs/api.md has a tour.",
+                routes=self._app.routes,
+                separate_input_output_schemas=False,
+            )
+            self._made = offer, _complete(schema, offer)
+        return self._made[1]
+
+
+def _complete(schema: dict[str, Any], offer: Offer) -> dict[str, Any]:
+    components = schema.setdefault("components", {})
+    models = components.setdefault("schemas", {})
+    for model in (ErrorOut, Problem):
+        own = model.model_json_schema(ref_template=REF)
+        models.update(own.pop("$defs", {}))
+        models[model.__name__] = own
+    for name in ("HTTPValidationError", "ValidationError"):
+        models.pop(name, None)
+    if offer.methods:
+        models["MethodChoice"]["properties"]["method"]["enum"] = offer.methods
+    if offer.models:
+        for name in ("ChatRequest", "CompletionRequest"):
+            models[name]["properties"]["model"]["enum"] = [*offer.models, None]
+    components["securitySchemes"] = SECURITY
+    for path, operations in schema["paths"].items():
+        for method in METHODS:
+            if method in operations:
+                _describe(path, method, operations[method])
+    return schema
+
+
+def _describe(path: str, method: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    _drop_default_fault(responses)
+    if path in STREAMS:
+        responses["200"]["content"]["text/event-stream"] = {"schema": _events(STREAMS[path])}
+    for media, body in operation.get("requestBody", {}).get("content", {}).items():
+        if media.startswith("text/"):
+            body["schema"] = {}  # every text is one
+    if path not in CALM:
+        # A service without keys takes requests without one.
+        operation["security"] = [{"key": []}, {}]
+        for status in _statuses(path, method, operation):
+            responses.setdefault(str(status), _fault(path, status))
+    _add_examples(path, method, operation)
+
+
+def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
+    statuses = [401, 403, 429, 500, 503]
+    if "requestBody" in operation:
+        statuses += [400, 413, 415, 422]
+    if operation.get("parameters"):
+        statuses += [400, 422]
+    if "{" in path or path in STREAMS:
+        statuses.append(404)
+    if path in STREAMS:
+        statuses.append(504)
+    if path.startswith("/admin") and method != "get":
+        statuses.append(409)
+    return sorted(set(statuses))
+
+
+def _fault(path: str, status: int) -> dict[str, Any]:
+    problem = not path.startswith("/v1/")
+    model = "Problem" if problem else "ErrorOut"
+    media = "application/problem+json" if problem else "application/json"
+    fault: dict[str, Any] = {
+        "description": HTTPStatus(status).phrase,
+        "content": {media: {"schema": {"$ref": REF.format(model=model)}}},
+    }
+    if status in (429, 503):
+        wait = {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+        fault["headers"] = {"Retry-After": wait}
+    return fault
+
+
+def _events(description: str) -> dict[str, Any]:
+    """Of one server-sent event; its data is JSON, or [DONE]."""
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {"event": text, "data": text},
+        "required": ["data"],
+    }
+
+
+def _drop_default_fault(responses: dict[str, Any]) -> None:
+    """FastAPI's own 422, which no route answers with."""
+    content = responses.get("422", {}).get("content", {}).get("application/json", {})
+    if content.get("schema", {}).get("$ref", "").endswith("/HTTPValidationError"):
+        del responses["422"]
+
+
+def _add_examples(path: str, method: str, operation: dict[str, Any]) -> None:
+    example = examples().get((method, path))
+    if example is None:
+        return
+    for media, bodies in example.requests.items():
+        content = operation["requestBody"]["content"][media]
+        content["examples"] = {name: {"value": body} for name, body in bodies.items()}
+    content = next(r for status, r in operation["responses"].items() if status.startswith("2"))
+    for media, body in example.response.items():
+        content["content"][media]["example"] = body

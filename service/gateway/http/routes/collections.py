@@ -1,0 +1,33 @@
+"""/admin/collections: sets of documents that are searched apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from service.gateway.auth.scopes import scope_of
+from service.gateway.http.dependencies import Administering, CorpusDep
+from service.gateway.http.routes.documents import receipt_out
+from service.gateway.schemas import CollectionList, CollectionOut, ReceiptOut
+
+router = APIRouter(prefix="/admin/collections", tags=["corpus"])
+
+Name = Annotated[str, Path(min_length=1, max_length=128)]
+
+
+@router.get("")
+async def collections(principal: Administering, corpus: CorpusDep) -> CollectionList:
+    """Collections that have documents; the first document makes one, the last one ends it."""
+    found = await corpus.collections(principal.tenant)
+    return CollectionList(
+        collections=[CollectionOut(collection=name, **asdict(counts)) for name, counts in found]
+    )
+
+
+@router.delete("/{collection:path}")
+async def delete(principal: Administering, collection: Name, corpus: CorpusDep) -> ReceiptOut:
+    """Remove all documents of a collection: text, vectors, and KV in every tier."""
+    scope = scope_of(principal, collection)
+    return receipt_out(await corpus.delete_matching(scope, None, None))

@@ -1,0 +1,97 @@
+"""/admin/documents, /admin/pins, /admin/deletions: what is stored, and getting rid of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+
+from retriever import DocFilter, DocumentInfo, parse_filter
+from retriever.errors import InvalidQuery
+from service.errors import InvalidRequest
+from service.gateway.auth.scopes import scope_of
+from service.gateway.corpus.job_records import Receipt
+from service.gateway.http.dependencies import Administering, CollectionName, CorpusDep, Limit
+from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, ReceiptOut
+
+router = APIRouter(prefix="/admin", tags=["corpus"])
+
+
+@router.get("/documents")
+async def documents(
+    principal: Administering,
+    corpus: CorpusDep,
+    collection: CollectionName = "default",
+    limit: Limit = 100,
+    cursor: str | None = None,
+) -> DocumentList:
+    """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
+    page = await corpus.documents(scope_of(principal, collection), limit, cursor)
+    return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
+
+
+@router.get("/documents/{doc_id:path}")
+async def document(
+    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+) -> DocumentOut:
+    """A document with its text."""
+    stored = await corpus.document(scope_of(principal, collection), doc_id)
+    return _info(stored.info, stored.document.text)
+
+
+@router.delete("/documents/{doc_id:path}")
+async def delete(
+    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+) -> ReceiptOut:
+    """Remove a document: text, vectors, and KV in every tier."""
+    return receipt_out(await corpus.delete(scope_of(principal, collection), doc_id))
+
+
+@router.post("/deletions")
+async def delete_many(
+    principal: Administering, body: DeletionRequest, corpus: CorpusDep
+) -> ReceiptOut:
+    """Remove documents by id or by metadata; ids that are not there are ignored."""
+    if (body.doc_ids is None) == (body.filter is None):
+        raise InvalidRequest("send either doc_ids or filter", field="filter")
+    where = None
+    if body.filter is not None:
+        try:
+            where = DocFilter(None, parse_filter(body.filter))
+        except InvalidQuery as error:
+            raise InvalidRequest(f"filter: {error}", field="filter") from error
+    scope = scope_of(principal, body.collection)
+    return receipt_out(await corpus.delete_matching(scope, body.doc_ids, where))
+
+
+@router.get("/receipts/{receipt_id}")
+async def receipt(principal: Administering, receipt_id: str, corpus: CorpusDep) -> ReceiptOut:
+    """A deletion's receipt, and whether anything is still owed."""
+    return receipt_out(await corpus.receipt(principal, receipt_id))
+
+
+@router.put("/pins/{doc_id:path}")
+async def pin(
+    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+) -> DocumentOut:
+    """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
+    stored = await corpus.pin(scope_of(principal, collection), doc_id, True)
+    return _info(stored.info)
+
+
+@router.delete("/pins/{doc_id:path}")
+async def unpin(
+    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+) -> DocumentOut:
+    """Let a document's KV be evicted like any other."""
+    stored = await corpus.pin(scope_of(principal, collection), doc_id, False)
+    return _info(stored.info)
+
+
+def receipt_out(receipt: Receipt) -> ReceiptOut:
+    state = "owed" if receipt.completed is None else "completed"
+    return ReceiptOut.model_validate({**asdict(receipt), "state": state})
+
+
+def _info(info: DocumentInfo, text: str | None = None) -> DocumentOut:
+    return DocumentOut(**{**asdict(info), "metadata": dict(info.metadata), "text": text})

@@ -1,0 +1,73 @@
+"""/v1/chat/completions and /v1/completions: the answers of /v1/rag/generate, as OpenAI's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter
+
+from service.errors import KvstitchError
+from service.gateway.answers.stream import Answer
+from service.gateway.http.dependencies import GatewayDep
+from service.gateway.http.openai.requests import of_chat, of_completion
+from service.gateway.http.openai.results import Chunks, Envelope, whole
+from service.gateway.http.routes.answering import Exchange, ExchangeDep
+from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.openai import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    Extension,
+)
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+
+@router.post("/chat/completions", response_model=ChatCompletion)
+async def chat(body: ChatRequest, exchange: ExchangeDep, gateway: GatewayDep) -> Any:
+    """Answer the last user message from documents that are searched for it."""
+    model = gateway.prompts.model
+    return await _answer(exchange, body, of_chat(body, model, gateway.worker.require()), model)
+
+
+@router.post("/completions", response_model=Completion)
+async def completions(body: CompletionRequest, exchange: ExchangeDep, gateway: GatewayDep) -> Any:
+    """Answer the prompt, as a question, from documents that are searched for it."""
+    model = gateway.prompts.model
+    return await _answer(
+        exchange, body, of_completion(body, model, gateway.worker.require()), model
+    )
+
+
+async def _answer(
+    exchange: Exchange, body: ChatRequest | CompletionRequest, asked: GenerateRequest, model: str
+) -> Any:
+    def envelope(answer: Answer) -> Envelope:
+        return Envelope(
+            answer.generate.id,
+            body.model or model,
+            chat=isinstance(body, ChatRequest),
+            citations=body.kvstitch is None or body.kvstitch.include_citations,
+        )
+
+    own = "messages" if isinstance(body, ChatRequest) else "prompt"
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    try:
+        return await exchange.answer(
+            asked,
+            lambda answer: Chunks(envelope(answer), include_usage=usage),
+            lambda answer, result: whole(envelope(answer), result),
+        )
+    except KvstitchError as error:
+        error.field = _as_sent(error.field, own)
+        raise
+
+
+def _as_sent(field: str | None, own: str) -> str | None:
+    """The name of a field in the client's request: the question's, or one of the extension's."""
+    if field == "question":
+        return own
+    root = re.split(r"[.\[]", field or "")[0]
+    return f"kvstitch.{field}" if root in Extension.model_fields else field

@@ -1,0 +1,23 @@
+"""POST /v1/rag/generate: an answer, streamed or whole, or what it would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from service.gateway.http.routes.answering import ExchangeDep
+from service.gateway.http.sse import NamedEvents
+from service.gateway.schemas import GenerateRequest, GenerateResponse
+from service.gateway.schemas.explain import Explanation
+
+router = APIRouter(prefix="/v1/rag", tags=["answers"])
+
+
+@router.post("/generate", response_model=GenerateResponse | Explanation)
+async def generate(body: GenerateRequest, exchange: ExchangeDep) -> Any:
+    """Answer from documents. With `stream`: events sources, token …, then done or error. With
+    `explain`: nothing is generated, the reply says what an answer would take."""
+    if body.explain:
+        return await exchange.explain(body)
+    return await exchange.answer(body, lambda _: NamedEvents(), lambda _, result: result)

@@ -1,0 +1,148 @@
+"""Server-sent events: framing, pings, and noticing that the client left. Knows no use case."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.errors import KvstitchError, WorkerFault
+from service.gateway.answers.stream import AnswerEvent, Finished, Sources, Text
+from service.gateway.problems import error_object
+
+logger = logging.getLogger(__name__)
+
+PING = b": ping\n\n"
+
+
+class Source(Protocol):
+    """What is streamed: its events, and a close that is always called."""
+
+    def events(self) -> AsyncGenerator[AnswerEvent, None]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Framing(Protocol):
+    """How a route writes events and the error that ends them."""
+
+    def event(self, event: AnswerEvent) -> bytes: ...
+
+    def error(self, error: KvstitchError) -> bytes: ...
+
+
+def data_line(data: Any) -> str:
+    """JSON has no line break, so one data line does.
+
+    Escaped: what is no line end in SSE but is one to clients that split lines as Unicode does.
+    """
+    text = json.dumps(data, ensure_ascii=False)
+    for separator, escape in (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
+        text = text.replace(separator, escape)
+    return f"data: {text}\n\n"
+
+
+def frame(event: str, data: Any) -> bytes:
+    return f"event: {event}\n{data_line(data)}".encode()
+
+
+class NamedEvents:
+    """/v1/rag/generate: sources, token …, then done or error."""
+
+    def event(self, event: AnswerEvent) -> bytes:
+        match event:
+            case Sources(citations):
+                cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
+                return frame("sources", {"citations": cited})
+            case Text(text):
+                return frame("token", {"text": text})
+            case Finished(response):
+                return frame("done", response.model_dump(mode="json"))
+
+    def error(self, error: KvstitchError) -> bytes:
+        return frame("error", {"error": error_object(error)})
+
+
+class EventStream(Response):
+    """Streams an answer. A client that leaves ends it at once, also between two tokens."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, source: Source, framing: Framing, *, ping_s: float, headers: Mapping[str, str]
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._source = source
+        self._framing = framing
+        self._ping_s = ping_s
+        # Proxies must neither hold the stream back nor keep it.
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+        self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send(send))
+        tasks = {sending, asyncio.create_task(_disconnected(receive))}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._source.aclose()
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            raise error
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        last = asyncio.get_running_loop().time()
+
+        async def write(data: bytes, more: bool = True) -> None:
+            nonlocal last
+            last = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(self._ping_s / 4)
+                if asyncio.get_running_loop().time() - last >= self._ping_s:
+                    await write(PING)
+
+        pinging = asyncio.create_task(ping())
+        try:
+            async for event in self._source.events():
+                await write(self._framing.event(event))
+        except KvstitchError as error:
+            await write(self._framing.error(error))
+        except Exception:
+            logger.exception("an answer failed")
+            fault = WorkerFault("something went wrong here; the log says what")
+            await write(self._framing.error(fault))
+        finally:
+            pinging.cancel()
+        await write(b"", more=False)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(answer_coroutine: Any, receive: Receive) -> Any:
+    """The coroutine's result; if the client leaves first it is cancelled, and None returned."""
+    work = asyncio.ensure_future(answer_coroutine)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await work if work.done() else None
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""From texts to token ids and back: templates, tokenizer, conversations."""

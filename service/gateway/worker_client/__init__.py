@@ -1,0 +1,1 @@
+"""The worker process as the gateway sees it: messages, client, supervisor."""

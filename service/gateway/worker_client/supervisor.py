@@ -1,0 +1,152 @@
+"""Keeps one worker process alive. Knows processes and addresses; no prompts, no HTTP.
+
+The worker gets a pipe as stdin and exits when it ends, so it cannot outlive the gateway, not even
+one that is killed. It is its own process group: a Ctrl-C at the terminal reaches the gateway
+alone, which lets streams finish first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from service import openmp
+from service.gateway.worker_client.client import RESTARTED, WorkerClient
+from service.worker_settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "service.worker")
+REFUSED = 3  # exit code: this model or these settings will never work
+_TAIL_BYTES = 8192
+
+
+class Supervisor:
+    """Starts the worker, starts it again when it dies or falls silent, stops it at the end."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        settings: Callable[[str], WorkerSettings],
+        *,
+        on_refused: Callable[[str], None],
+        on_restart: Callable[[], None] = lambda: None,
+        command: Sequence[str] = COMMAND,
+        backoff_s: tuple[float, float] = (0.5, 30.0),
+        stop_timeout_s: float = 30.0,
+    ) -> None:
+        """`settings(address)` are the worker's; `on_refused(reason)` means: it never will start.
+
+        `backoff_s` is the first and the longest pause between two starts.
+        """
+        self._client = client
+        self._settings = settings
+        self._on_refused = on_refused
+        self._on_restart = on_restart
+        self._command = tuple(command)
+        self._backoff_s = backoff_s
+        self._stop_timeout_s = stop_timeout_s
+        self._folder: Path | None = None
+        self._process: Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The running worker's process id."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Begin; does not wait until the worker is ready."""
+        self._folder = Path(tempfile.mkdtemp(prefix="kvstitch-"))  # mode 0700
+        self._task = asyncio.create_task(self._run(self._folder))
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Shutdown, wait, terminate, kill: whatever it takes."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None:
+            self._client.shutdown()
+            await self._end(self._process, self._stop_timeout_s)
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the worker cannot be started", exc_info=error)
+            self._on_refused(f"the worker cannot be started: {error}")
+
+    async def _run(self, folder: Path) -> None:
+        pause, longest = self._backoff_s
+        starts = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            starts += 1
+            began = loop.time()
+            code, last_line = await self._live(f"ipc://{folder}/worker-{starts}.sock")
+            self._client.disconnect(RESTARTED)
+            if code == REFUSED:
+                self._on_refused(last_line or "the worker refused to start and gave no reason")
+                return
+            if loop.time() - began > 60:
+                pause = self._backoff_s[0]
+            logger.error("the worker ended (code %s); again in %.1f s: %s", code, pause, last_line)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+            self._on_restart()
+
+    async def _live(self, address: str) -> tuple[int, str]:
+        """One life of the worker: its exit code and the last line it wrote to stderr."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
+            env={**openmp.ENVIRONMENT, **os.environ},
+        )
+        self._process = process
+        assert process.stdin is not None
+        process.stdin.write(self._settings(address).to_json().encode() + b"\n")
+        tail = asyncio.create_task(_forward(process))
+        self._client.connect(address)
+        silence = asyncio.create_task(self._client.silent.wait())
+        exited = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({exited, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                await self._end(process, 0)
+            self._process = None
+            return await exited, await tail
+        finally:
+            silence.cancel()
+
+    async def _end(self, process: Process, patience_s: float) -> None:
+        for act, wait_s in ((None, patience_s), (process.terminate, 5.0), (process.kill, None)):
+            if act is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    act()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), wait_s)
+                return
+
+
+async def _forward(process: Process) -> str:
+    """Pass the worker's stderr on to ours; returns its last line that is not empty."""
+    assert process.stderr is not None
+    tail = b""
+    while chunk := await process.stderr.read(65536):
+        sys.stderr.buffer.write(chunk)
+        sys.stderr.buffer.flush()
+        tail = (tail + chunk)[-_TAIL_BYTES:]
+    lines = [line for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""

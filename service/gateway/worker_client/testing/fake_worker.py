@@ -1,0 +1,316 @@
+"""The shipped fake of the worker: speaks the real protocol over a real socket, has no model.
+
+Its answers are deterministic: the ids of `answer(request)`, by default those of the first
+document, again and again. It remembers which chunks were precomputed and reports them as loaded
+from memory. Delays, crashes, silence and refusals are switched by its fields. For tests, and for
+trying the gateway without weights:
+
+    echo '{"model": …, "address": …, "kv_dir": ""}' \\
+        | python -m service.gateway.worker_client.testing.fake_worker
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from service import wire
+from service.gateway.worker_client.supervisor import REFUSED
+from service.messages import (
+    Abort,
+    AskGate,
+    Done,
+    Explain,
+    Explained,
+    Failed,
+    Forecast,
+    GateStates,
+    Generate,
+    Hello,
+    Message,
+    Precompute,
+    Precomputed,
+    Prefetch,
+    Purge,
+    Purged,
+    Ready,
+    Shutdown,
+    Stats,
+    Tokens,
+    ToWorker,
+)
+from service.records import (
+    Chunk,
+    GateState,
+    MethodInfo,
+    ModelInfo,
+    Report,
+    SegmentForecast,
+    SegmentReport,
+    TokenItem,
+)
+from service.worker_settings import WorkerSettings
+
+RATIO = {"type": "number", "default": 0.15, "doc": "share to recompute", "ge": 0, "le": 1}
+BUDGET = {"type": "integer", "default": 1024, "doc": "entries kept per head", "ge": 1}
+READY = Ready(
+    model=ModelInfo("fake", "0" * 16, "llama", 4, 2, 32, "float32", 2048, 1024, "raw", "cpu"),
+    fusion=[
+        MethodInfo("a3", "Attention-aware.", {"ratio": RATIO}),
+        MethodInfo("pie", "Positions only.", {}),
+        MethodInfo("vanilla", "Full prefill.", {}),
+    ],
+    eviction=[MethodInfo("snapkv", "Window attention.", {"budget": BUDGET})],
+    pool_tokens=8192,
+)
+
+
+def repeat_first_document(request: Generate) -> list[int]:
+    """The default answer: as many ids as were asked for."""
+    ids = request.documents[0].ids if request.documents else request.question
+    return list(islice(cycle(ids), request.sampling.max_tokens))
+
+
+@dataclass
+class FakeWorker:
+    """A worker at `address`, between `start()` and `stop()`; its fields may change meanwhile."""
+
+    address: str
+    ready: Ready = READY
+    answer: Callable[[Generate], Sequence[int]] = repeat_first_document
+    token_delay_s: float = 0.0
+    prefill_delay_s: float = 0.0
+    heartbeat_s: float = 0.2
+    max_running: int = 1_000
+    refuse: Failed | None = None  # answer every Generate with this (its id is filled in)
+    on_token: Callable[[Generate, int], None] = lambda request, number: None
+    on_chunk: Callable[[Chunk], None] = lambda chunk: None
+    gate: list[GateState] = field(default_factory=list)
+    stored: set[tuple[int, ...]] = field(default_factory=set)
+    unreached: list[str] = field(default_factory=list)  # tiers that do not answer a purge
+    received: list[ToWorker] = field(default_factory=list)
+    aborted: dict[str, str] = field(default_factory=dict)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self.address)
+        self._peers: set[bytes] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(self.max_running)
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
+
+    async def stop(self) -> None:
+        """Vanish at once, whatever is under way: what a crash looks like on the wire."""
+        if self._context.closed:
+            return
+        tasks = [*self._tasks, *self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+
+    def seen(self, kind: type[Message]) -> list[ToWorker]:
+        """The messages of a kind received so far."""
+        return [message for message in self.received if isinstance(message, kind)]
+
+    async def _listen(self) -> None:
+        while True:
+            peer, data = await self._socket.recv_multipart()
+            message = wire.decode_to_worker(data)
+            self.received.append(message)
+            await self._handle(peer, message)
+
+    async def _handle(self, peer: bytes, message: ToWorker) -> None:
+        match message:
+            case Hello():
+                self._peers.add(peer)
+                await self._send(peer, self.ready)
+            case Generate():
+                task = asyncio.create_task(self._generate(peer, message))
+                self._running[message.id] = task
+                task.add_done_callback(lambda _: self._running.pop(message.id, None))
+            case Explain(request):
+                await self._send(peer, self._explain(request))
+            case Abort(request_id, reason):
+                if request_id in self._running:
+                    self.aborted[request_id] = reason
+            case Precompute():
+                for chunk in message.documents:
+                    await self._send(peer, self._precompute(message.id, chunk))
+            case Purge():
+                gone = {tuple(chunk.ids) for chunk in message.documents} & self.stored
+                self.stored -= gone
+                copies = {"memory": len(gone)}
+                await self._send(peer, Purged(message.id, copies, list(self.unreached)))
+            case AskGate():
+                if message.reset is not None:
+                    self.gate = [s for s in self.gate if message.reset not in ("", s.fusion.name)]
+                await self._send(peer, GateStates(message.id, True, self.gate))
+            case Prefetch():
+                pass
+            case Shutdown():
+                await asyncio.gather(*self._running.values())
+                self.stopped.set()
+
+    def _precompute(self, call: str, chunk: Chunk) -> Precomputed:
+        self.on_chunk(chunk)
+        status = "present" if tuple(chunk.ids) in self.stored else "stored"
+        self.stored.add(tuple(chunk.ids))
+        return Precomputed(call, chunk.chunk_id, status, 1024 * len(chunk.ids), 0.001)
+
+    async def _generate(self, peer: bytes, request: Generate) -> None:
+        if self.refuse is not None:
+            refused = Failed(request.id, self.refuse.code, self.refuse.message, self.refuse.field)
+            return await self._send(peer, refused)
+        async with self._slots:
+            await self._pause(request.id, self.prefill_delay_s)
+            sent, reason = 0, "length"
+            for token in self.answer(request):
+                if request.id in self.aborted:
+                    reason = self.aborted[request.id]
+                    break
+                self.on_token(request, sent)
+                await self._send(peer, Tokens([TokenItem(request.id, token)]))
+                sent += 1
+                await self._pause(request.id, self.token_delay_s)
+            if sent < request.sampling.max_tokens and reason == "length":
+                reason = "stop"
+            await self._send(peer, Done(request.id, reason, self._report(request, sent)))
+
+    def _explain(self, request: Generate) -> Failed | Explained:
+        if self.refuse is not None:
+            return Failed(request.id, self.refuse.code, self.refuse.message, self.refuse.field)
+        system = SegmentForecast(-1, len(request.system), "memory", 64, 64, "load", 0.0)
+        segments = [self._segment(chunk) for chunk in request.documents]
+        documents = [
+            SegmentForecast(
+                s.chunk_id,
+                s.tokens,
+                s.tier,
+                s.stored_bytes,
+                s.bytes,
+                "recompute" if s.tier == "cold" else "load",
+                0.001,
+            )
+            for s in segments
+        ]
+        cold = sum(s.rows_recomputed for s in segments) + len(request.question)
+        total = system.tokens + sum(s.tokens for s in segments) + len(request.question)
+        forecast = Forecast(
+            total, system, documents, cold, 1e6 * cold, 1e6 * total, 1e-4 * cold, 1e-4 * total, True
+        )
+        return Explained(request.id, forecast)
+
+    async def _pause(self, request_id: str, seconds: float) -> None:
+        """Sleep, but not on after an abort."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while request_id not in self.aborted and (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(left, 0.01))
+
+    def _report(self, request: Generate, sent: int) -> Report:
+        documents = [self._segment(chunk) for chunk in request.documents]
+        cached = sum(d.tokens for d in documents if d.tier == "memory")
+        system = SegmentReport(-1, len(request.system), "memory", 64, 64, 0.0, 0)
+        total = len(request.system) + sum(d.tokens for d in documents) + len(request.question)
+        return Report(
+            prompt_tokens=total,
+            completion_tokens=sent,
+            cached_tokens=cached + system.tokens,
+            recomputed_tokens=sum(d.tokens for d in documents if d.tier == "cold"),
+            system=system,
+            documents=documents,
+            rows_per_layer=[total] * 4,
+            kept_per_layer=[float(total)] * 4,
+            coverage=1.0,
+            flops=1e6 * total,
+            full_prefill_flops=2e6 * total,
+            kept_ratio=1.0,
+            recomputed_ratio=0.0,
+            stages={"queue": 0.001, "load": 0.002, "prefill": 0.003, "decode": 0.004},
+            decode_steps=max(0, sent - 1),
+            seed=request.sampling.seed,
+        )
+
+    def _segment(self, chunk: Chunk) -> SegmentReport:
+        known = tuple(chunk.ids) in self.stored
+        tokens = len(chunk.ids)
+        return SegmentReport(
+            chunk.chunk_id,
+            tokens,
+            "memory" if known else "cold",
+            1024 * tokens if known else 0,
+            1024 * tokens,
+            0.001,
+            0 if known else tokens,
+            plan="load" if known else "recompute",
+            why="" if known else "not stored",
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            values = [
+                ("kvstitch_decode_steps_total", {}, float(len(self.received))),
+                ("kvstitch_tier_entries", {"tier": "memory"}, float(len(self.stored))),
+            ]
+            for peer in self._peers:
+                await self._send(peer, Stats(values, len(self._running), 0, 1.0))
+            await asyncio.sleep(self.heartbeat_s)
+
+    async def _send(self, peer: bytes, message: Message) -> None:
+        await self._socket.send_multipart([peer, wire.encode(message)])
+
+
+async def _serve(worker: FakeWorker) -> None:
+    await worker.start()
+    end_of_input = asyncio.create_task(asyncio.to_thread(sys.stdin.buffer.read))
+    stopped = asyncio.create_task(worker.stopped.wait())
+    await asyncio.wait({end_of_input, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await worker.stop()
+    os._exit(0)  # a thread may still wait for the end of the input
+
+
+def main() -> None:
+    """The fake as a process, as the supervisor starts it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--refuse", default="", help="exit as a worker whose model is refused")
+    parser.add_argument("--token-delay", type=float, default=0.0)
+    parser.add_argument("--crash-file", type=Path, help="die at the next token once it exists")
+    parser.add_argument("--crash-token", type=int, help="die on a chunk that holds this id")
+    given = parser.parse_args()
+    if given.refuse:
+        print(given.refuse, file=sys.stderr)
+        sys.exit(REFUSED)
+
+    def crash(request: Generate, number: int) -> None:
+        if given.crash_file and number and given.crash_file.exists():
+            given.crash_file.unlink()
+            os._exit(9)
+
+    def crash_on(chunk: Chunk) -> None:
+        if given.crash_token in chunk.ids:
+            os._exit(9)
+
+    settings = WorkerSettings.from_json(sys.stdin.readline())
+    worker = FakeWorker(settings.address, token_delay_s=given.token_delay)
+    worker.on_token, worker.on_chunk = crash, crash_on
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(worker))
+
+
+if __name__ == "__main__":
+    main()

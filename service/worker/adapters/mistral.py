@@ -1,9 +1,0 @@
-"""Mistral. A sliding window, where the config has one, bounds the context (base class)."""
-
-from __future__ import annotations
-
-from service.worker.adapters.base import DecoderAdapter
-
-
-class Adapter(DecoderAdapter):
-    family = "mistral"

@@ -1,0 +1,112 @@
+"""Runs a prompt once more by a given fusion method, for its logits only: nobody gets an answer.
+
+How a method that has been replaced is seen to be good again. Its chunks are read as a request's
+are, its KV is in the pool and is given up as soon as somebody who waits needs it. Knows no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from service.records import Sampling
+from service.worker.core.request import Request
+from service.worker.core.steps import Steps
+from service.worker.engine.sampler import Sampler
+from service.worker.kv.pool import KVPool
+from service.worker.loading.precompute import PrecomputeLane
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.model.addressing import Address
+from service.worker.sequences.opening import Opener
+from service.worker.sequences.sequence import Sequence
+
+
+@dataclass
+class Shadow:
+    """One at a time. opener: without a planner, whose estimates must not learn from spare time."""
+
+    opener: Opener
+    pool: KVPool
+    lane: PrecomputeLane
+    _sequence: Sequence | None = field(default=None, repr=False)
+    _wants: int = 0  # tokens of KV that it waits for
+
+    @property
+    def holds_kv(self) -> bool:
+        return self._sequence is not None and self._sequence.kv is not None
+
+    @property
+    def blocked(self) -> bool:
+        """It waits for KV that is not free."""
+        return not self.pool.can_reserve(self._wants)
+
+    def steps(
+        self, request: Request, addresses: Many[Address | None], fusion: FusionMethod
+    ) -> Steps[Tensor | None]:
+        """Logits `[vocabulary]`; None if they say nothing, as no document's stored KV was
+        used. Closing it gives everything back."""
+        asked = replace(request, eviction=None, sampling=Sampling(max_tokens=1))
+        sequence = self._sequence = Sequence(
+            asked,
+            fusion,
+            None,
+            list(addresses),
+            loads=[None] * len(addresses),
+            max_tokens=1,
+            sampler=Sampler(asked.sampling),
+        )
+        try:
+            self.opener.begin(sequence)
+            yield from _loaded(sequence)
+            if fusion.sparse and not _stored(sequence):
+                return None  # it would compute and store what is missing
+            self._wants = sequence.reserved_tokens
+            while (kv := self.pool.reserve(self._wants)) is None:
+                yield None
+            self._wants = 0
+            self.opener.open(sequence, kv)
+            assert sequence.steps is not None
+            result = yield from sequence.steps
+            sequence.prefilled(result)
+            return result.logits if reuses_documents(sequence) else None
+        finally:
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._sequence, self._wants = None, 0
+        self.opener.close(sequence)
+        if sequence.steps is not None:
+            sequence.steps.close()
+        if sequence.kv is not None:
+            sequence.kv.release()
+            sequence.kv = None
+        # Full prefill misses no chunk, so nobody else would see to it that there is one again.
+        for number, address in enumerate(sequence.addresses):
+            if address is not None and sequence.missed(number):
+                self.lane.add(address)
+
+
+def reuses_documents(sequence: Sequence) -> bool:
+    """Whether a prompt that is in place has document tokens out of a cache: else its answer is
+    full prefill's, and checking it says nothing."""
+    documents = sum(len(d.ids) for d in sequence.request.documents)
+    return sum(sequence.rows_by_segment[1:]) < documents
+
+
+def _loaded(sequence: Sequence) -> Steps[None]:
+    """Until it is known which chunks can be used."""
+    if sequence.found is not None:
+        yield sequence.found
+        sequence.found.result()
+    for load in sequence.loads:
+        if load is not None:
+            yield load
+    for segment in sequence.segments:
+        if segment is not None and segment.stream is not None and not segment.known:
+            yield segment.stream.arrived[0]
+
+
+def _stored(sequence: Sequence) -> bool:
+    return not any(sequence.missed(i) for i in range(len(sequence.addresses)))

@@ -1,0 +1,1 @@
+"""Plain records and small functions that every other room uses."""

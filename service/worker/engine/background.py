@@ -1,0 +1,48 @@
+"""What is done in spare time: precompute and the gate's checks, in turns. Knows no clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from service.worker.checks.gate import Gate
+from service.worker.loading.precompute import PrecomputeLane
+
+log = logging.getLogger("kvstitch.engine")
+
+
+class Background:
+    """Steps of the lane, and of the gate where there is one; neither waits for the other's end."""
+
+    def __init__(self, lane: PrecomputeLane, gate: Gate | None) -> None:
+        self._lane = lane
+        self._gate = gate
+        self._lane_is_next = True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute right now."""
+        return self._lane.idle and (self._gate is None or self._gate.idle)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Before these chunks are purged: nothing is done with them any more."""
+        self._lane.forget(keys)
+        if self._gate is not None:
+            self._gate.forget(keys)
+
+    def advance(self) -> None:
+        """One step of one of them; a fault ends what it was a step of."""
+        gate = self._gate
+        if gate is not None and not gate.idle and (self._lane.idle or not self._lane_is_next):
+            self._lane_is_next = True
+            try:
+                gate.advance()
+            except Exception as error:
+                gate.fail_current(error)
+            return
+        self._lane_is_next = False
+        try:
+            self._lane.advance()
+        except Exception as error:
+            log.error("precompute failed", exc_info=error)
+            self._lane.fail_current(error)

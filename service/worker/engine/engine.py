@@ -1,0 +1,294 @@
+"""The engine: takes requests, runs one step at a time, hands out events. No sockets, no threads of
+its own (the loader has some).
+
+A step: start a prefill → one decode step for all running sequences → some tiles of the prefill → in
+spare time, some background work. `service.worker.engine.scheduler.Pace` says how much of each.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from kvstore import TieredStore
+from service.errors import KvstitchError
+from service.worker.checks.gate import Checks, Gate
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.engine.background import Background
+from service.worker.engine.explaining import Explainer
+from service.worker.engine.sampler import sample
+from service.worker.engine.scheduler import Pace, Scheduler
+from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.evict import evict
+from service.worker.forward.prefill import PrefillResult
+from service.worker.kv.pool import KVPool
+from service.worker.loading.loader import Loader
+from service.worker.loading.precompute import PrecomputeLane
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Addressing
+from service.worker.planner.planner import Planner
+from service.worker.sequences.admission import Admission
+from service.worker.sequences.opening import Opener
+from service.worker.sequences.sequence import Sequence
+
+log = logging.getLogger("kvstitch.engine")
+
+
+class Engine:
+    """One model, one pool, one store. Not thread-safe: call it from one thread.
+
+    planner: whether to compute documents that would take longer to load; off, whatever is stored is
+    loaded. Chunks in the memory tier are always used. checks: how answers are held against full
+    prefill's; None: they are not."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        addressing: Addressing,
+        store: TieredStore,
+        loader: Loader,
+        *,
+        pool_tokens: int,
+        facts: ModelFacts | None = None,
+        max_running: int = 32,
+        max_waiting: int = 256,
+        planner: bool = True,
+        checks: Checks | None = None,
+    ) -> None:
+        self._adapter = adapter
+        self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
+        self.store = store
+        self.streams = loader.streams
+        self._estimator = Planner(adapter, loader.streams.estimates)
+        self.planner = self._estimator if planner else None
+        self.lane = PrecomputeLane(adapter, store, loader)
+        self._opener = Opener(
+            adapter, self._facts, addressing, loader, self.lane.keep, self.planner
+        )
+        self.pool = KVPool(
+            adapter.layers,
+            adapter.kv_heads,
+            adapter.head_dim,
+            pool_tokens,
+            dtype=adapter.dtype,
+            device=adapter.device,
+        )
+        self._decoder = Decoder(adapter, self.pool)
+        self.gate = Gate.of(checks, self._opener, self.pool, self.lane) if checks else None
+        self.background = Background(self.lane, self.gate)
+        self.admission = Admission(
+            adapter,
+            addressing,
+            self._facts,
+            pool_tokens=pool_tokens,
+            watch=self.gate.watch if self.gate else None,
+        )
+        self._explainer = Explainer(
+            adapter, self.admission, addressing, loader.streams, self._estimator, deciding=planner
+        )
+        self._events: list[Event] = []
+        self._pace = Pace()
+        self.decode_steps = 0
+        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute until a request or a load arrives."""
+        return not self._busy and self.background.idle
+
+    @property
+    def _busy(self) -> bool:
+        """Some request can be worked on now (not only waiting for its chunks)."""
+        scheduler = self.scheduler
+        if scheduler.running or any(s.abort_reason for s in scheduler.active):
+            return True
+        if any(not s.blocked for s in scheduler.opened):
+            return True
+        return scheduler.can_open(self._fits) is not None
+
+    # -- what callers ask for ---------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Take a request. Raises a KvstitchError if it can never be answered or the queue is full;
+        after that it ends in exactly one DoneEvent or FailedEvent."""
+        sequence = self.admission.sequence(request)
+        self.scheduler.add(sequence)
+        if sequence.fusion.reads_cache:
+            self._opener.begin(sequence)
+
+    def explain(self, request: Request) -> None:
+        """What the request would take: an ExplainedEvent once the tiers said what they hold.
+        Raises as `submit`."""
+        self._explainer.begin(request)
+
+    def abort(self, request_id: str, reason: str) -> None:
+        """Stop a request before its next step; unknown ids (already finished) are ignored."""
+        sequence = self.scheduler.find(request_id)
+        if sequence is not None:
+            sequence.abort_reason = reason
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One round of work; the events it gave. Faults of one sequence end that sequence only."""
+        self._drop_aborted()
+        self._start_prefill()
+        self._decode()
+        self._advance_prefill()
+        if not self.background.idle and (self._pace.lane_is_due or not self._busy):
+            self._advance_background()
+        self._events.extend(self.lane.finished())
+        self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
+        events, self._events = self._events, []
+        return events
+
+    def _drop_aborted(self) -> None:
+        for sequence in self.scheduler.active:
+            if sequence.abort_reason:
+                self._finish(sequence, sequence.abort_reason)
+
+    def _start_prefill(self) -> None:
+        sequence = self.scheduler.next_to_open(self._fits)
+        if sequence is None:
+            return
+        try:
+            kv = self.pool.reserve(sequence.reserved_tokens)
+            assert kv is not None, "the scheduler asked whether it fits"
+            self._opener.open(sequence, kv, crowded=bool(self.scheduler.running))
+        except Exception as error:
+            self._fail(sequence, error)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        wanted = sequence.reserved_tokens
+        if self.pool.can_reserve(wanted):
+            return True
+        return self.gate is not None and self.gate.give_way() and self.pool.can_reserve(wanted)
+
+    def _advance_prefill(self) -> None:
+        """Steps of the prefills that can go on: one if nobody decodes (so that aborts and new
+        requests are seen between steps), else as many as the pace allows."""
+        while (sequence := self.scheduler.prefilling) is not None and not sequence.blocked:
+            assert sequence.steps is not None
+            started = time.monotonic()
+            sequence.waited()
+            try:
+                sequence.wait(next(sequence.steps))
+            except StopIteration as end:
+                self._first_token(sequence, end.value)
+            except Exception as error:
+                self._fail(sequence, error)
+            seconds = time.monotonic() - started
+            sequence.computed_s += seconds
+            self._pace.prefilled(seconds)
+            if not self.scheduler.running or not self._pace.prefill_goes_on:
+                return
+
+    def _first_token(self, sequence: Sequence, result: PrefillResult) -> None:
+        assert sequence.kv is not None
+        sequence.steps = None
+        sequence.prefilled(result)
+        sequence.kv.set_length(sequence.held_tokens)
+        sequence.close_stage("prefill")
+        if self.planner is None:
+            self._estimator.compute.add(result.flops, sequence.computed_s)
+        else:
+            self.planner.finished(result.flops, sequence.computed_s, sequence.segments)
+        self._opener.close(sequence)
+        try:
+            self.scheduler.start_running(sequence)
+            if self.gate is not None:
+                self.gate.answered(sequence, result)
+            self._emit(sequence, sequence.sampler(result.logits))
+            sequence.close_stage("first_token")
+            if sequence in self.scheduler.running:
+                self._evict(sequence, result)
+        except Exception as error:
+            self._fail(sequence, error)
+
+    def _evict(self, sequence: Sequence, result: PrefillResult) -> None:
+        kv, layers = sequence.kv, range(self._adapter.layers)
+        assert kv is not None
+        if sequence.eviction is not None:
+            room = sequence.max_tokens - len(sequence.tokens) + 1
+            sequence.coverage = evict(
+                self._adapter,
+                self._facts,
+                result.layout,
+                kv,
+                sequence.eviction,
+                result.observed,
+                room,
+                asked=None if result.kept_ids is None else sequence.prompt_tokens,
+                watch=None if sequence.fates is None else sequence.fates.kept,
+            ).coverage
+            sequence.close_stage("evict")
+        sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]
+
+    def _decode(self) -> None:
+        running = list(self.scheduler.running)
+        if not running:
+            self._pace.decoded(0.0)
+            return
+        started = time.monotonic()
+        try:
+            logits = self._decoder.step(running)
+        except Exception as error:
+            for sequence in running:
+                self._fail(sequence, error)
+            return
+        self.decode_steps += 1
+        tokens = sample([sequence.sampler for sequence in running], logits)
+        for sequence, token in zip(running, tokens, strict=True):
+            sequence.decode_steps += 1
+            self._emit(sequence, token)
+        self._pace.decoded(time.monotonic() - started)
+
+    def _emit(self, sequence: Sequence, token: int) -> None:
+        """A new token: send it, or end the sequence. End tokens are not sent."""
+        if token in self._adapter.end_ids:
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        self._events.append(TokenEvent(sequence.id, token))
+        if len(sequence.tokens) >= sequence.max_tokens:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        if "first_token" in sequence.stages:
+            sequence.close_stage("decode")
+        self._release(sequence)
+        self._write_back(sequence)
+        self._events.append(DoneEvent(sequence.id, reason, sequence.report()))
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        if not isinstance(error, KvstitchError):
+            log.error("request %s failed", sequence.id, exc_info=error)
+        self._release(sequence)
+        self._events.append(FailedEvent.of(sequence.id, error))
+
+    def _release(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self._opener.close(sequence)
+        if sequence.steps is not None:
+            sequence.steps.close()
+            sequence.steps = None
+        if sequence.kv is not None:
+            sequence.kv.release()
+            sequence.kv = None
+
+    def _write_back(self, sequence: Sequence) -> None:
+        """Segments that should have been in the store and were not: compute them in spare time."""
+        if sequence.sparse is not None:
+            return  # it stored what it had to compute
+        for i, address in enumerate(sequence.addresses):
+            if address is not None and sequence.missed(i):
+                self.lane.add(address)
+
+    def _advance_background(self) -> None:
+        started = time.monotonic()
+        self.background.advance()
+        self._pace.lane_stepped(time.monotonic() - started)

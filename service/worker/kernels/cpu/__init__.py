@@ -1,0 +1,1 @@
+"""Kernels for x86 CPUs, in C, with torch operations to fall back on."""

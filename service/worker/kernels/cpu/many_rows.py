@@ -1,0 +1,147 @@
+"""Products of many rows with bfloat16 weights on a CPU without tile units: prefill and fusion.
+
+The kernel (`many_rows.c`) multiplies in fp32, at twice the rate of such a CPU's bfloat16, and
+widens a weight where it is used: no copy of it in fp32, no rearranging by a library at every call,
+the next rows of it fetched from memory meanwhile. Rows are rearranged once into tiles, in which a
+result is the next product's input. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Generator
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.cpu.library import built
+
+ROWS, LANES = 48, 32  # as in the kernel
+# Of an MLP's intermediate rows at a time, in fp32: what the cache keeps for the next product.
+ROOM = 256 * 1024
+# Products of rows and weight rows between two pauses: about 10 ms.
+PAUSE = 1 << 19
+
+
+class Kernel:
+    """The built library. Tiles are `[tiles, columns, 48]` in fp32: 48 rows each, transposed."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+        self._product = library.many_rows_product
+        self._product.argtypes = [*[pointer] * 3, *[size] * 4, number, number]
+        self._product.restype = None
+        self._pack = library.many_rows_pack
+        self._pack.argtypes = [pointer, pointer, size, size, number]
+        self._pack.restype = None
+        self._unpack = library.many_rows_unpack
+        self._unpack.argtypes = [*[pointer] * 3, size, size, number]
+        self._unpack.restype = None
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x `[m, in]` bfloat16 → its tiles."""
+        x, m = x.contiguous(), len(x)
+        tiles = torch.empty(-(-m // ROWS), x.shape[1], ROWS)
+        threads = torch.get_num_threads()
+        self._pack(x.data_ptr(), tiles.data_ptr(), m, x.shape[1], threads)
+        return tiles
+
+    def product(
+        self, tiles: Tensor, m: int, weight: Tensor, *, add_to: Tensor | None = None
+    ) -> Tensor:
+        """The tiles of m rows x, weight `[out, in]` bfloat16 → the tiles of their product; added to
+        `add_to` where it is given."""
+        count, columns, _ = tiles.shape
+        out = tiles.new_empty(count, len(weight), ROWS) if add_to is None else add_to
+        self._product(
+            tiles.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            m,
+            columns,
+            len(weight),
+            weight.stride(0),
+            add_to is not None,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def unpack(self, tiles: Tensor, m: int, bias: Tensor | None = None) -> Tensor:
+        """Tiles → `[m, out]` bfloat16, rounded once, after adding a bias `[out]`."""
+        out = torch.empty(m, tiles.shape[1], dtype=torch.bfloat16)
+        self._unpack(
+            tiles.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            m,
+            tiles.shape[1],
+            torch.get_num_threads(),
+        )
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
+        return self.unpack(self.product(self.pack(x), len(x), weight), len(x), bias)
+
+    def gated_mlp(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+        activation: Callable[[Tensor], Tensor],
+    ) -> Generator[None, None, Tensor]:
+        """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, between in fp32. Pauses."""
+        m, tiles, since = len(x), self.pack(x), 0
+        out: Tensor | None = None
+        # As much of the intermediate rows at a time as stays in the cache for the next product.
+        width = -(-len(gate) // -(-len(gate) * m // ROOM))
+        width = -(-width // LANES) * LANES
+        for a in range(0, len(gate), width):
+            if since >= PAUSE:
+                since = 0
+                yield None
+            since += 3 * m * width
+            part = slice(a, a + width)
+            inner = activation(self.product(tiles, m, gate[part]))
+            inner.mul_(self.product(tiles, m, up[part]))
+            out = self.product(inner, m, down[:, part], add_to=out)
+        assert out is not None
+        return self.unpack(out, m)
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel, if it is built and this CPU can run it."""
+    return built("many_rows", Kernel)
+
+
+def serves(x: Tensor, *weights: Tensor) -> bool:
+    """Whether the kernel takes these products: of x, or of results of x as wide as a weight."""
+    return (
+        x.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and x.shape[1] % LANES == 0
+        and all(w.dtype == torch.bfloat16 for w in weights)
+        and all(len(w) % LANES == 0 and w.stride(1) == 1 for w in weights)
+        and kernel() is not None
+    )
+
+
+def _kernel() -> Kernel:
+    found = kernel()
+    assert found is not None, "ask `serves` first"
+    return found
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product that `serves` allowed."""
+    return _kernel().linear(x, weight, bias)
+
+
+def gated_mlp(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
+) -> Generator[None, None, Tensor]:
+    """The MLP that `serves` allowed."""
+    return _kernel().gated_mlp(x, gate, up, down, activation)

@@ -1,0 +1,116 @@
+"""A stored segment's layer straight to its place in a cache on a GPU, in Triton: decoded, its keys
+turned to their positions, laid out by head, in one pass instead of a dozen.
+
+Stored KV are taken as the codecs raw and int8 keep them (`kvstore.format.codecs`). The result is
+that of decoding, then `service.worker.model.rope`, then copying, to the bit: an answer does not
+depend on who placed its cache. Before its first use on a device the kernel is run once against just
+that (`service.worker.kernels.gpu.gpu`). Knows no segment and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.gpu import gpu
+from service.worker.kernels.gpu.gpu import tl
+from service.worker.model.rope import RotaryTable
+
+CODECS = ("raw", "int8")
+ROWS = 32
+# A product fused into a sum is rounded once less than torch's.
+OPTIONS = {"enable_fp_fusion": False}
+MAX_HEAD_DIM = 256
+
+
+def serves(kv: Tensor) -> bool:
+    """Whether the kernel writes into a cache `[kv_heads, tokens, d]` like this."""
+    on_gpu = _kernel is not None and kv.device.type == "cuda"
+    fits = kv.dtype in gpu.NARROW and kv.shape[2] <= MAX_HEAD_DIM and kv.stride(2) == 1
+    return on_gpu and fits and right(kv.device)
+
+
+@cache
+def right(device: torch.device) -> bool:
+    """Whether the kernel compiles on this device and gives what torch gives, to the bit."""
+    return gpu.agree("placing stored rows", lambda: _compared(device), 0.0)
+
+
+def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
+    random = torch.Generator(device=device).manual_seed(0)
+    tokens, heads, d = 70, 2, 64
+    table = RotaryTable(10000.0 ** -(torch.arange(0, d, 2, device=device) / d), 1.0, 500)
+    positions = torch.arange(400, 400 + tokens, device=device)
+    k, v = torch.randn(2, tokens, heads, d, generator=random, device=device).bfloat16()
+    codes = [(x.float() * 40).clamp(-127, 127).to(torch.int8) for x in (k, v)]
+    scale = torch.rand(tokens, heads, generator=random, device=device).half()
+    small_k, small_v = ((x.float() * scale.float().unsqueeze(-1)).bfloat16() for x in codes)
+    ours = torch.empty(2, 2, heads, tokens, d, dtype=torch.bfloat16, device=device)
+    place((k,), (v,), positions, table, ours[0, 0], ours[0, 1])
+    place((codes[0], scale), (codes[1], scale), positions, table, ours[1, 0], ours[1, 1])
+    turn = table.turn(positions)
+    theirs = torch.stack([turn(k), v, turn(small_k), small_v]).transpose(1, 2)
+    return ours.flatten(0, 1), theirs
+
+
+def place(
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    positions: Tensor,
+    table: RotaryTable,
+    k_out: Tensor,
+    v_out: Tensor,
+) -> None:
+    """k (before RoPE) and v, each `(x,)` or `(int8, scale)`: `[tokens, kv_heads, d]` and fp16
+    `[tokens, kv_heads]`, contiguous; turned to `positions` `[tokens]` by `table`, into k_out and
+    v_out `[kv_heads, tokens, d]`, which are strided alike."""
+    assert k_out.stride() == v_out.stride()
+    scaled = len(k) == 2
+    tokens, heads, d = k[0].shape
+    half = d // 2
+    _kernel[(-(-tokens // ROWS), heads)](
+        k[0], v[0], k[-1], v[-1], positions, table.cos, table.sin, k_out, v_out, tokens,
+        k_out.stride(0), k_out.stride(1),
+        SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
+    )  # fmt: skip
+
+
+def _place_rows(
+    k: tl.tensor, v: tl.tensor, k_scale: tl.tensor, v_scale: tl.tensor, positions: tl.tensor,
+    cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor, tokens: tl.tensor,
+    out_head: tl.tensor, out_row: tl.tensor, SCALED: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = row < tokens
+    there = inside[:, None] & (width < HALF)[None, :]
+    stored = (row * heads + head)[:, None] * (2 * HALF) + width[None, :]
+    low = tl.load(k + stored, mask=there, other=0)
+    high = tl.load(k + stored + HALF, mask=there, other=0)
+    v_low = tl.load(v + stored, mask=there, other=0)
+    v_high = tl.load(v + stored + HALF, mask=there, other=0)
+    if SCALED:
+        # Rounded as the codec decodes, before anything is computed from it.
+        scale = tl.load(k_scale + row * heads + head, mask=inside, other=0.0).to(tl.float32)
+        low = (low.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
+        high = (high.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
+        scale = tl.load(v_scale + row * heads + head, mask=inside, other=0.0).to(tl.float32)
+        v_low = (v_low.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
+        v_high = (v_high.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
+    position = tl.load(positions + row, mask=inside, other=0)
+    turn = position[:, None] * HALF + width[None, :]
+    c = tl.load(cos + turn, mask=there, other=0.0)
+    s = tl.load(sin + turn, mask=there, other=0.0)
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    place = head * out_head + row[:, None] * out_row + width[None, :]
+    tl.store(k_out + place, (low * c - high * s).to(k_out.dtype.element_ty), mask=there)
+    tl.store(k_out + place + HALF, (high * c + low * s).to(k_out.dtype.element_ty), mask=there)
+    tl.store(v_out + place, v_low.to(v_out.dtype.element_ty), mask=there)
+    tl.store(v_out + place + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
+
+
+_kernel = gpu.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")

@@ -1,0 +1,154 @@
+"""Attention of one new token per sequence on a GPU, in Triton, over KV that lies in runs of rows of
+a pool: a run per sequence and KV head, as long as it happens to be.
+
+    run       |  block 0  |  block 1  |  block 2 |     one program each, all its query heads at once
+    partial      sums, highest score, total            fp32
+    result       the blocks of a run put together      one program per query head
+
+A block is of a fixed number of keys, so one long sequence alone fills a GPU, and a result depends
+on nothing but its own run. Before its first use on a device the kernel is run once against torch's
+attention (`service.worker.kernels.gpu.gpu`). `ragged_attention` is the same on a CPU. Knows no
+model and no sequence.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.kernels.gpu import gpu
+from service.worker.kernels.gpu.gpu import tl
+
+# Keys of a block, and of them read at once. 8,192 keys of 8 KV heads are 256 programs; what a block
+# hands on is a few percent of what it read.
+BLOCK, KEYS = 256, 64
+# Blocks put together at once.
+PARTS = 32
+# Query heads of a KV head, filled up with zeros: a product on tensor cores has as many rows.
+HEADS = 16
+# Tiles of keys under way: at d = 256 as many as every GPU since Ampere has room for.
+OPTIONS = {"num_stages": 2, "enable_fp_fusion": True}
+# Of the check before the first use: one rounding of bfloat16 on values of size one.
+TOLERANCE = 2**-6
+
+
+def serves(q: Tensor, k: Tensor, group: int) -> bool:
+    """Whether the kernel takes queries `[sequences, heads, d]`, `group` of them to a KV head."""
+    on_gpu = _attend is not None and q.device.type == "cuda"
+    fits = q.dtype == k.dtype and q.dtype in gpu.NARROW and q.shape[2] in (32, 64, 128, 256)
+    fits = fits and group <= HEADS and k.is_contiguous()
+    return on_gpu and fits and right(q.device, group, q.shape[2])
+
+
+@cache
+def right(device: torch.device, group: int, d: int) -> bool:
+    """Whether the kernel compiles on this device for such heads and gives what torch gives."""
+    name = f"attention of one token, {group} heads of {d}"
+    return gpu.agree(name, lambda: _compared(device, group, d), TOLERANCE)
+
+
+def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator(device=device).manual_seed(0)
+    q = torch.randn(2, 2 * group, d, generator=random, device=device).bfloat16()
+    k, v = torch.randn(2, 1000, d, generator=random, device=device).bfloat16()
+    starts, lengths = [600, 30, 0, 700], [70, BLOCK + 1, 1, BLOCK]
+    scale, theirs = d**-0.5, []
+    for asked, start, length in zip(q.view(4, 1, group, d), starts, lengths, strict=True):
+        keys, values = (x[None, start : start + length].float() for x in (k, v))
+        theirs.append(F.scaled_dot_product_attention(asked.float(), keys, values, scale=scale))
+    runs = torch.tensor([starts, lengths], device=device)
+    return attend(q, k, v, runs, max(lengths), scale), torch.cat(theirs).view(q.shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, longest: int, scale: float) -> Tensor:
+    """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; runs: where the keys of every
+    sequence's every KV head start and how many they are, int64 `[2, sequences * kv_heads]`, none
+    empty, none longer than `longest` → `[sequences, heads, d]`. Softmax and sums in fp32; weights
+    are rounded to the dtype of the values they multiply. Waits for nothing: a CUDA graph can hold
+    it, for other runs of other lengths up to `longest`."""
+    q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    heads, d = q.shape[0] * q.shape[1], q.shape[2]
+    runs = runs.contiguous()
+    number, blocks = runs.shape[1], -(-longest // BLOCK)
+    group = heads // number
+    sums = torch.empty(number, blocks, group, d, dtype=torch.float32, device=q.device)
+    highest, totals = torch.empty(2, number, blocks, group, dtype=torch.float32, device=q.device)
+    _attend[(number, blocks)](
+        q, k, v, runs, sums, highest, totals, scale,
+        GROUP=group, HEADS=HEADS, D=d, BLOCK=BLOCK, KEYS=KEYS, **OPTIONS,
+    )  # fmt: skip
+    _join[(heads,)](
+        sums, highest, totals, runs, out, number, blocks,
+        GROUP=group, D=d, BLOCK=BLOCK, PARTS=PARTS, **OPTIONS,
+    )  # fmt: skip
+    return out
+
+
+def _attend_block(
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, extents: tl.tensor, sums: tl.tensor,
+    highest: tl.tensor, totals: tl.tensor, scale: tl.tensor, GROUP: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+) -> None:  # fmt: skip
+    run, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(extents + run)
+    length = tl.load(extents + tl.num_programs(0) + run)
+    first = block * BLOCK
+    if first < length:
+        head, width = tl.arange(0, HEADS), tl.arange(0, D)
+        mine = head < GROUP
+        asked = tl.load(
+            q + (run * GROUP + head)[:, None] * D + width[None, :], mask=mine[:, None], other=0.0
+        )
+        most = tl.full((HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        summed = tl.zeros((HEADS, D), tl.float32)
+        for at in range(0, BLOCK, KEYS):
+            key = first + at + tl.arange(0, KEYS)
+            # Masked by place, never by value: what is no number must show in the result.
+            there = key < length
+            row = (start + key) * D
+            keys = tl.load(k + row[None, :] + width[:, None], mask=there[None, :], other=0.0)
+            scores = tl.where(there[None, :], tl.dot(asked, keys) * scale, float("-inf"))
+            more = tl.maximum(most, tl.max(scores, 1))
+            weights, fade = tl.exp(scores - more[:, None]), tl.exp(most - more)
+            values = tl.load(v + row[:, None] + width[None, :], mask=there[:, None], other=0.0)
+            summed = summed * fade[:, None] + tl.dot(weights.to(values.dtype), values)
+            total = total * fade + tl.sum(weights, 1)
+            most = more
+        part = (run * tl.num_programs(1) + block) * GROUP + head
+        tl.store(sums + part[:, None] * D + width[None, :], summed, mask=mine[:, None])
+        tl.store(highest + part, most, mask=mine)
+        tl.store(totals + part, total, mask=mine)
+
+
+def _join_blocks(
+    sums: tl.tensor, highest: tl.tensor, totals: tl.tensor, extents: tl.tensor, out: tl.tensor,
+    runs: tl.tensor, blocks: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> None:  # fmt: skip
+    head, width = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    run = head // GROUP
+    length = tl.load(extents + runs + run)
+    most = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    summed = tl.zeros((D,), tl.float32)
+    first = 0
+    while first * BLOCK < length:
+        block = first + tl.arange(0, PARTS)
+        there = block * BLOCK < length
+        part = (run * blocks + block) * GROUP + head % GROUP
+        reached = tl.load(highest + part, mask=there, other=float("-inf"))
+        more = tl.maximum(most, tl.max(reached, 0))
+        share, fade = tl.exp(reached - more), tl.exp(most - more)
+        total = total * fade + tl.sum(share * tl.load(totals + part, mask=there, other=0.0), 0)
+        found = tl.load(sums + part[:, None] * D + width[None, :], mask=there[:, None], other=0.0)
+        summed = summed * fade + tl.sum(share[:, None] * found, 0)
+        most = more
+        first += PARTS
+    tl.store(out + head * D + width, (summed / total).to(out.dtype.element_ty))
+
+
+_attend, _join = gpu.jit(_attend_block), gpu.jit(_join_blocks, "runs", "blocks")

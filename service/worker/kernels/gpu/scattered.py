@@ -1,0 +1,110 @@
+"""Index-causal attention on a GPU, in Triton: rows at scattered indices, no mask in memory.
+
+A program takes a tile of rows of one query head and reads keys up to the index of its last row, so
+nothing is computed that no row of the tile sees. The reference is `service.worker.model.attention`.
+Before its first use on a device the kernel is run once against torch's attention; if it does not
+compile there or differs, it is not used. Knows no model and no cache layout beyond
+`[kv_heads, n, d]`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.kernels.gpu import gpu
+from service.worker.kernels.gpu.gpu import tl
+
+ROWS, KEYS = 64, 64
+OPTIONS = {"enable_fp_fusion": True}
+# Of the check before the first use: one rounding of bfloat16 on values of size one.
+TOLERANCE = 2**-6
+
+
+def serves(q: Tensor, head_dim: int) -> bool:
+    """Whether the kernel takes queries like these."""
+    on_gpu = _kernel is not None and q.device.type == "cuda"
+    fits = q.dtype in gpu.NARROW and head_dim in (32, 64, 128, 256)
+    return on_gpu and fits and right(q.device, head_dim)
+
+
+@cache
+def right(device: torch.device, d: int) -> bool:
+    """Whether the kernel compiles on this device for heads of d and gives what torch gives."""
+    name = f"attention of scattered rows, heads of {d}"
+    return gpu.agree(name, lambda: _compared(device, d), TOLERANCE)
+
+
+def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator(device=device).manual_seed(0)
+    q = torch.randn(70, 4, d, generator=random, device=device).bfloat16()
+    k, v = torch.randn(2, 2, 200, d, generator=random, device=device).bfloat16()
+    rows = torch.arange(0, 200, 3, device=device)[:66]
+    q = q[: len(rows)]
+    ours = attend(q, k, v, rows, d**-0.5)
+    mask = torch.arange(200, device=device) <= rows[:, None]
+    theirs = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None].float(), k[None].float(), v[None].float(), attn_mask=mask,
+        scale=d**-0.5, enable_gqa=True,
+    )[0].transpose(0, 1).reshape(len(rows), -1)  # fmt: skip
+    return ours, theirs
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """q `[m, heads, d]` of the rows at ascending indices `rows` `[m]`; k, v `[kv_heads, n, d]`,
+    every key up to the last row in place. Returns `[m, heads * d]`."""
+    m, heads, d = q.shape
+    out = torch.empty(m, heads, d, dtype=q.dtype, device=q.device)
+    grid = (-(-m // ROWS), heads)
+    _kernel[grid](
+        q, k, v, rows, out, m, scale,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        GROUP=heads // k.shape[0], D=d, ROWS=ROWS, KEYS=KEYS, **OPTIONS,
+    )  # fmt: skip
+    return out.view(m, heads * d)
+
+
+def _tile(
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, rows: tl.tensor, out: tl.tensor, m: tl.tensor,
+    scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor,
+    v_head: tl.tensor, v_row: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> None:  # fmt: skip
+    head = tl.program_id(1)
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside, width = at < m, tl.arange(0, D)
+    index = tl.load(rows + at, mask=inside, other=-1)
+    last = tl.max(index, 0)
+    here = at.to(tl.int64)
+    queries = tl.load(
+        q + here[:, None] * q_row + head * q_head + width[None, :], mask=inside[:, None], other=0.0
+    )
+    k += (head // GROUP).to(tl.int64) * k_head
+    v += (head // GROUP).to(tl.int64) * v_head
+    highest = tl.full((ROWS,), -1e30, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    summed = tl.zeros((ROWS, D), tl.float32)
+    for first in range(0, last + 1, KEYS):
+        key = first + tl.arange(0, KEYS)
+        there = key <= last
+        keys = tl.load(k + key[None, :] * k_row + width[:, None], mask=there[None, :], other=0.0)
+        scores = tl.dot(queries, keys) * scale
+        scores = tl.where(key[None, :] <= index[:, None], scores, -1e30)
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        # Rows past the end see nothing; a score of -1e30 must not become exp(0).
+        weights = tl.where(scores > -1e29, tl.exp(scores - higher[:, None]), 0.0)
+        fade = tl.exp(highest - higher)
+        values = tl.load(v + key[:, None] * v_row + width[None, :], mask=there[:, None], other=0.0)
+        summed = summed * fade[:, None] + tl.dot(weights.to(values.dtype), values)
+        total = total * fade + tl.sum(weights, 1)
+        highest = higher
+    result = summed / tl.maximum(total, 1e-30)[:, None]
+    heads = tl.num_programs(1)
+    place = (here[:, None] * heads + head) * D + width[None, :]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside[:, None])
+
+
+_kernel = gpu.jit(_tile)

@@ -1,0 +1,1 @@
+"""The pool of KV memory that running sequences share."""

@@ -1,0 +1,1 @@
+"""Chunks out of the store and into it, on threads of their own."""

@@ -1,0 +1,192 @@
+"""Brings chunks out of the store on a few threads, so that the engine never waits for a disk or a
+socket. Knows no model and no scheduling.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from kvstore import BlocksOutcome, ReadOutcome, TieredStore
+from service.worker.forward.chunk_prefill import ComputedChunk
+from service.worker.loading.chunk_stream import ChunkStream, parts_of
+from service.worker.loading.stream_reader import MEMORY, StreamReader
+from service.worker.methods.sparse import sketch
+from service.worker.methods.sparse.blocks import BlockGrid
+from service.worker.model.addressing import Address
+
+T = TypeVar("T")
+BlockSet = Mapping[int, Collection[int]]
+"""Layer to block numbers."""
+
+# A prefetch is followed by its request at once; what it found is old news after this.
+NOTE_S = 10.0
+MAX_NOTES = 1024
+LOOKUP_THREADS = 2
+
+
+@dataclass(frozen=True)
+class EndsOutcome:
+    """What a sparse method's first read of a document gave. seconds: of the whole; the rest is of
+    the sketch's read, `read` has its own."""
+
+    sketch: sketch.Sketch | None
+    read: BlocksOutcome | None
+    seconds: float
+    sketch_bytes: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.read is not None and self.read.blocks is not None and not self.read.missing
+
+    @property
+    def tier(self) -> str | None:
+        return self.read.tier if self.read is not None else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.sketch_bytes + (self.read.nbytes if self.read is not None else 0)
+
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        return self.read.problems if self.read is not None else ()
+
+
+class Loader:
+    """Threads around a `TieredStore`. `on_ready` is called (on a loader thread) after every load
+    or store, to wake the engine. decode: chunks that come in parts, on these threads; else whoever
+    uses them does (`ChunkStream`)."""
+
+    def __init__(
+        self,
+        store: TieredStore,
+        *,
+        threads: int,
+        on_ready: Callable[[], None] = lambda: None,
+        decode: bool = True,
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._on_ready = on_ready
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
+        self._lookups: ThreadPoolExecutor | None = None
+        self.streams = StreamReader(store, self._run, self._look, self._told, on_ready, decode)
+
+    def start(self) -> None:
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
+        # Apart: reads that stall must not hold up who only asks where chunks are, or has them in
+        # memory.
+        self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kv-lookup")
+
+    def close(self) -> None:
+        if self._lookups is not None:
+            self._lookups.shutdown(wait=True, cancel_futures=True)
+            self._lookups = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        self.streams.close()
+
+    def load(self, address: Address) -> Future[ReadOutcome]:
+        """Read one chunk; bad or missing data is an outcome, never an exception.
+
+        What a prefetch moments ago found (the tier it came from, a copy that was bad) is part of
+        the outcome: the request it was made for reports it.
+        """
+        return self._run(lambda: self._told(address, self._store.read(address.key, address.spec)))
+
+    def load_ends(self, address: Address) -> Future[EndsOutcome]:
+        """Read a chunk's sketch and its first and last blocks, nothing else of it."""
+        return self._run(lambda: self._ends(address))
+
+    def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
+        """Read these blocks of these layers."""
+        return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
+
+    def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
+        """Store a chunk and its sketch."""
+        return self._run(lambda: self._put(address, computed))
+
+    def is_complete(self, address: Address) -> bool:
+        """Whether chunk and sketch are both stored."""
+        store = self._store
+        return bool(store.contains([address.key])) and (
+            store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
+        )
+
+    def _put(self, address: Address, computed: ComputedChunk) -> bool:
+        stored = bool(self._store.contains([address.key]))
+        if not stored:
+            stored = self._store.put(address.key, computed.chunk)
+        tensors = computed.sketch.tensors()
+        return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
+
+    def _ends(self, address: Address) -> EndsOutcome:
+        started = time.monotonic()
+        extra = self._store.read_extra(address.key, sketch.NAME, sketch.VERSION)
+        if extra is None:
+            return EndsOutcome(None, None, time.monotonic() - started)
+        ends = BlockGrid(address.spec.tokens).fixed
+        layers = dict.fromkeys(range(address.spec.layers), ends)
+        found = self._store.read_blocks(address.key, layers, address.spec)
+        own = sketch.Sketch.of(extra.tensors)
+        return EndsOutcome(own, found, time.monotonic() - started, extra.nbytes)
+
+    def prefetch(self, addresses: Iterable[Address]) -> None:
+        """Read ahead of a request: what is found moves into the memory tier."""
+        for address in addresses:
+            self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
+
+    def _read_ahead(self, address: Address) -> None:
+        tier = self._store.locate([address.key]).get(address.key)
+        if tier in (None, MEMORY) or len(parts_of(address)) == 1:
+            self._note(address, self.streams.read(address))
+            return
+        stream = self.streams.join(address, tier)
+        stream.arrived[-1].add_done_callback(lambda _: self._was_read_ahead(stream))
+
+    def _was_read_ahead(self, stream: ChunkStream) -> None:
+        if stream.users == 1:  # else a request that wants it came in time, and reports it itself
+            problems = tuple(stream.problems)
+            self._note(
+                stream.address,
+                ReadOutcome(None, stream.tier, stream.nbytes, stream.seconds, problems),
+            )
+        self.streams.leave(stream)
+
+    def _note(self, address: Address, outcome: ReadOutcome) -> None:
+        # Without the chunk: a note must not hold memory that no tier accounts for.
+        note = replace(outcome, chunk=None)
+        with self._lock:
+            self._notes[address.key] = (time.monotonic(), note)
+            while len(self._notes) > MAX_NOTES:
+                self._notes.popitem(last=False)
+
+    def _told(self, address: Address, outcome: ReadOutcome) -> ReadOutcome:
+        with self._lock:
+            at, note = self._notes.pop(address.key, (0.0, None))
+        if note is None or time.monotonic() - at > NOTE_S:
+            return outcome
+        seconds = note.seconds + outcome.seconds
+        tier = note.tier if outcome.chunk is not None and note.tier else outcome.tier
+        problems = tuple(dict.fromkeys((*note.problems, *outcome.problems)))
+        return replace(outcome, tier=tier, seconds=seconds, problems=problems)
+
+    def _run(self, work: Callable[[], T]) -> Future[T]:
+        return self._on(self._pool, work)
+
+    def _look(self, work: Callable[[], T]) -> Future[T]:
+        return self._on(self._lookups, work)
+
+    def _on(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> Future[T]:
+        assert pool is not None, "start the loader first"
+        future = pool.submit(work)
+        future.add_done_callback(lambda _: self._on_ready())
+        return future

@@ -1,0 +1,1 @@
+"""Fusion and eviction methods, one file each."""

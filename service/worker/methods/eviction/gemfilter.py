@@ -1,0 +1,95 @@
+"""GemFilter (METHODS §2.7; Shi et al. 2024): an early layer picks the tokens worth a full prefill.
+
+At layer r the last query's raw logits (after RoPE, no scale, no softmax) are summed over query
+heads and mean-pooled; the best tokens start over as a prompt of their own, at positions 0..B-1,
+and that second pass is a full prefill of B tokens. So this is no compaction of a filled cache: the
+first token already comes from the shorter prompt, and what the fusion method prepared only serves
+to choose. It follows any fusion method: layer r's query and keys are whatever that computed.
+Zero padding of the pool favours the edges where logits are negative, as in the public code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.errors import InvalidRequest
+from service.parameters import parameter
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.pooling import mean_pool
+from service.worker.core.topk import stable_topk
+from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+
+# The paper's choice for Llama 3.1 8B: layer 13 of 32.
+DEFAULT_DEPTH = 13 / 32
+
+
+@dataclass(frozen=True)
+class Method(EvictionMethod):
+    """Run the prompt up to an early layer, choose the tokens that its last query scores highest
+    there, and prefill those alone, in full. The answer never sees the rest. Unprotected, template
+    and question may be dropped too."""
+
+    layer: int = parameter(
+        0,
+        "layer that chooses, from 0; 0 itself: 13/32 of the model's depth, rounded down",
+        ge=0,
+        layer=True,
+    )
+    kernel: int = parameter(5, "width of the mean over neighbouring tokens, odd", ge=1)
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise InvalidRequest(
+                f"eviction.kernel must be odd, not {self.kernel}", field="eviction.kernel"
+            )
+
+    @property
+    def window_rows(self) -> int:
+        return 1
+
+    def check(self, model: ModelFacts) -> None:
+        if self.layer >= model.layers:
+            raise InvalidRequest(
+                f"eviction.layer must be at most {model.layers - 1} (the model has "
+                f"{model.layers} layers, counted from 0), not {self.layer}",
+                field="eviction.layer",
+            )
+
+    def regions(self, layout: PromptLayout) -> tuple[Tensor, Tensor]:
+        """Unprotected, every token competes: there is no window."""
+        rows = layout.all_rows
+        return super().regions(layout) if self.protect else (rows[:0], rows)
+
+    def restart(self, view: LayerView) -> Tensor | None:
+        if view.layer != self.chooses_at(view.flops.shape.layers):
+            return None
+        if not self.applies(view.layout):
+            return None
+        fixed, open_rows = self.regions(view.layout)
+        scores = self._scores(view.q[-1], view.k)[open_rows]
+        best = stable_topk(scores, max(0, self.budget - len(fixed)))
+        view.flops.score(view.layout.tokens)
+        kept = torch.cat([fixed, open_rows[best]]).sort().values
+        return kept if len(kept) < view.layout.tokens else None
+
+    def score(self, prompt: PromptAttention) -> Tensor:
+        """The same choice for every head. Only for those who ask without a prefill."""
+        kv_heads, n, _ = prompt.k.shape
+        return self._scores(prompt.observed[-1], prompt.k).expand(kv_heads, n)
+
+    def chooses_at(self, layers: int) -> int:
+        """r: `layer`, or its default, between the second layer and the last."""
+        return self.layer or min(max(1, int(DEFAULT_DEPTH * layers)), layers - 1)
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q `[heads, d]` of the last row, k `[kv_heads, n, d]` → `[n]` fp32."""
+        kv_heads, _, d = k.shape
+        # A sum over a group's heads of q·k is (sum of q)·k.
+        of_group = q.float().view(kv_heads, -1, d).sum(1)
+        logits = torch.einsum("hd,hnd->n", of_group, k.float())
+        return mean_pool(logits.unsqueeze(0), self.kernel)[0]

@@ -1,0 +1,57 @@
+"""H2O (METHODS §2.2; Zhang et al. 2023): heavy hitters, the keys with the largest column sums.
+
+The public re-implementation's variant: sums over the prompt's queries, mean over a group's query
+heads, no pooling, `recent` last tokens, one eviction after prefill. Not done: the original's half
+heavy, half recent split, and its further accumulating and evicting during decode (generated tokens
+are never evicted here). Causal column sums favour early tokens: more queries see them.
+
+Only rows that the fusion method computed at a layer have queries there: all of them in a full
+prefill, the question and the recomputed rows after a stitched one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.core.flops import causal_pairs
+from service.worker.core.layer_view import LayerView
+from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.model.attention import attention_probabilities
+
+# Query rows scored at once: bounds the [heads, rows, n] weights in fp32.
+TILE = 64
+
+
+@dataclass(frozen=True)
+class Method(EvictionMethod):
+    """Keep the tokens that all computed prompt queries together attended to most, and the most
+    recent ones. Costs as much as the attention of those rows once more."""
+
+    recent: int = parameter(
+        8, "last tokens always kept, at most the question; less than protect keeps anyway", ge=1
+    )
+
+    @property
+    def window_rows(self) -> int:
+        return self.recent
+
+    def observe(self, view: LayerView) -> Tensor:
+        """Attention that each key received, summed over the rows of this layer: `[kv_heads, n]`."""
+        if not self.applies(view.layout):
+            return view.q[:0]
+        heads, (kv_heads, n, _) = view.q.shape[1], view.k.shape
+        sums = torch.zeros(heads, n, dtype=torch.float32, device=view.k.device)
+        last_rows = [*view.rows[TILE - 1 :: TILE].tolist(), int(view.rows[-1])]  # one transfer
+        for tile, last in zip(range(0, len(view.rows), TILE), last_rows, strict=False):
+            q, rows = view.q[tile : tile + TILE], view.rows[tile : tile + TILE]
+            weights = attention_probabilities(q, view.k[:, : last + 1], rows, view.scale)
+            sums[:, : last + 1] += weights.sum(1)
+        view.flops.score(causal_pairs(view.rows))
+        return sums.view(kv_heads, heads // kv_heads, n).mean(1)
+
+    def score(self, prompt: PromptAttention) -> Tensor:
+        return prompt.observed

@@ -1,0 +1,63 @@
+"""HeadKV-R and HeadKV-R2 (METHODS §2.6; Fu et al. 2024): heads that retrieve keep more.
+
+A query head's entries: b - b/β that every head has, and its share of the b/β that all heads of all
+layers give into one pool, by a score measured once per model (`python -m benchmarks.calibrate`). A
+KV head gets its group's mean. Real numbers until the end, as in the paper's text, then largest
+remainder over all layers and heads (the public code floors b/β, uses B instead of b and
+overspends by the window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from service.errors import InvalidRequest
+from service.parameters import parameter
+from service.worker.core.budget import apportion, exact
+from service.worker.core.model_facts import FILE, ModelFacts
+from service.worker.methods.eviction.base import PromptAttention
+from service.worker.methods.eviction.snapkv import Method as SnapKV
+
+
+@dataclass(frozen=True)
+class Method(SnapKV):
+    """SnapKV's ranking; heads that were measured to retrieve or reason keep more, in fixed
+    proportions per model. The mean over layers and heads is the budget. Needs the model's
+    calibration file."""
+
+    window: int = parameter(8, "last prompt queries that score, at most the question", ge=1)
+    variant: str = parameter(
+        "R2",
+        "R: heads that copy the answer; R2: heads that look at its passage",
+        choices=("R", "R2"),
+    )
+    beta: float = parameter(1.5, "1/beta of the budget is shared by head scores; 1: all", ge=1)
+
+    def check(self, model: ModelFacts) -> None:
+        if self.variant not in model.head_scores:
+            raise InvalidRequest(
+                f"eviction.method headkv needs {FILE} with head scores {self.variant} in the "
+                "model's folder: make it with `python -m benchmarks.calibrate MODEL` and restart",
+                field="eviction.method",
+            )
+
+    def head_rooms(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
+        kv_heads, competitors = scores.shape
+        measured = prompt.model.head_scores[self.variant]
+        group = measured.shape[1] // kv_heads
+        of_kv_heads = measured.double().view(-1, group).sum(1).tolist()
+        rooms = _shares(tuple(of_kv_heads), room, competitors, self.beta)
+        return rooms[prompt.layer * kv_heads : (prompt.layer + 1) * kv_heads]
+
+
+@lru_cache(maxsize=8)  # every layer of a prompt asks for the same table
+def _shares(scores: tuple[float, ...], room: int, competitors: int, beta: float) -> list[int]:
+    """Entries of every (layer, KV head), from their scores in the same order; mean `room`."""
+    pooled = 1 / exact(beta)
+    mean = sum(scores) / len(scores)
+    needs = [pooled * exact(s) + (1 - pooled) * exact(mean) for s in scores]
+    return apportion(needs, room * len(scores), [competitors] * len(scores))

@@ -1,0 +1,95 @@
+"""K-VEC (METHODS §2.8; "Coverage-Driven KV Cache Eviction", anonymous, under review): SnapKV that
+spreads its choice over heads and layers.
+
+With attention A `[kv_heads, O', T]` (mean over a group's query heads), equations 8-16:
+
+    P[g,t]   mean over the last O queries of A                       importance for a head (8)
+             the δ heads with the lowest deviation of P over t       (10)
+             take it over the last O' queries instead                (11)
+    I[t]     mean over the last O queries of max over heads of A     (13)
+    focus    I · (1 - earlier layers that kept t / (layer + 1))      (12, 14)
+    P'       P + λ · focus                                           (15)
+    ⌊β·B⌋    best tokens by P are kept whatever P' says              (16)
+
+Ours where the paper is silent: heads are KV heads; the window of O is kept and charged to the
+budget, as SnapKV's; denominators stay O and O' for keys that fewer rows see; pooling is off unless
+asked for. The algorithm's comment "most focused heads" contradicts its text: lowest deviation it
+is. Equation 16 sets P' to 1, but other P' may exceed that (up to 1 + λ), so these tokens are ranked
+first instead. λ = 0 and δ = 0 is SnapKV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.core.budget import exact
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.pooling import max_pool
+from service.worker.core.topk import stable_topk
+from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+
+POOL_KERNEL = 7
+
+
+@dataclass(frozen=True)
+class Method(EvictionMethod):
+    """Keep what the last prompt queries attend to, preferring tokens that earlier layers dropped,
+    and with a longer window for the least focused heads, so that more of the prompt survives
+    somewhere."""
+
+    window: int = parameter(16, "O: last prompt queries that score, at most the question", ge=1)
+    extended: int = parameter(
+        32, "O': queries that score for the least focused heads, at most the question", ge=1
+    )
+    delta: int = parameter(3, "δ: KV heads, the least focused, that use the longer window", ge=0)
+    lam: float = parameter(1.0, "λ: weight of what earlier layers dropped; 0: none", ge=0)
+    beta: float = parameter(
+        0.25, "β: share of the budget kept by a head's own scores alone", ge=0, le=1
+    )
+    pool: str = parameter(
+        "none", "max7: a head's scores are max-pooled over 7 tokens", choices=("none", "max7")
+    )
+
+    @property
+    def window_rows(self) -> int:
+        return self.window
+
+    def observe(self, view: LayerView) -> Tensor:
+        """Queries of the longer window `[O', heads, d]`."""
+        return view.q[-self._extended_rows(view.layout) :].clone()
+
+    def score(self, prompt: PromptAttention) -> Tensor:
+        layout, weights = prompt.layout, prompt.query_attention()
+        window = self.observed_rows(layout)
+        candidates = layout.tokens - window
+        recent = weights[:, -window:, :candidates]
+        own = self._own_scores(recent.mean(1), weights[:, :, :candidates].mean(1))
+        coverage = prompt.kept_before[:candidates] / (prompt.layer + 1)
+        focus = recent.amax(0).mean(0) * (1 - coverage)
+        scores = torch.zeros(len(own), layout.tokens, dtype=own.dtype, device=own.device)
+        scores[:, :candidates] = own + self.lam * focus
+        return scores.scatter(1, self._preserved(own, layout), float("inf"))
+
+    def _own_scores(self, recent: Tensor, extended: Tensor) -> Tensor:
+        """P after equation 11, pooled: each `[kv_heads, candidates]`."""
+        deviation = recent.std(1, correction=0)
+        unfocused = stable_topk(-deviation, self.delta)
+        own = recent.clone()
+        own[unfocused] = extended[unfocused]
+        return max_pool(own, POOL_KERNEL) if self.pool == "max7" else own
+
+    def _preserved(self, own: Tensor, layout: PromptLayout) -> Tensor:
+        """Equation 16: `[kv_heads, ⌊β·B⌋]` tokens, at most what a head has room for."""
+        fixed, open_rows = self.regions(layout)
+        room = max(0, self.budget - len(fixed))
+        count = min(int(exact(self.beta) * self.budget), room)
+        return open_rows[stable_topk(own[:, open_rows], count)]
+
+    def _extended_rows(self, layout: PromptLayout) -> int:
+        question = layout.tokens - layout.question_start
+        return max(self.observed_rows(layout), min(self.extended, question))

@@ -1,0 +1,75 @@
+"""A3 (METHODS §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion").
+
+    layers < selection_layer   all rows, full attention: the next layer's inputs are exact
+    selection_layer            K, V of all rows (exact); document tokens ranked by the attention
+                               the question pays them; the top ⌊ratio · n⌋ and the question go on
+    layers > selection_layer   those rows only, over cached KV overwritten at those rows
+
+The only difference from CacheBlend is the ranking. With ratio 0 it is PIE with exact layers
+0..selection_layer, not PIE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.core.flops import causal_pairs
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.topk import stable_topk
+from service.worker.methods.fusion.base import FusionMethod, share_of
+from service.worker.model.attention import attend_and_tell
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Recompute the document tokens that the question attends to most, ranked at one early layer
+    whose keys and queries are exact."""
+
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
+    selection_layer: int = parameter(
+        1, "layer at which tokens are ranked (paper: 1)", ge=1, layer=True
+    )
+
+    @property
+    def unread_layers(self) -> int:
+        return self.selection_layer + 1
+
+    @property
+    def whole_layers(self) -> int:
+        return self.selection_layer
+
+    def check(self, model: ModelFacts) -> None:
+        self.check_layer_exists("selection_layer", self.selection_layer, model)
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return layout.all_rows
+
+    def select(self, view: LayerView) -> Tensor | None:
+        if view.layer != self.selection_layer:
+            return None
+        layout = view.layout
+        candidates = layout.cached_document_rows
+        wanted = share_of(layout, self.ratio)
+        top = stable_topk(self._question_attention(view)[candidates], wanted)
+        return union(candidates[top], layout.question_rows)
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return self._question_attention(view) if view.layer == self.selection_layer else None
+
+    def _question_attention(self, view: LayerView) -> Tensor:
+        """s(t) of METHODS §1.5 step 3: `[n]`, summed over question rows and query heads."""
+        start = view.layout.question_start
+        # All rows are present at this layer, so row number and index coincide.
+        rows = view.rows[start:]
+        view.flops.score(causal_pairs(rows))
+        every_row = torch.ones(len(rows), device=rows.device)
+        q = view.q[start:]
+        return attend_and_tell(q, view.k, view.v, rows, every_row, view.scale)[1]

@@ -1,0 +1,86 @@
+"""CacheBlend (METHODS §1.3; Yao et al. 2024): recompute the tokens whose KV deviates most.
+
+    layers < check_layer   all rows, full attention: the next layer's inputs are exact
+    check_layer            K, V of all rows (exact); document tokens ranked by how far they are from
+                           the stored ones; the top ⌊ratio · n⌋ and the question go on
+    layers > check_layer   those rows only, over cached KV overwritten at those rows
+
+With a schedule the paper's gradual filtering: the rows that went on are ranked again, by their
+deviation at that layer, as many layers as the schedule has entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.errors import InvalidRequest
+from service.parameters import parameter
+from service.worker.core.deviation import squared_deviation
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.topk import stable_topk
+from service.worker.methods.fusion.base import FusionMethod, share_of
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Recompute the document tokens whose stored KV differs most from the true one, measured at
+    one early layer; the question plays no part in the choice."""
+
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
+    metric: str = parameter("V", "deviation of values or of keys", choices=("V", "K"))
+    check_layer: int = parameter(
+        1, "layer at which deviation is measured (paper: 1)", ge=1, layer=True
+    )
+    schedule: tuple[float, ...] = parameter(
+        (),
+        "shares of the prompt that go on from check_layer and the layers after it, not increasing, "
+        "instead of ratio (the paper's gradual filtering)",
+        ge=0,
+        le=1,
+    )
+
+    def __post_init__(self) -> None:
+        if list(self.schedule) != sorted(self.schedule, reverse=True):
+            raise InvalidRequest(
+                f"fusion.schedule must not increase, unlike {list(self.schedule)}",
+                field="fusion.schedule",
+            )
+
+    @property
+    def unread_layers(self) -> int:
+        return self.check_layer
+
+    @property
+    def whole_layers(self) -> int:
+        return self.check_layer
+
+    def check(self, model: ModelFacts) -> None:
+        self.check_layer_exists("check_layer", self.check_layer, model)
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return layout.all_rows
+
+    def select(self, view: LayerView) -> Tensor | None:
+        ratios = self.schedule or (self.ratio,)
+        step = view.layer - self.check_layer
+        if not 0 <= step < len(ratios):
+            return None
+        layout = view.layout
+        candidates = layout.cached_document_rows
+        candidates = candidates[torch.isin(candidates, view.rows)]
+        deviation = self._deviation(view)[candidates]
+        top = stable_topk(deviation, share_of(layout, ratios[step]))
+        return union(candidates[top], layout.question_rows)
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return self._deviation(view) if view.layer == self.check_layer else None
+
+    def _deviation(self, view: LayerView) -> Tensor:
+        return squared_deviation(view, keys=self.metric == "K", values=self.metric == "V")

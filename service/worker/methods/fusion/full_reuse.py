@@ -1,0 +1,22 @@
+"""FullReuse (METHODS §1.1): cached keys keep the positions they were precomputed at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from service.worker.core.layout import PromptLayout
+from service.worker.methods.fusion.base import FusionMethod
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Reuse as precomputed, positions not recovered; only the question is computed. A baseline
+    that is expected to fail."""
+
+    def key_positions(self, layout: PromptLayout) -> Tensor:
+        positions = layout.all_rows.clone()
+        for segment in layout.segments:
+            positions[segment.start : segment.end] -= segment.start - segment.offset
+        return positions

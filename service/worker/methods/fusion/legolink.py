@@ -1,0 +1,37 @@
+"""LegoLink (METHODS §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching").
+
+The first and last tokens of every document, which precomputing without context damages most, are
+computed from the embedding through all layers, with the question. Nothing is scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.core.layout import PromptLayout
+from service.worker.methods.fusion.base import FusionMethod
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Recompute the first and last tokens of every document at all layers."""
+
+    first: int = parameter(20, "tokens at each document's start", ge=0)
+    last: int = parameter(20, "tokens at each document's end", ge=0)
+    skip_first_doc: bool = parameter(
+        False, "leave the first document as stored (right if it is exact: prefix_mode system)"
+    )
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        filled = [segment for segment in layout.documents if segment.tokens]
+        documents = filled[1:] if self.skip_first_doc else filled
+        rows = [layout.question_rows]
+        for segment in documents:
+            inside = torch.arange(segment.start, segment.end, device=layout.ids.device)
+            first, last = min(self.first, segment.tokens), min(self.last, segment.tokens)
+            rows += [inside[:first], inside[segment.tokens - last :]]
+        return torch.cat(rows)

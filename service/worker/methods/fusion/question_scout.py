@@ -1,0 +1,92 @@
+"""Question scout: every chunk's first rows, and those a first pass of the question looks at.
+
+kvstitch's own method. Two kinds of rows are worth computing anew (measured, docs/methods.md):
+
+1. The first tokens of every chunk. Precomputed without what stood before them they act as attention
+   sinks and miss their context, whatever the question is.
+2. The tokens this question reads. The question's rows are run once over the stitched cache (PIE,
+   about one percent of a prefill), and every token gets the attention it received, summed over all
+   layers and query heads: what the last row pays, which gives the first answer token, plus half
+   the mean of what all question rows pay. Ranking at every layer needs no exact layer: A3 and
+   CacheBlend compute the first one or two layers for every token to rank at one of them.
+
+Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers; first tokens
+take at most half of them. None is spent on a first document that was precomputed behind the
+instruction: its KV is already full prefill's.
+
+The question's rows run a second time with them, over what was repaired, but not through the first
+layers: there they look at their neighbours, and stay as the first pass left them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.core.layer_view import Evidence, LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.topk import stable_topk
+from service.worker.methods.fusion.base import FusionMethod, share_of
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Recompute the first tokens of every document and those the question attends to in a first
+    pass over the cache, ranked over all layers; no layer is computed for every token."""
+
+    scouts: ClassVar[bool] = True
+
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
+    edge: int = parameter(
+        2, "first tokens of every document, charged to ratio, at most half of it", ge=0
+    )
+    question: float = parameter(
+        0.5, "weight of the mean question row beside the last one", ge=0, le=100
+    )
+    again_from: float = parameter(
+        0.33,
+        "share of the layers, from the first, in which the question is not computed a second time",
+        ge=0,
+        le=0.9,
+    )
+
+    def settled_layers(self, layers: int) -> int:
+        return min(round(self.again_from * layers), self.scouted_layers(layers).stop - 1)
+
+    def question_shares(self, layout: PromptLayout) -> Tensor:
+        rows = layout.question_rows
+        return (rows == layout.tokens - 1).float() + self.question / len(rows)
+
+    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+        wanted = share_of(layout, self.ratio)
+        return self._best(layout, layout.stale_document_rows, evidence.asked, wanted)
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return view.evidence.asked if view.layer == 0 and view.evidence is not None else None
+
+    def _best(
+        self, layout: PromptLayout, candidates: Tensor, evidence: Tensor, wanted: int
+    ) -> Tensor:
+        """`wanted` of the candidates: first tokens of documents, at most half of them, then those
+        with most evidence. One stable ranking, so that ties go to the lower index."""
+        rank = evidence.clone()
+        rank[self._edges(layout)[: wanted // 2]] = float("inf")
+        return candidates[stable_topk(rank[candidates], wanted)]
+
+    def _edges(self, layout: PromptLayout) -> Tensor:
+        """First tokens of all documents, the shallowest of all before any deeper one."""
+        documents = layout.stale_documents
+        longest = max((s.tokens for s in documents), default=0)
+        rows = [
+            s.start + depth
+            for depth in range(min(self.edge, longest))
+            for s in documents
+            if depth < s.tokens
+        ]
+        return torch.tensor(rows, dtype=torch.long, device=layout.ids.device)

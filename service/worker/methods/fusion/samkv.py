@@ -1,0 +1,82 @@
+"""SamKV (METHODS §1.7; "Semantic-aware multi-context KV"): read and hold only what is needed.
+
+Each document's first and last blocks are always kept; a first pass of the question over these and
+the documents' sketches tell which middle blocks it needs. Only those are read from the store, and
+only first and last blocks (and outlier tokens) are computed anew, attending to what is kept.
+The parts lie in `service.worker.methods.sparse`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from service.parameters import parameter
+from service.worker.core.model_facts import ModelFacts
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
+
+
+@dataclass(frozen=True)
+class Method(FusionMethod):
+    """Load and keep about a sixth of the documents' KV: their ends and the blocks this question
+    needs; recompute the ends. Nothing else is read, held or attended to."""
+
+    sparse: ClassVar[bool] = True
+
+    update: str = parameter(
+        "overwrite",
+        "recomputed KV replaces the stored, or is blended with it by their cosine",
+        choices=("overwrite", "fusion"),
+    )
+    selection: bool = parameter(True, "keep middle blocks that the question needs")
+    personalised_bias: bool = parameter(
+        True, "ask each document with what the other documents share with the question"
+    )
+    recompute: bool = parameter(True, "compute the ends of every document anew")
+    max_kept: float = parameter(
+        0.19,
+        "upper bound on the share of document tokens kept, unless the ends and one block are more",
+        ge=0,
+        le=1,
+    )
+    max_recomputed: float = parameter(
+        0.15,
+        "share of a document's tokens to compute anew: of its first block, then from its end "
+        "backwards; a document of at most three blocks is computed whole",
+        ge=0,
+        le=1,
+    )
+    normalise: str = parameter(
+        "norm",
+        "how block scores of different documents are made comparable",
+        choices=("norm", "minmax", "softmax"),
+    )
+    outliers_of: str = parameter(
+        "document",
+        "among which blocks a block must stand out for its token to be recomputed",
+        choices=("document", "request"),
+    )
+
+    def block_limit(self, grids: Sequence[BlockGrid]) -> int:
+        """Most middle blocks that a layer may hold, pooled over documents; at least one."""
+        if not self.selection:
+            return 0
+        most = math.ceil(sum(len(g.middle) for g in grids) / max(1, len(grids)))
+        ends = sum(len(g.indices(g.fixed)) for g in grids)
+        block = grids[0].block if grids else BLOCK
+        room = (self.max_kept * sum(g.tokens for g in grids) - ends) / block
+        return min(most, max(1, math.floor(room)))
+
+    def held_tokens(self, documents: Sequence[int]) -> int:
+        """Upper bound on document tokens that a layer holds, from the documents' lengths."""
+        grids = [BlockGrid(tokens) for tokens in documents if tokens]
+        ends = sum(len(g.indices(g.fixed)) for g in grids)
+        return ends + BLOCK * self.block_limit(grids)
+
+    def stable_layers(self, model: ModelFacts) -> tuple[int, ...]:
+        """N*: the calibrated layers, else the last eighth."""
+        last = math.ceil(model.layers / 8)
+        return model.stable_layers or tuple(range(model.layers - last, model.layers))

@@ -1,0 +1,96 @@
+"""Finds fusion and eviction methods: one file each, named after the method, class `Method`.
+
+Adding a method is adding a file; nothing else is edited. Files of the operator's own live in a
+folder outside the package, `<folder>/fusion/*.py` and `<folder>/eviction/*.py`. Knows no method by
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+import service.worker.methods.eviction as eviction_package
+import service.worker.methods.fusion as fusion_package
+from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
+from service.parameters import check, for_model, schema_of
+from service.records import MethodInfo
+from service.worker.core.model_facts import ModelFacts
+from service.worker.methods.eviction.base import EvictionMethod
+from service.worker.methods.fusion.base import FusionMethod
+
+
+def add_folder(folder: Path) -> None:
+    """Find methods in this folder too. Its files run with the worker's rights. A name that the
+    package has stays the package's. Raises InvalidSetting if there is no such folder."""
+    if not folder.is_dir():
+        raise InvalidSetting(f"methods_dir {folder} is not a folder")
+    for package in (fusion_package, eviction_package):
+        place = str(folder.resolve() / package.__name__.rpartition(".")[2])
+        if place not in package.__path__:
+            package.__path__.append(place)
+
+
+def fusion_methods() -> dict[str, type[FusionMethod]]:
+    return _found(fusion_package)
+
+
+def eviction_methods() -> dict[str, type[EvictionMethod]]:
+    return _found(eviction_package)
+
+
+def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
+    """The method with checked parameters. Raises UnknownMethod or InvalidRequest."""
+    made: FusionMethod = _make("fusion", fusion_methods(), name, parameters)
+    return made
+
+
+def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
+    """The method with checked parameters. Raises UnknownMethod or InvalidRequest."""
+    made: EvictionMethod = _make("eviction", eviction_methods(), name, parameters)
+    return made
+
+
+def reads_whole_chunks(fusion: str) -> bool:
+    """Whether reading its chunks ahead helps a fusion method. False for an unknown one."""
+    cls = fusion_methods().get(fusion)
+    return cls is not None and cls.reads_cache and not cls.sparse
+
+
+def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
+    """Names, first docstring paragraphs and parameter schemas as the served model allows them, for
+    `GET /v1/methods` and for the gateway's checks."""
+    return [_described(name, cls, model) for name, cls in sorted(methods.items())]
+
+
+def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
+    unavailable = ""
+    try:
+        cls().check(model)
+    except InvalidRequest as error:
+        # A default that does not fit is the parameter's affair.
+        unavailable = error.message if (error.field or "").endswith(".method") else ""
+    doc = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    schema = for_model(schema_of(cls), model.layers)
+    return MethodInfo(name, doc, schema, unavailable, getattr(cls, "sparse", False))
+
+
+def _found(package: ModuleType) -> dict[str, type[Any]]:
+    names = [m.name for m in iter_modules(package.__path__) if m.name != "base"]
+    return {name: import_module(f"{package.__name__}.{name}").Method for name in names}
+
+
+def _make(
+    where: str, methods: Mapping[str, type[Any]], name: str, parameters: Mapping[str, Any]
+) -> Any:
+    if name not in methods:
+        raise UnknownMethod(
+            f"{where}.method {name!r} is not known; known methods: {', '.join(sorted(methods))}",
+            field=f"{where}.method",
+        )
+    cls = methods[name]
+    return cls(**check(schema_of(cls), parameters, where=where))

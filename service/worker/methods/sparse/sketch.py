@@ -1,0 +1,244 @@
+"""What SamKV keeps of a chunk beside its KV (METHODS §1.7, P1–P6): enough to tell, from the sketch
+alone, which of its blocks a question will need.
+
+Computed while the chunk is precomputed, by streaming tiles of queries: a T × T matrix never exists.
+Knows no store and no request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.core.layer_view import LayerView
+from service.worker.kernels.cpu import attention_mass as attention_mass_kernel
+from service.worker.methods.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
+
+# What it is stored as; a sketch of another version is not read.
+NAME = "samkv"
+VERSION = 1
+# Tokens with fewer later queries are not scored: a mean over a handful says little.
+MIN_LATER_QUERIES = 16
+ATTENTION_FLOOR = 1e-8
+TILE = 64
+# Offset of a representative that is not there.
+NONE = 255
+# Layers whose decays are fitted at once: many small operations cost more than one larger one.
+FITTED_VALUES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Of one chunk with m blocks, layers first, fp32.
+
+    means `[L, m, kv_heads, d]`: mean key before RoPE of each block; anchor `[L, kv_heads, d]`: of
+    init and local tokens; local_query `[L, heads, d]`: mean query before RoPE of local tokens;
+    representative `[L, m]` int32: the token of each block that later queries look at most (-1:
+    none scored); mass `[L, m]` fp32: its mean attention; alpha `[L, m]` fp32: the decay of that
+    attention with distance, y = c · x^-alpha (small: it stays important; +inf: nothing scored).
+    """
+
+    means: Tensor
+    anchor: Tensor
+    local_query: Tensor
+    representative: Tensor
+    mass: Tensor
+    alpha: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored, on the host: vectors in int8 with a scale each (they are only ranked and
+        compared), means of middle blocks alone."""
+        blocks = self.alpha.shape[1]
+        out = {"mass": self.mass, "alpha": self.alpha}
+        for name, vectors in (
+            ("means", self.means[:, 1 : max(1, blocks - LOCAL_BLOCKS)]),
+            ("anchor", self.anchor),
+            ("local_query", self.local_query),
+        ):
+            scale = vectors.float().abs().amax((-2, -1), keepdim=True).clamp(min=1e-12) / 127
+            out[name] = (vectors.float() / scale).round().to(torch.int8)
+            out[name + ".scale"] = scale
+        start = torch.arange(blocks, device=self.alpha.device) * BLOCK
+        offset = torch.where(self.representative < 0, NONE, self.representative - start)
+        out["offset"] = offset.to(torch.uint8)
+        return {name: tensor.cpu() for name, tensor in out.items()}
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Tensor]) -> Sketch:
+        """From what `tensors` gave; means of init and local blocks are zero."""
+        layers, blocks = stored["alpha"].shape
+        wide = {
+            name: stored[name].float() * stored[name + ".scale"]
+            for name in ("means", "anchor", "local_query")
+        }
+        means = torch.zeros(layers, blocks, *wide["anchor"].shape[1:])
+        means[:, 1 : 1 + wide["means"].shape[1]] = wide["means"]
+        offset = stored["offset"].int()
+        representative = torch.where(
+            offset == NONE, -1, offset + torch.arange(blocks, dtype=torch.int32) * BLOCK
+        )
+        return cls(
+            means,
+            wide["anchor"],
+            wide["local_query"],
+            representative,
+            stored["mass"],
+            stored["alpha"],
+        )
+
+    def to(self, device: torch.device) -> Sketch:
+        return Sketch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+class SketchBuilder:
+    """Sees a chunk's layers one after the other, then gives its sketch. `first`: prefix rows before
+    the chunk's own."""
+
+    def __init__(self, first: int, block: int = BLOCK) -> None:
+        self._first = first
+        self._block = block
+        self._layers: list[dict[str, Tensor]] = []
+        self._columns: list[Tensor] = []
+        self._alphas: list[Tensor] = []
+
+    def add(self, view: LayerView) -> None:
+        """One layer of the chunk's own full prefill."""
+        first = self._first
+        tokens = len(view.rows) - first
+        grid = BlockGrid(tokens, self._block)
+        k = view.fresh_k[first:].float()
+        q = view.q[first:]
+        mass, norm = attention_mass(q, view.k, view.scale)
+        representative, top = representatives(mass, grid)
+        columns = later_attention(q, view.k, norm, representative, view.scale)
+        local = grid.span(grid.local[0]).start
+        init = min(grid.block, local)
+        self._layers.append(
+            {
+                "means": block_means(k, grid),
+                "anchor": torch.cat([k[:init], k[local:]]).mean(0),
+                "local_query": view.fresh_q[first + local :].float().mean(0),
+                "representative": representative.to(torch.int32),
+                "mass": top,
+            }
+        )
+        self._columns.append(columns)
+        if columns.numel() * len(self._columns) >= FITTED_VALUES:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Of the layers that have come since the last time."""
+        chosen = [part["representative"] for part in self._layers[-len(self._columns) :]]
+        self._alphas.append(decays(torch.stack(self._columns), torch.stack(chosen)))
+        self._columns = []
+
+    def sketch(self) -> Sketch:
+        if self._columns:
+            self._fit()
+        names = [f.name for f in fields(Sketch) if f.name != "alpha"]
+        parts = {name: torch.stack([part[name] for part in self._layers]) for name in names}
+        return Sketch(**parts, alpha=torch.cat(self._alphas))
+
+
+def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
+    """Mean of each block's rows of k `[T, kv_heads, d]`: `[m, kv_heads, d]`."""
+    missing = grid.blocks * grid.block - grid.tokens
+    if not missing:
+        return k.view(grid.blocks, grid.block, *k.shape[1:]).mean(1)
+    sums = F.pad(k, (0, 0, 0, 0, 0, missing)).view(grid.blocks, grid.block, *k.shape[1:]).sum(1)
+    counts = torch.full((grid.blocks, 1, 1), float(grid.block), device=k.device)
+    counts[-1] -= missing
+    return sums / counts
+
+
+def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Mean attention that later queries pay each token, and every query's log normaliser.
+
+    q `[T, heads, d]`, k `[kv_heads, first + T, d]`, both after RoPE; the first rows of k are a
+    prefix that queries see and that is not scored. Returns mass `[T]` fp32, head mean, NaN at
+    tokens with fewer than 16 later queries; log normalisers `[heads, T]`.
+    """
+    tokens, heads, _ = q.shape
+    kernel = attention_mass_kernel.served(q, k)
+    sums, norm = (kernel or streamed_mass)(q, k, scale)
+    later = torch.arange(tokens - 1, -1, -1, device=q.device)
+    mass = sums / (heads * later.clamp(min=1))
+    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
+
+
+def streamed_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """`kernels.attention_mass` in torch, tile by tile."""
+    tokens, heads, d = q.shape
+    kv_heads, n, _ = k.shape
+    first = n - tokens
+    sums = torch.zeros(tokens, device=q.device)
+    norm = torch.empty(heads, tokens, device=q.device)
+    keys = k.float()
+    for a in range(0, tokens, TILE):
+        b = min(a + TILE, tokens)
+        grouped = q[a:b].float().view(b - a, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
+        scores = torch.einsum("hgmd,hnd->hgmn", grouped * scale, keys[:, : first + b])
+        unseen = torch.ones(b - a, b - a, dtype=torch.bool, device=q.device)
+        # Only the tile's own keys: all before them are seen.
+        scores[..., first + a :].masked_fill_(unseen.triu(1), -math.inf)
+        # The softmax and its normaliser from one exponential, in place.
+        highest = scores.amax(-1, keepdim=True)
+        total = scores.sub_(highest).exp_().sum(-1, keepdim=True)
+        norm[:, a:b] = (highest + total.log()).view(heads, b - a)
+        weights = scores.mul_(1 / total).sum((0, 1))[:, first:]
+        weights[:, a:].masked_fill_(unseen.triu(), 0)  # nor itself
+        sums[:b] += weights.sum(0)
+    return sums, norm
+
+
+def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
+    """Per block its most looked-at scored token (int64, -1: none) and that token's mass (0 where
+    none), each `[m]`."""
+    missing = grid.blocks * grid.block - grid.tokens
+    scored = mass.nan_to_num(-math.inf)
+    if missing:
+        scored = F.pad(scored, (0, missing), value=-math.inf)
+    top, at = scored.view(grid.blocks, grid.block).max(1)
+    there = top > -math.inf
+    chosen = at + torch.arange(grid.blocks, device=mass.device) * grid.block
+    return chosen.where(there, -1), top.where(there, 0.0)
+
+
+def later_attention(
+    q: Tensor, k: Tensor, norm: Tensor, representative: Tensor, scale: float
+) -> Tensor:
+    """Head-mean attention of every query to each block's representative: `[T, m]` fp32."""
+    tokens, heads, d = q.shape
+    kv_heads, n, _ = k.shape
+    at = representative.clamp(min=0) + n - tokens
+    keys = k[:, at].float() * scale
+    # One product with all KV heads' keys, of which every query takes its own: rearranging the
+    # queries would take ten times as long.
+    scores = (q.reshape(-1, d).float() @ keys.view(-1, d).t()).view(
+        tokens, kv_heads, heads // kv_heads, kv_heads, len(at)
+    )
+    own = scores.diagonal(dim1=1, dim2=3)  # [tokens, group, m, kv_heads]
+    normaliser = norm.view(kv_heads, -1, 1, tokens).permute(3, 1, 2, 0)
+    return (own - normaliser).exp_().mean((1, 3))
+
+
+def decays(columns: Tensor, representative: Tensor) -> Tensor:
+    """alpha of log y = c - alpha · log x by least squares, y the attention that the query x tokens
+    after the representative pays it. +inf without a representative.
+
+    columns `[L, T, m]`, representative `[L, m]` → `[L, m]` fp32."""
+    index = torch.arange(columns.shape[1], device=columns.device)
+    distance = index[:, None] - representative[:, None]
+    later = distance >= 1
+    x = distance.clamp(min=1).double().log()
+    y = columns.clamp(min=ATTENTION_FLOOR).double().log()
+    count = later.sum(1, keepdim=True)
+    x = (x - (x * later).sum(1, keepdim=True) / count) * later
+    y = (y - (y * later).sum(1, keepdim=True) / count) * later
+    alpha = -(x * y).sum(1) / x.square().sum(1)
+    return alpha.float().masked_fill(representative < 0, math.inf)

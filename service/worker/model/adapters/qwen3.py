@@ -1,0 +1,17 @@
+"""Qwen3: RMSNorm on every query and key head; keys are stored after it, before RoPE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.adapters.norms import norm
+
+
+class Adapter(DecoderAdapter):
+    family = "qwen3"
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return norm(attention.q_norm, q), norm(attention.k_norm, k)

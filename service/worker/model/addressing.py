@@ -1,0 +1,97 @@
+"""From token ids to the store: a chunk's key, its spec and the prefix it is precomputed behind.
+
+Knows what METHODS §0 calls prefix modes; knows no tier and no request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore import ChunkSpec, chunk_key
+from service.worker.model.adapters.base import DecoderAdapter
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one segment's KV is kept, and everything needed to compute it again."""
+
+    key: str
+    spec: ChunkSpec
+    prefix_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+class Addressing:
+    """Addresses under one model and codec.
+
+    Args:
+        secret: keys the unnamed tenant's chunks; empty: plain hashes of their content.
+        tenants_secret: what each named tenant's own secret is derived from.
+    """
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        *,
+        fingerprint: str,
+        codec: str,
+        secret: bytes = b"",
+        tenants_secret: bytes = b"",
+    ) -> None:
+        self._adapter = adapter
+        self._fingerprint = fingerprint
+        self._codec = codec
+        self._secret = secret
+        self._tenants_secret = tenants_secret or secret
+        self._dtype = str(adapter.dtype).removeprefix("torch.")
+
+    def system(self, ids: Sequence[int], tenant: str) -> Address:
+        """S itself: it starts every prompt, so its KV is exact in all of them."""
+        return self._address(ids, "none", (), tenant)
+
+    def document(
+        self, ids: Sequence[int], prefix_mode: str, system: Sequence[int], tenant: str
+    ) -> Address:
+        """One document segment, precomputed behind what `prefix_mode` says."""
+        return self._address(ids, prefix_mode, self.prefix(prefix_mode, system), tenant)
+
+    def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
+        """Ids a chunk sees before itself when it is precomputed; their KV is dropped."""
+        if prefix_mode == "system":
+            return tuple(system)
+        if prefix_mode == "bos":
+            bos = getattr(self._adapter.config, "bos_token_id", None)
+            return tuple(system[:1]) if system and system[0] == bos else ()
+        return ()  # none; and bos_keep, whose BOS is part of the segment's own ids
+
+    def _address(
+        self, ids: Sequence[int], prefix_mode: str, prefix: tuple[int, ...], tenant: str
+    ) -> Address:
+        adapter = self._adapter
+        spec = ChunkSpec(
+            fingerprint=self._fingerprint,
+            codec=self._codec,
+            dtype=self._dtype,
+            layers=adapter.layers,
+            kv_heads=adapter.kv_heads,
+            head_dim=adapter.head_dim,
+            tokens=len(ids),
+        )
+        key = chunk_key(
+            fingerprint=self._fingerprint,
+            dtype=self._dtype,
+            codec=self._codec,
+            prefix_mode=prefix_mode,
+            prefix_ids=prefix,
+            chunk_ids=ids,
+            tenant_secret=self._tenant_secret(tenant),
+        )
+        return Address(key, spec, prefix, tuple(ids))
+
+    def _tenant_secret(self, tenant: str) -> bytes:
+        if not tenant:
+            return self._secret
+        return hmac.new(self._tenants_secret, tenant.encode(), hashlib.sha256).digest()

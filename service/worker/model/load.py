@@ -1,0 +1,111 @@
+"""Loads a Hugging Face folder and names it: weights, dtype, device, fingerprint.
+
+The fingerprint covers everything that changes a chunk's KV (weights, config with RoPE, tokenizer,
+prompt format), so caches of another revision can never be read as this one's. Knows no request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kvstore.format.spec import DTYPES
+from service.errors import ModelRefused
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+
+# Files small enough are hashed whole; of larger ones the header (names, shapes, offsets), the size
+# and evenly spaced samples, so that a 16 GB checkpoint does not delay the start by its read time.
+WHOLE_FILE_BYTES = 256 * 1024 * 1024
+SAMPLES = 256
+SAMPLE_BYTES = 64 * 1024
+_TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAdapter:
+    """The adapter around the model in `folder`. Raises ModelRefused with what to do about it."""
+    path = Path(folder)
+    if not (path / "config.json").exists():
+        raise ModelRefused(
+            f"{folder} holds no config.json: give a Hugging Face model folder", field="model"
+        )
+    place = torch.device(_device(device))
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=_dtype(dtype, config, place),
+            local_files_only=True,
+            attn_implementation="sdpa",
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelRefused(f"{folder} cannot be loaded: {error}", field="model") from error
+    return adapter_for(model.to(place).eval().requires_grad_(False))
+
+
+def fingerprint(folder: str) -> str:
+    """32 hex characters over weights, config, tokenizer and template of a model folder."""
+    digest = hashlib.blake2b(digest_size=16)
+    path = Path(folder)
+    weights = sorted([*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")])
+    for file in [path / name for name in _TEXT_FILES] + weights:
+        if file.exists():
+            digest.update(file.name.encode() + b"\0")
+            _hash_file(digest, file)
+    return digest.hexdigest()
+
+
+def _hash_file(digest: Any, file: Path) -> None:
+    size = file.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with file.open("rb") as data:
+        if size <= WHOLE_FILE_BYTES:
+            while block := data.read(1 << 20):
+                digest.update(block)
+            return
+        for i in range(SAMPLES):
+            data.seek(i * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(data.read(SAMPLE_BYTES))
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelRefused(
+            "device cuda was asked for, but torch finds no CUDA device: use --device cpu",
+            field="device",
+        )
+    return name
+
+
+def _dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        if name not in DTYPES:
+            raise ModelRefused(
+                f"dtype must be auto, float32, float16 or bfloat16, not {name!r}", field="dtype"
+            )
+        return DTYPES[name]
+    own: torch.dtype = getattr(config, "dtype", None) or torch.float32
+    if device.type == "cpu" and own != torch.float32 and not _cpu_has_bfloat16():
+        return torch.float32
+    return torch.bfloat16 if device.type == "cpu" and own == torch.float16 else own
+
+
+def _cpu_has_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def default_pool_tokens(adapter: DecoderAdapter, max_running: int) -> int:
+    """KV pool size when none is set: a quarter of free memory, at most what could ever be used."""
+    if adapter.device.type == "cuda":
+        free = torch.cuda.mem_get_info(adapter.device)[0] // 2
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    most = max_running * adapter.max_context
+    return max(1024, min(most, free // adapter.kv_bytes_per_token))

@@ -1,0 +1,74 @@
+"""Rotary position embedding from fp32 tables: one rotation, at the request's position.
+
+Keys are stored before RoPE and rotated once, in fp32, then cast (METHODS §0). The frequencies are
+those of the model's own rotary module, built afresh so that a dtype cast of the model cannot have
+rounded them. Knows no cache and no layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.errors import ModelRefused
+from service.worker.kernels.cpu import rotation
+from service.worker.model.supported import STATIC_ROPE_TYPES
+
+
+class RotaryTable:
+    """cos and sin `[positions, head_dim / 2]` in fp32, attention scaling folded in."""
+
+    def __init__(self, inv_freq: Tensor, scaling: float, positions: int) -> None:
+        angles = torch.outer(
+            torch.arange(positions, dtype=torch.float32, device=inv_freq.device), inv_freq.float()
+        )
+        self.cos = angles.cos() * scaling
+        self.sin = angles.sin() * scaling
+
+    @classmethod
+    def of(cls, config: Any, rotary: Any, positions: int, device: torch.device) -> RotaryTable:
+        """The table of a transformers rotary module. Raises ModelRefused if it varies by length."""
+        rope_type = str((config.rope_parameters or {}).get("rope_type", "default"))
+        if rope_type not in STATIC_ROPE_TYPES:
+            raise ModelRefused(
+                f"rope_type {rope_type!r} changes its frequencies with the prompt's length, so "
+                "stored keys cannot be moved to another position exactly; served types: "
+                + ", ".join(STATIC_ROPE_TYPES)
+                + ". Set rope_parameters in the model's config.json to one of them",
+                field="model",
+            )
+        fresh = type(rotary)(config).to(device)
+        return cls(fresh.inv_freq, float(fresh.attention_scaling), positions)
+
+    def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+        """x `[rows, heads, head_dim]` turned to `positions` `[rows]`; x's dtype, or into `out`."""
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if (kernel := rotation.served(x, positions, out)) is not None:
+            return kernel.rotate(x, positions, self.cos, self.sin, out)
+        return self.turn(positions)(x, out)
+
+    def turn(self, positions: Tensor) -> Turn:
+        """The rotation to `positions` `[rows]`, for more than one use."""
+        return Turn(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A rotation of rows to positions of their own: cos and sin `[rows, 1, head_dim / 2]` fp32."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x `[rows, heads, head_dim]` turned; in x's dtype, or into `out`."""
+        half = x.shape[-1] // 2
+        left, right = x[..., :half].float(), x[..., half:].float()
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        out[..., :half] = (left * self.cos).sub_(right * self.sin)
+        out[..., half:] = right.mul(self.cos).add_(left * self.sin)
+        return out

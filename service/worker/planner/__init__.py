@@ -1,0 +1,1 @@
+"""Load or recompute: what brings the first token sooner."""

@@ -1,0 +1,1 @@
+"""One request inside the worker, from admission to its report."""

@@ -1,0 +1,134 @@
+"""What became of every token of one prompt, for requests that ask for it; others pay nothing.
+
+Watches the layer loop (`capture`), a sparse method's plan (`planned`) and the eviction (`kept`),
+and puts it into runs of tokens that fared alike. Decides nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from service.records import SegmentFates, TokenFates, TokenRun
+from service.worker.core.flops import FlopCount
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.forward.prefill import PrefillResult
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.sparse.plan import SparsePlan
+
+
+@dataclass
+class FateRecorder:
+    """Of one prompt. A prompt that is taken up again (a stored segment was lost) goes through
+    layers a second time: what is noted per layer is then replaced."""
+
+    method: FusionMethod
+    layers: int
+    kv_heads: int
+    _rows: dict[int, Tensor] = field(default_factory=dict)
+    _scores: dict[int, Tensor] = field(default_factory=dict)
+    _plan: SparsePlan | None = None
+    _layout: PromptLayout | None = None
+    _recomputed: Tensor | None = None
+    _computed: Tensor | None = None
+    _entries: Tensor | None = None
+    _evicted: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+
+    # -- what it is shown -------------------------------------------------------------------------
+
+    def capture(self, view: LayerView) -> None:
+        """A layer of the loop: its rows, and how the method ranks there."""
+        self._rows[view.layer] = view.rows
+        if view.evidence is not None:
+            # Rows that a first pass sent keep the KV it gave them, unless they are computed again.
+            stop = self.method.scouted_layers(self.layers).stop
+            if view.layer < stop:
+                led = self.method.lead_rows(view.layout, view.evidence.asked)
+                self._rows[view.layer] = union(view.rows, led)
+        # Looking must not count as work of the prompt.
+        ranked = self.method.ranking(replace(view, flops=FlopCount(view.flops.shape)))
+        if ranked is not None:
+            self._scores[view.layer] = ranked
+
+    def planned(self, plan: SparsePlan) -> None:
+        """What a sparse method holds and computes, per layer."""
+        self._plan = plan
+
+    def prefilled(self, layout: PromptLayout, result: PrefillResult) -> None:
+        """The prompt of `layout` is in place."""
+        n, device = layout.tokens, layout.ids.device
+        self._layout = layout
+        counts = torch.zeros(n, dtype=torch.long, device=device)
+        computed, everywhere = counts.clone(), self.layers * self.kv_heads
+        if self._plan is not None:
+            question = layout.question_rows
+            held = counts.clone()
+            for fresh, kept in zip(self._plan.fresh, self._plan.kept, strict=True):
+                computed[fresh] += 1
+                held[kept] += self.kv_heads
+            computed[question], held[question] = self.layers, everywhere
+            self._entries = held
+        elif result.kept_ids is not None:  # started over with these
+            computed[result.kept_ids] = self.layers
+            counts[result.kept_ids] = everywhere
+            self._entries = counts
+        else:
+            for rows in self._rows.values():
+                computed[rows] += 1
+            self._entries = counts + everywhere
+        self._computed = computed
+        recomputed = torch.zeros(n, dtype=torch.bool, device=device)
+        recomputed[result.rows] = True
+        self._recomputed = recomputed
+
+    def kept(self, layer: int, kept: Sequence[Tensor]) -> None:
+        """Token indices per KV head that a layer holds from now on."""
+        self._evicted[layer] = kept
+
+    # -- what it tells ----------------------------------------------------------------------------
+
+    def report(self) -> TokenFates | None:
+        """None of a prompt that never came into place."""
+        layout = self._layout
+        if layout is None or self._recomputed is None or self._computed is None:
+            return None
+        columns = (self._recomputed, self._computed, self._held())
+        tokens = list(zip(*(column.tolist() for column in columns), strict=True))
+        scores = None
+        if self._scores:
+            scores = self._scores[min(self._scores)].float().tolist()
+
+        def segment(start: int, end: int, ranked: bool) -> SegmentFates:
+            own = scores[start:end] if scores is not None and ranked else None
+            rounded = None if own is None else [float(f"{score:.3g}") for score in own]
+            return SegmentFates(list(_runs(tokens[start:end])), rounded)
+
+        system, *documents = [segment(s.start, s.end, not s.cold) for s in layout.segments]
+        return TokenFates(
+            self.layers,
+            self.kv_heads,
+            # S competes with nobody.
+            replace(system, scores=None),
+            documents,
+            segment(layout.question_start, layout.tokens, False),
+        )
+
+    def _held(self) -> Tensor:
+        assert self._entries is not None
+        if not self._evicted:
+            return self._entries
+        held = torch.zeros_like(self._entries)
+        for kept in self._evicted.values():
+            everything = torch.cat(list(kept))
+            held.index_add_(0, everything, torch.ones_like(everything))
+        return held
+
+
+def _runs(tokens: Sequence[tuple[bool, int, int]]) -> Iterator[TokenRun]:
+    for (recomputed, computed_layers, entries), alike in groupby(tokens):
+        yield TokenRun(sum(1 for _ in alike), recomputed, computed_layers, entries)

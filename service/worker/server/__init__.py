@@ -1,0 +1,1 @@
+"""The worker process on its socket."""

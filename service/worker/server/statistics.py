@@ -1,0 +1,80 @@
+"""The worker's counters as (metric, labels, value); names are declared in service.metrics."""
+
+from __future__ import annotations
+
+from kvstore.stats import StoreStats
+from service.metrics import Sample
+from service.worker.engine.engine import Engine
+from service.worker.planner.planner import Planner
+
+# Shown at 0 from the start: a counter that appears with its first failure has not increased, and
+# an alert would see the second one.
+FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
+WATCHED = tuple((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES)
+
+
+def store_values(stats: StoreStats) -> list[Sample]:
+    """Tier operations, bytes, seconds and gauges; new keys; dropped writes."""
+    values: list[Sample] = []
+    for tier in stats.tiers:
+        name = {"tier": tier.name}
+        values.extend(
+            ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
+            for (op, outcome), count in sorted({**dict.fromkeys(WATCHED, 0), **tier.ops}.items())
+        )
+        for metric, amounts in (
+            ("kvstitch_tier_operation_seconds_total", tier.seconds),
+            ("kvstitch_tier_transferred_bytes_total", tier.bytes),
+        ):
+            values.extend((metric, {**name, "op": op}, n) for op, n in amounts.items())
+        for metric, known in (
+            ("kvstitch_tier_used_bytes", tier.usage.used_bytes),
+            ("kvstitch_tier_capacity_bytes", tier.usage.capacity_bytes),
+            ("kvstitch_tier_entries", tier.usage.entries),
+            ("kvstitch_tier_evictions_total", tier.usage.evictions),
+        ):
+            if known is not None:
+                values.append((metric, name, known))
+        values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
+        values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
+    values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
+    values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
+    values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
+    values.append(("kvstitch_store_pending_writes", {}, stats.pending_writes))
+    return values
+
+
+def engine_values(engine: Engine) -> list[Sample]:
+    """Sequences by state, pool, decode steps, precomputed chunks."""
+    scheduler = engine.scheduler
+    states = {
+        "waiting": len(scheduler.waiting),
+        "prefilling": len(scheduler.opened),
+        "running": len(scheduler.running),
+    }
+    values: list[Sample] = [
+        ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
+    ]
+    values.append(("kvstitch_pool_free_ratio", {}, engine.pool.free_share))
+    values.append(("kvstitch_decode_steps_total", {}, engine.decode_steps))
+    values.extend(
+        ("kvstitch_precomputed_chunks_total", {"status": status}, count)
+        for status, count in engine.lane.counts.items()
+    )
+    values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
+    if engine.gate is not None:
+        values.extend(engine.gate.values())
+    return values + (_planner_values(engine.planner) if engine.planner is not None else [])
+
+
+def _planner_values(planner: Planner) -> list[Sample]:
+    values: list[Sample] = [
+        ("kvstitch_planner_segments_total", {"decision": decision}, count)
+        for decision, count in planner.counts.items()
+    ]
+    for tier, (latency, bandwidth) in planner.tiers.known().items():
+        values.append(("kvstitch_tier_estimated_latency_seconds", {"tier": tier}, latency))
+        values.append(("kvstitch_tier_estimated_bytes_per_second", {"tier": tier}, bandwidth))
+    rate = 1 / planner.compute.flop_s
+    values.append(("kvstitch_prefill_estimated_flops_per_second", {}, rate))
+    return values

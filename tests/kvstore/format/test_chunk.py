@@ -1,0 +1,116 @@
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load as safetensors_load
+
+from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
+from kvstore.format.codecs import codec, codec_names
+from tests.kvstore.chunks import make_chunk, make_spec, make_tensors
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("codec", codec_names())
+def test_safetensors_reads_it(tmp_path, codec, dtype):
+    spec = make_spec(codec, dtype)
+    chunk = make_chunk(spec)
+    path = tmp_path / "chunk.safetensors"
+    path.write_bytes(chunk.container())
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        metadata = file.metadata()
+        stored = file.get_tensor("v.2")
+    assert names == set(chunk.header.tensors)
+    assert metadata["fingerprint"] == "model-a" and metadata["codec"] == codec
+    assert metadata["blocks.k.0"].startswith("xxh3_64:")
+    start, end = (chunk.header.tensors["v.2"].start, chunk.header.tensors["v.2"].end)
+    assert torch.equal(stored.view(torch.uint8).flatten(), chunk.data[start:end])
+    assert set(safetensors_load(chunk.container())) == names
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_raw_round_trip_is_exact_and_copies_nothing(dtype, tokens):
+    spec = make_spec("raw", dtype, tokens=tokens)
+    k, v = make_tensors(spec)
+    chunk = encode_chunk(spec, k, v)
+    for layer in range(spec.layers):
+        got_k, got_v = chunk.layer(layer)
+        assert torch.equal(got_k, k[layer]) and torch.equal(got_v, v[layer])
+        assert got_k.untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_a_layer_as_it_is_stored(codec_name):
+    """What the codec made of it, without a copy where aligned; on a device, what it decodes."""
+    spec = make_spec(codec_name)
+    k, v = make_tensors(spec)
+    chunk = encode_chunk(spec, k, v)
+    for role, expected, stored in zip("kv", (k[2], v[2]), chunk.stored_layer(2), strict=True):
+        for part, whole in zip(codec(codec_name).encode(role, expected), stored, strict=True):
+            assert part.dtype == whole.dtype and torch.equal(part, whole)
+        assert stored[0].untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
+    for here, there in zip(chunk.stored_layer(2), chunk.stored_layer(2, device="cpu"), strict=True):
+        assert all(map(torch.equal, here, there))
+
+
+def test_strided_input():
+    spec = make_spec()
+    k, v = make_tensors(spec)
+    strided = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in k]
+    assert not strided[0].is_contiguous()
+    assert torch.equal(encode_chunk(spec, strided, v).data, encode_chunk(spec, k, v).data)
+
+
+def test_the_chunk_does_not_alias_its_input():
+    spec = make_spec()
+    k, v = make_tensors(spec)
+    chunk = encode_chunk(spec, k, v)
+    k[0].zero_()
+    chunk.verify()
+
+
+def test_odd_sizes_still_decode():
+    """One layer of int8 with an odd number of bytes per tensor keeps scales aligned."""
+    spec = ChunkSpec("f", "int8", "float32", layers=2, kv_heads=1, head_dim=3, tokens=5)
+    k, v = make_tensors(spec)
+    chunk = encode_chunk(spec, k, v)
+    chunk.verify()
+    assert torch.allclose(chunk.layer(1)[1], v[1], atol=0.05)
+    moved = chunk.layer(1, device="cpu")
+    assert torch.equal(moved[0], chunk.layer(1)[0])
+
+
+def test_verify_finds_a_changed_byte_in_its_layer_only():
+    chunk = make_chunk()
+    chunk.data[chunk.header.layer_range(1)[0]] ^= 1
+    chunk.verify([0, 2])
+    with pytest.raises(ChunkCorrupt, match=r"layer 1 differs in blocks 0$"):
+        chunk.verify()
+
+
+@pytest.mark.parametrize("changed", ["layers", "shape", "dtype"])
+def test_tensors_must_match_the_spec(changed):
+    spec = make_spec()
+    k, v = make_tensors(spec)
+    if changed == "layers":
+        v = v[:-1]
+    elif changed == "shape":
+        v[1] = v[1][:-1]
+    else:
+        v[1] = v[1].float()
+    with pytest.raises(ChunkSpecError, match="spec"):
+        encode_chunk(spec, k, v)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"dtype": "int8"}, {"tokens": 0}, {"layers": 0}, {"layers": 513}]
+)
+def test_impossible_specs(fields):
+    with pytest.raises(ChunkSpecError):
+        make_spec(**fields)
+
+
+def test_unknown_codec():
+    spec = make_spec("zip")
+    with pytest.raises(ChunkSpecError, match="unknown codec 'zip'"):
+        encode_chunk(spec, *make_tensors(spec))

@@ -1,0 +1,227 @@
+"""Replies over a socket pair, cut anywhere."""
+
+import contextlib
+import itertools
+import random
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.tiers.redis.resp import Deviation, ProtocolError, Replies, ServerError, command
+from tests.kvstore.tiers.redis.fake_redis import bulk
+
+
+@contextlib.contextmanager
+def receiving(sent: bytes, cuts=(), *, close=False, deadline=5.0, pause=0.0):
+    """Replies of a peer that sends this, in pieces that end at the cuts."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.3)
+    borders = [0, *sorted(cuts), len(sent)]
+
+    def send():
+        with contextlib.suppress(OSError):  # ours has had enough
+            for start, end in itertools.pairwise(borders):
+                theirs.sendall(sent[start:end])
+                time.sleep(pause)
+        if close:
+            theirs.close()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with ours, theirs:
+        yield Replies(ours, time.monotonic() + deadline)
+        thread.join(10)
+
+
+def places(*sizes):
+    return [bytearray(b"\xee" * size) for size in sizes]
+
+
+def views(buffers):
+    return [memoryview(buffer) for buffer in buffers]
+
+
+def values_of(sizes, seed=0):
+    rng = random.Random(seed)
+    return [rng.randbytes(size) for size in sizes]
+
+
+def test_commands():
+    assert command("GET", "a:ä", 12) == b"*3\r\n$3\r\nGET\r\n$4\r\na:\xc3\xa4\r\n$2\r\n12\r\n"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40) | st.sampled_from([99, 100, 5000]), min_size=1, max_size=150),
+    cuts=st.lists(st.floats(0, 1), max_size=12),
+    flags=st.lists(st.booleans(), max_size=5),
+)
+def test_every_value_lands_in_its_place_however_the_stream_is_cut(sizes, cuts, flags):
+    wanted = values_of(sizes)
+    sent = b"".join(map(bulk, wanted)) + b"".join(b":%d\r\n" % flag for flag in flags)
+    buffers, seen = places(*sizes), []
+    with receiving(sent, [int(cut * len(sent)) for cut in cuts]) as replies:
+        replies.expected = len(sizes) + len(flags)
+        joined = b"".join(wanted)
+
+        def progress(done):
+            assert b"".join(map(bytes, buffers))[:done] == joined[:done]
+            seen.append(done)
+
+        assert replies.values(views(buffers), progress) is None
+        replies.flags(len(flags))
+        assert replies.expected == 0
+    assert list(map(bytes, buffers)) == wanted
+    assert seen == sorted(seen) and seen[-1] == sum(sizes)
+
+
+@pytest.mark.parametrize("at", range(1, 31))
+def test_cut_at_every_byte(at):
+    sent = bulk(b"abcdefghij") + bulk(b"xyz\r\n")
+    buffers = places(10, 5)
+    with receiving(sent, [at], pause=0.002) as replies:
+        assert replies.values(views(buffers)) is None
+    assert buffers == [b"abcdefghij", b"xyz\r\n"]
+
+
+WRONG = {
+    "nil": (b"$-1\r\n", None),
+    "nil of RESP3": (b"_\r\n", None),
+    "empty": (b"$0\r\n\r\n", 0),
+    "shorter": (bulk(b"ab"), 2),
+    "longer": (bulk(b"abcdef"), 6),
+    "ten times as long": (bulk(b"x" * 50), 50),
+    "much longer": (bulk(b"x" * 100_000), 100_000),
+}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("dribble", [False, True])
+def test_the_first_value_that_is_not_as_expected(what, number, dribble):
+    """Found at once, also when nothing more is coming."""
+    reply, nbytes = WRONG[what]
+    replies_sent = [bulk(b"12345"), bulk(b"12345"), bulk(b"12345")]
+    replies_sent[number] = reply
+    sent = b"".join(replies_sent[: number + 1])
+    cuts = range(min(len(sent), 60)) if dribble else ()
+    begun = time.monotonic()
+    with receiving(sent, cuts) as replies:
+        replies.expected = 3
+        found = replies.values(views(places(5, 5, 5)))
+        took = time.monotonic() - begun
+        assert found == Deviation(number, nbytes) and replies.expected == 3
+        replies._connection.shutdown(socket.SHUT_RD)
+    assert took < 0.25, "waited for a timeout"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("reply", "error", "text"),
+    [
+        (b"-LOADING Redis is loading the dataset in memory\r\n", ServerError, "^LOADING Redis is"),
+        (b"-WRONGTYPE x\r\n", ServerError, "WRONGTYPE x$"),
+        (b"+OK\r\n", ProtocolError, "OK"),
+        (b":1\r\n", ProtocolError, "1"),
+        (b"*1\r\n$5\r\n12345\r\n", ProtocolError, "1"),
+        (b">2\r\n+a\r\n+b\r\n", ProtocolError, "2"),
+        (b"$-2\r\n", ProtocolError, "-2"),
+        (b"$abc\r\n", ProtocolError, "abc"),
+        (b"$\r\n", ProtocolError, "not a reply"),
+        (b"$ 5\r\n12345\r\n", ProtocolError, "not a reply"),
+        (b"$99999999999999999999\r\n", ProtocolError, "a value of"),
+        (b"x" * 5000, ProtocolError, "without end"),
+    ],
+)
+def test_errors_and_nonsense(reply, error, text, number):
+    with receiving(bulk(b"12345") * number + reply) as replies:
+        replies.expected = 2
+        with pytest.raises(error, match=text):
+            replies.values(views(places(5, 5)))
+        assert replies.expected == 2
+
+
+def test_a_value_that_does_not_end_where_it_says():
+    no_end = pytest.raises(ProtocolError, match="does not end")
+    with receiving(b"$5\r\n12345xx$5\r\n12345\r\n") as replies, no_end:
+        replies.values(views(places(5, 5)))
+    with receiving(b"$5\r\n12345xx") as replies, no_end:
+        replies.value()
+
+
+@pytest.mark.parametrize("at", [0, 3, 6, 9, 11, 20])
+def test_a_connection_that_ends_or_falls_silent_midway(at):
+    sent = (bulk(b"12345") + bulk(b"67890"))[:at]
+    with receiving(sent, close=True) as replies, pytest.raises(ConnectionError):
+        replies.values(views(places(5, 5)))
+    with receiving(sent) as replies, pytest.raises(TimeoutError):
+        replies.values(views(places(5, 5)))
+
+
+def test_a_dribbling_server_meets_the_deadline():
+    """Every byte comes in time, the reply does not."""
+    sent = bulk(b"x" * 200)
+    begun = time.monotonic()
+    with receiving(sent, range(len(sent)), deadline=0.1, pause=0.002) as replies:
+        with pytest.raises(TimeoutError, match="deadline"):
+            replies.values(views(places(200)))
+        assert time.monotonic() - begun < 0.3
+
+
+@settings(max_examples=50, deadline=None)
+@given(value=st.none() | st.binary(max_size=70_000), cuts=st.lists(st.floats(0, 1), max_size=5))
+def test_one_value_of_unknown_length(value, cuts):
+    sent = bulk(value)
+    with receiving(sent, [int(cut * len(sent)) for cut in cuts]) as replies:
+        replies.expected = 1
+        assert replies.value() == value and replies.expected == 0
+
+
+@pytest.mark.parametrize("sent", [bulk(b"abc") + b"$", bulk(None) + b"x", b"$3\r\nabcde"])
+def test_one_value_and_no_more(sent):
+    with receiving(sent) as replies:
+        replies.expected = 1
+        with pytest.raises(ProtocolError):
+            replies.value()
+        assert replies.expected == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b":1\r\n-READONLY You can't write\r\n", ServerError),
+        (b"-NOPERM x\r\n:1\r\n", ServerError),
+        (b":1\r\n:12\r\n:1\r\n", ProtocolError),
+        (b"+OK\r\n:1\r\n:1\r\n", ProtocolError),
+        (b":1\r\n:0\r\n", TimeoutError),
+    ],
+)
+def test_flags_that_are_none(sent, error):
+    with receiving(sent) as replies:
+        replies.expected = 3
+        with pytest.raises(error):
+            replies.flags(3)
+        assert replies.expected == 3
+
+
+def test_a_socket_that_cannot_scatter():
+    """TLS sockets."""
+
+    class Plain:
+        def __init__(self, connection):
+            self.recv_into = connection.recv_into
+            self.shutdown = connection.shutdown
+
+        def recvmsg_into(self, buffers):
+            raise NotImplementedError
+
+    wanted = values_of([5, 300, 70])
+    buffers = places(5, 300, 70)
+    with receiving(b"".join(map(bulk, wanted))) as replies:
+        plain = Replies(Plain(replies._connection), time.monotonic() + 5)
+        assert plain.values(views(buffers)) is None
+    assert list(map(bytes, buffers)) == wanted

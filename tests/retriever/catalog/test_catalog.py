@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retriever.catalog.catalog import Catalog, Upsert
+from retriever.chunking.chunker import Span, WordCounter, split
+from retriever.documents import DocFilter, Document, revision_of
+from retriever.embedders import HashingEmbedder, space_of
+from retriever.errors import CatalogError, CatalogNotStarted, CatalogUnsupported
+from retriever.filters import parse_filter
+
+EMBEDDER = HashingEmbedder(8)
+SPACE = space_of(EMBEDDER)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path / "catalog.db")
+    catalog.start()
+    yield catalog
+    catalog.close()
+
+
+def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> Upsert:
+    spans = split(document.text, tokenizer=WordCounter(), max_tokens=max_tokens)
+    vectors = EMBEDDER.embed([document.text[span.start : span.end] for span in spans])
+    return catalog.upsert(document, revision_of(document, "chunking"), spans, vectors, SPACE)
+
+
+def stored_vectors(catalog: Catalog) -> dict[int, list[float]]:
+    return {
+        int(i): vector.tolist()
+        for _, ids, vectors in catalog.vectors(SPACE, batch=3)
+        for i, vector in zip(ids, vectors, strict=True)
+    }
+
+
+def test_document_comes_back_as_it_went_in(catalog: Catalog) -> None:
+    text = "Ünï\r\ncode 漢字。👨‍👩‍👧 zero\x00byte and more words\n" * 3
+    document = Document("d/1", text, "Tïtle", {"a": [1, None, {"b": "é"}], "c": 1.5})
+    done = put(catalog, document)
+    assert done.status == "created" and done.removed_chunk_ids == []
+    stored = catalog.get("d/1")
+    assert stored is not None
+    assert stored.document == document
+    assert stored.info.num_chars == len(text)
+    assert stored.info.num_chunks == len(done.chunks) > 5
+    assert stored.info.num_tokens == sum(chunk.tokens for chunk in done.chunks)
+    assert "".join(chunk.text for chunk in catalog.chunks_of("d/1")) == text
+    for chunk in catalog.chunks_of("d/1"):
+        assert chunk.text == text[chunk.char_start : chunk.char_end]
+        assert (chunk.title, chunk.revision) == ("Tïtle", stored.info.revision)
+
+
+def test_same_revision_changes_nothing(catalog: Catalog) -> None:
+    first = put(catalog, Document("a", "one two three four five"))
+    again = put(catalog, Document("a", "one two three four five"))
+    assert again == Upsert("unchanged", first.chunks, [], first.state)
+
+
+def test_other_revision_takes_the_place_of_the_old(catalog: Catalog) -> None:
+    first = put(catalog, Document("a", "one two three four five"))
+    second = put(catalog, Document("a", "one two three four six"))
+    assert second.status == "updated"
+    assert second.removed_chunk_ids == [chunk.chunk_id for chunk in first.chunks]
+    assert catalog.chunks_of("a") == second.chunks
+    assert set(stored_vectors(catalog)) == {chunk.chunk_id for chunk in second.chunks}
+    assert second.state.generation == first.state.generation + 1
+    assert catalog.counts().documents == 1
+
+
+def test_update_keeps_the_time_of_creation(catalog: Catalog) -> None:
+    put(catalog, Document("a", "one"))
+    first = catalog.get("a")
+    put(catalog, Document("a", "two"))
+    second = catalog.get("a")
+    assert first is not None and second is not None
+    assert second.info.created == first.info.created
+    assert second.info.updated >= first.info.updated
+
+
+def test_chunk_ids_are_never_used_again(catalog: Catalog) -> None:
+    first = put(catalog, Document("a", "one"))
+    catalog.delete(["a"])
+    second = put(catalog, Document("a", "one"))
+    assert second.chunks[0].chunk_id > first.chunks[0].chunk_id
+
+
+def test_delete_takes_everything(catalog: Catalog) -> None:
+    first = put(catalog, Document("a", "one two three four five"))
+    put(catalog, Document("b", "other"))
+    removed, state = catalog.delete(["a", "unknown", "a"])
+    assert removed == [chunk.chunk_id for chunk in first.chunks]
+    assert catalog.state() == state
+    assert catalog.get("a") is None and catalog.chunks_of("a") == []
+    assert catalog.chunks(removed) == []
+    assert len(stored_vectors(catalog)) == 1
+    assert catalog.delete(["a"]) == ([], state)
+
+
+def test_failed_upsert_leaves_the_old_revision(catalog: Catalog) -> None:
+    first = put(catalog, Document("a", "one two three"))
+    broken = [Span(0, 3, 1), Span(3, "x", 1)]  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        catalog.upsert(Document("a", "new"), "r", broken, np.zeros((2, 8), np.float32), SPACE)
+    assert catalog.chunks_of("a") == first.chunks
+    assert catalog.state() == first.state
+    assert put(catalog, Document("b", "still writable")).status == "created"
+
+
+def test_vectors_come_back_exactly(catalog: Catalog) -> None:
+    chunks = [
+        chunk
+        for number in range(7)
+        for chunk in put(catalog, Document(f"d{number}", f"text number {number}")).chunks
+    ]
+    expected = EMBEDDER.embed([chunk.text for chunk in chunks]).tolist()
+    assert stored_vectors(catalog) == {
+        chunk.chunk_id: vector for chunk, vector in zip(chunks, expected, strict=True)
+    }
+    assert catalog.spaces() == [SPACE]
+    assert list(catalog.vectors(space_of(HashingEmbedder(9)))) == []
+
+
+def test_chunks_come_in_the_order_asked_for(catalog: Catalog) -> None:
+    ids = [chunk.chunk_id for chunk in put(catalog, Document("a", "a b c d e f g h i")).chunks]
+    asked = [ids[2], 999, ids[0]]
+    assert [chunk.chunk_id for chunk in catalog.chunks(asked)] == [ids[2], ids[0]]
+
+
+def test_pages_go_over_all_documents_once(catalog: Catalog) -> None:
+    names = sorted(f"doc-{number}-ü" for number in range(23))
+    for name in reversed(names):
+        put(catalog, Document(name, "text"))
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = catalog.page(limit=5, cursor=cursor)
+        seen += [info.doc_id for info in page.documents]
+        # Deleting what was listed does not shift the pages to come.
+        catalog.delete([page.documents[0].doc_id])
+        if (cursor := page.next_cursor) is None:
+            break
+    assert seen == names
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ({}, "abcd"),
+        ({"lang": "en"}, "ab"),
+        ({"lang": "en", "year": 1}, "a"),
+        ({"year": 1.0}, "a"),
+        ({"year": True}, "c"),
+        ({"year": None}, "d"),
+        ({"year": "1"}, "b"),
+        ({"lang": "' OR 1=1 --"}, ""),
+        ({'a\\."b"[0] $': "odd"}, "d"),
+        ({"missing": None}, ""),
+    ],
+)
+def test_metadata_filter_matches_type_and_value(
+    catalog: Catalog, metadata: dict[str, Any], found: str
+) -> None:
+    put(catalog, Document("a", "one", metadata={"lang": "en", "year": 1}))
+    put(catalog, Document("b", "two", metadata={"lang": "en", "year": "1"}))
+    put(catalog, Document("c", "three", metadata={"lang": "de", "year": True}))
+    put(catalog, Document("d", "four", metadata={"year": None, 'a."b"[0] $': "odd"}))
+    doc_filter = DocFilter(where=parse_filter(metadata))
+    page = catalog.page(doc_filter=doc_filter)
+    assert "".join(info.doc_id for info in page.documents) == found
+    ids = [chunk.chunk_id for doc_id in found for chunk in catalog.chunks_of(doc_id)]
+    assert sorted(catalog.chunk_ids(doc_filter)) == sorted(ids)
+
+
+def test_filter_by_documents(catalog: Catalog) -> None:
+    for name in "abc":
+        put(catalog, Document(name, "one"))
+    page = catalog.page(doc_filter=DocFilter(doc_ids=("c", "a", "x")))
+    assert [info.doc_id for info in page.documents] == ["a", "c"]
+    assert catalog.chunk_ids(DocFilter(doc_ids=())) == []
+
+
+def test_reads_go_on_while_a_write_is_open(catalog: Catalog, tmp_path: Path) -> None:
+    put(catalog, Document("a", "one"))
+    other = sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("DELETE FROM documents")
+    assert catalog.get("a") is not None
+    assert len(stored_vectors(catalog)) == 1
+    other.rollback()
+    other.close()
+
+
+def test_readers_see_whole_documents_while_others_write(catalog: Catalog) -> None:
+    texts = {"x" + " x" * 10, "y" + " y" * 20}
+    stop = threading.Event()
+    broken: list[str] = []
+    put(catalog, Document("a", min(texts)))
+
+    def read() -> None:
+        while not stop.is_set():
+            text = "".join(chunk.text for chunk in catalog.chunks_of("a"))
+            if text not in texts:
+                broken.append(text)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(15):
+        for text in sorted(texts):
+            put(catalog, Document("a", text))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert broken == []
+
+
+def test_many_threads_write(catalog: Catalog) -> None:
+    def write(thread: int) -> None:
+        for number in range(10):
+            put(catalog, Document(f"{thread}-{number}", "some text here"))
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+    for running in threads:
+        running.start()
+    for running in threads:
+        running.join()
+    assert catalog.counts().documents == 40
+    assert catalog.state().generation == 40
+
+
+def test_reopened_catalog_is_the_same(catalog: Catalog, tmp_path: Path) -> None:
+    done = put(catalog, Document("a", "one two three four five six"))
+    catalog.close()
+    catalog.start()
+    assert catalog.chunks_of("a") == done.chunks
+    assert catalog.state() == done.state
+
+
+def test_use_before_start_and_after_close(catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(CatalogNotStarted):
+        Catalog(tmp_path / "new.db").counts()
+    catalog.close()
+    with pytest.raises(CatalogNotStarted):
+        put(catalog, Document("a", "one"))
+
+
+def test_other_schema_version_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.close()
+    connection = sqlite3.connect(tmp_path / "catalog.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(CatalogUnsupported, match="99"):
+        catalog.start()
+
+
+def test_file_that_is_no_database_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "catalog.db").write_bytes(b"not a database" * 1000)
+    with pytest.raises(CatalogError):
+        Catalog(tmp_path / "catalog.db").start()

@@ -1,0 +1,196 @@
+"""`kvstitch doctor`: every check on folders, servers and settings that are right, then wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.cli import main
+from service.gateway.auth.keys import KeyStore
+from service.settings import demo_model
+from tests.redis_server import redis_server
+from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.rig import Rig
+
+__all__ = ["data", "folder", "rig"]
+
+SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "kvstitch.json")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The demo model's folder as a copy that tests may damage."""
+    made = tmp_path / "own"
+    made.mkdir()
+    for name in (*SMALL, "model.safetensors"):
+        if (demo_model() / name).is_file():
+            shutil.copyfile(demo_model() / name, made / name)
+    return made
+
+
+@pytest.fixture
+def free_port() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    yield port
+
+
+class Doctor:
+    """`doctor --json` on one model and data folder: findings by check."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *given: str) -> None:
+        self._capsys, self._given = capsys, given
+
+    def __call__(self, *more: str, code: int = 0) -> dict[str, Any]:
+        self._capsys.readouterr()
+        assert main(["doctor", "--json", *self._given, *more]) == code
+        found = json.loads(self._capsys.readouterr().out)
+        assert (found["level"] == "fail") == bool(code)
+        for finding in found["checks"]:
+            assert bool(finding["remedy"]) == (finding["level"] != "ok"), finding
+        return {finding["check"]: finding for finding in found["checks"]}
+
+
+@pytest.fixture
+def doctor(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, free_port: str
+) -> Doctor:
+    small = ("--memory-tier-mib", "1", "--ssd-tier-gib", "0.01", "--port", free_port)
+    return Doctor(capsys, "--model", str(model), "--data-dir", str(tmp_path / "data"), *small)
+
+
+def change(file: Path, **values: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_all_is_well(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = doctor()
+    assert {f["level"] for f in found.values()} == {"ok"}
+    assert set(found) == {
+        "packages", "model", "tokenizer", "weights", "data folder", "disk", "embedder", "index",
+        "tiers", "port", "keys", "service",
+    }  # fmt: skip
+    assert not (tmp_path / "data").exists(), "looking changes nothing"
+    assert main(["doctor", "--data-dir", str(tmp_path / "data"), "--redis", "redis://no.host"]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "what to do" in out and "1 fail" in out
+
+
+def test_torch_is_not_loaded(tmp_path: Path) -> None:
+    run = "from service.cli import main; import sys; main(['doctor', '--data-dir', sys.argv[1]])"
+    after = "; print({'torch', 'transformers', 'faiss'} & set(sys.modules))"
+    command = [sys.executable, "-c", run + after, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.stdout.splitlines()[-1] == "set()", found
+
+
+def test_models_that_are_refused(doctor: Doctor, model: Path) -> None:
+    change(model / "config.json", model_type="gpt2")
+    assert "qwen3" in doctor(code=1)["model"]["remedy"]
+    change(model / "config.json", model_type="llama", rope_parameters={"rope_type": "dynamic"})
+    assert "dynamic" in doctor(code=1)["model"]["message"]
+    change(model / "config.json", rope_parameters=None, rope_scaling={"type": "longrope"})
+    assert "longrope" in doctor(code=1)["model"]["message"]
+    change(model / "config.json", rope_scaling={"type": "linear", "factor": 2.0})
+    assert doctor()["model"]["level"] == "ok"
+    (model / "config.json").write_text("{")
+    assert "cannot be read" in doctor(code=1)["model"]["message"]
+    assert doctor("--model", str(model / "none"), code=1)["model"]["level"] == "fail"
+    assert doctor("--model", "someone/something")["model"]["level"] == "warn"
+
+
+def test_damaged_files(doctor: Doctor, model: Path) -> None:
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    assert "damaged" in doctor(code=1)["weights"]["message"]
+    weights.write_bytes(whole)
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00002.safetensors"}}))
+    assert "model-00002.safetensors" in doctor(code=1)["weights"]["message"]
+    index.unlink()
+    (model / "tokenizer.json").write_text("{}")
+    assert doctor(code=1)["tokenizer"]["level"] == "fail"
+
+
+def test_data_folder(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "jobs.sqlite3").write_bytes(b"not a database, and long enough" * 200)
+    assert "jobs.sqlite3" in doctor(code=1)["databases"]["message"]
+    full = doctor("--ssd-tier-gib", "1000000000", code=1)["disk"]
+    assert full["level"] == "warn" and "--ssd-tier-gib" in full["remedy"]
+    (tmp_path / "file").write_text("no folder")
+    found = doctor("--data-dir", str(tmp_path / "file" / "below"), code=1)
+    assert found["data folder"]["level"] == "fail"
+
+
+def test_redis(doctor: Doctor) -> None:
+    with redis_server() as redis:
+        found = doctor("--redis", redis.url)
+        assert found["redis"]["level"] == "ok"
+        assert "not set" in found["redis memory"]["message"]
+        redis.freeze()
+        assert doctor("--redis", redis.url, code=1)["redis"]["level"] == "fail"
+        redis.thaw()
+    with redis_server(maxmemory="8mb") as redis:
+        assert "allkeys-lru" in doctor("--redis", redis.url)["redis memory"]["remedy"]
+    with redis_server(maxmemory="8mb", policy="allkeys-lru") as redis:
+        assert doctor("--redis", redis.url)["redis memory"]["level"] == "ok"
+    with redis_server(maxmemory="8mb", policy="volatile-lru") as redis:
+        assert doctor("--redis", redis.url)["redis memory"]["level"] == "warn"
+        ttl = ("--redis-ttl", "60")
+        assert doctor("--redis", redis.url, *ttl)["redis memory"]["level"] == "ok"
+    secret = redis.url.replace("//", "//:geheim@")
+    assert "geheim" not in str(doctor("--redis", secret, code=1))
+
+
+def test_exposure_and_ports(doctor: Doctor, tmp_path: Path, free_port: str) -> None:
+    everywhere = ("--host", "0.0.0.0")
+    assert "keys create" in doctor(*everywhere, code=1)["keys"]["remedy"]
+    store = KeyStore(tmp_path / "data" / "keys.sqlite3")
+    store.start()
+    _, key = store.create()
+    assert "1 of 1" in doctor(*everywhere)["keys"]["message"]
+    store.revoke(key.key_id)
+    assert "none of 1" in doctor(code=1)["keys"]["message"]
+    store.close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(free_port)))
+        taken.listen()
+        url = ("--url", "http://127.0.0.1:1")
+        assert "--port" in doctor(*url, code=1)["port"]["remedy"]
+
+
+def test_a_wrong_setting_is_a_finding(doctor: Doctor) -> None:
+    found = doctor("--prefix-mode", "sideways", code=1)
+    assert "prefix_mode" in found["settings"]["message"] and "model" not in found
+
+
+def test_a_service_that_runs(doctor: Doctor, rig: Rig) -> None:
+    """Its folder's documents are by another embedder than the one asked about."""
+    rig.ingest()
+    given = ("--url", rig.url, "--data-dir", str(rig.gateway.settings.data_dir))
+    found = doctor(*given, code=1)
+    assert found["service"]["level"] == "ok" and "is ready" in found["service"]["message"]
+    assert "serves from it" in found["data folder"]["message"]
+    assert "3 documents" in found["index"]["message"] and found["index"]["level"] == "fail"
+    rig.gateway.failure = "out of order"
+    assert "out of order" in doctor(*given, code=1)["service"]["message"]
+    rig.gateway.failure = None
+
+
+def test_deep_runs_the_start_up_check(doctor: Doctor, model: Path) -> None:
+    found = doctor("--deep")
+    assert "to transformers" in found["start-up check"]["message"]
+    assert "384" in found["embedding"]["message"]
+    change(model / "config.json", model_type="gpt2")
+    assert doctor("--deep", code=1)["start-up check"]["level"] == "fail"

@@ -1,0 +1,190 @@
+"""Files of all kinds, from upload to the stored document, and what becomes of hostile ones."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.errors import InvalidRequest
+from service.gateway.corpus.parsing import html, markdown, sandbox
+from service.gateway.corpus.parsing.sandbox import FileLimits
+from tests.service.gateway.corpus.pdfs import make_pdf
+from tests.service.gateway.rig import Rig
+
+LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=5, memory_bytes=512 << 20)
+HEAD = {"headings": [[0, 1, "Head"]]}
+MARKDOWN = "intro\r\n\r\n# Kettle #\r\n\r\n```\n# no heading\n```\n\nParts\n-----\n\ntext"
+HTML = (
+    "<html><head><title>The  Kettle</title><style>p{}</style></head><body><nav>menu</nav>"
+    "<h2>Parts <i>list</i></h2><p>It has a lid\n and a <b>handle</b>.</p><script>evil()</script>"
+    "<ul><li>lid<li>handle</ul><table><tr><td>a<td>b</table><pre>x\n  y</pre>one<br>two"
+)
+
+
+def test_markdown_keeps_its_text_and_finds_its_headings() -> None:
+    parsed = markdown.parse(MARKDOWN)
+    assert parsed.text == MARKDOWN and parsed.title == "Kettle"
+    assert [(h.level, h.title) for h in parsed.headings] == [(1, "Kettle"), (2, "Parts")]
+    assert [MARKDOWN[h.start :][:5] for h in parsed.headings] == ["# Ket", "Parts"]
+
+
+def test_html_becomes_what_a_reader_sees() -> None:
+    parsed = html.parse(HTML.encode())
+    assert parsed.title == "The Kettle"
+    assert parsed.text.split("\n") == [
+        "Parts list",
+        "It has a lid and a handle.",
+        "- lid",
+        "- handle",
+        "a | b",
+        "x",
+        "  y",
+        "one",
+        "two",
+    ]
+    assert [(h.start, h.level, h.title) for h in parsed.headings] == [(0, 2, "Parts list")]
+
+
+def test_html_in_its_own_charset() -> None:
+    page = '<meta charset="iso-8859-1"><p>Grüße</p>'
+    assert html.parse(page.encode("latin-1")).text == "Grüße"
+    with pytest.raises(InvalidRequest, match="send it as UTF-8"):
+        html.parse("<p>Grüße</p>".encode("latin-1"))
+    with pytest.raises(InvalidRequest, match="'martian' is not known"):
+        html.parse(b"<meta charset=martian><p>x")
+
+
+async def test_pdf_has_pages_and_a_title() -> None:
+    parsed = await sandbox.parse("pdf", make_pdf(["First page.", "Second."], title="T"), LIMITS)
+    assert parsed.text == "First page.\n\nSecond." and parsed.title == "T"
+    assert [parsed.text[start:][:5] for start in parsed.pages] == ["First", "Secon"]
+
+
+def bomb() -> bytes:
+    """A page whose content is 256 MiB of spaces in 256 KiB."""
+    packer = zlib.compressobj(9)
+    packed = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(256)) + packer.flush()
+    page = make_pdf(["x"])
+    content = page[page.index(b"<< /Length") : page.index(b"\nendstream")]
+    head = b"<< /Length %d /Filter /FlateDecode >>\nstream\n" % len(packed)
+    return page.replace(content, head + packed)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"%PDF-1.4 and no more", "not a readable|is not readable pdf"),
+        (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
+        (make_pdf(["x" * 11_000]), "more than 10000 characters"),
+        (make_pdf([""]), "OCR"),
+        (bomb(), "memory|readable|CPU|OCR"),
+    ],
+    ids=["broken", "pages", "text", "empty", "bomb"],
+)
+async def test_pdfs_that_are_refused(content: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        await sandbox.parse("pdf", content, LIMITS)
+
+
+async def test_html_that_nests_without_end_costs_its_limit_of_cpu() -> None:
+    limits = FileLimits(pages=1, chars=1000, cpu_s=1, memory_bytes=512 << 20)
+    with pytest.raises(InvalidRequest, match=r"1 s of CPU|memory|failed"):
+        await sandbox.parse("html", b"<div>" * 200_000, limits)
+
+
+@pytest.mark.parametrize(
+    ("media_type", "content", "text", "title", "outline"),
+    [
+        ("text/markdown", b"# Head\n\nbody", "# Head\n\nbody", "Head", HEAD),
+        ("text/html", b"<h1>Head</h1><p>body", "Head\nbody", "Head", HEAD),
+        ("application/pdf", make_pdf(["One.", "Two."]), "One.\n\nTwo.", "a", {"pages": [0, 6]}),
+    ],
+)  # fmt: skip
+def test_a_file_as_the_body(
+    rig: Rig, media_type: str, content: bytes, text: str, title: str, outline: dict[str, Any]
+) -> None:
+    response = rig.http.post(
+        "/admin/precompute",
+        content=content,
+        headers={"Content-Type": media_type},
+        params={"doc_id": "docs/a.x", "collection": "files"},
+    )
+    assert response.status_code == 202, response.text
+    assert rig.finished(response.json()["job_id"])["state"] == "succeeded"
+    stored = rig.http.get("/admin/documents/docs/a.x", params={"collection": "files"}).json()
+    assert (stored["text"], stored["title"]) == (text, title)
+    assert stored["metadata"] == {"outline": outline}
+    assert rig.http.get("/admin/documents/docs/a.x").status_code == 404, "another collection"
+
+
+def test_a_form_of_several_kinds(rig: Rig) -> None:
+    """Fields hold for the files behind them; a file that cannot be read fails alone."""
+    boundary = "b0undary"
+    parts = [
+        ('name="a"; filename="first.txt"', "text/plain", b"in default"),
+        ('name="collection"', "", b"manuals"),
+        ('name="metadata"', "", b'{"year": 2024}'),
+        ('name="b"; filename="kettle.html"', "text/html", HTML.encode()),
+        ('name="c"; filename="kettle.pdf"', "application/octet-stream", make_pdf(["Lid."])),
+        ('name="d"; filename="broken.pdf"', "application/pdf", b"%PDF-1.7 broken"),
+    ]
+    body = b""
+    for name, kind, content in parts:
+        head = f"--{boundary}\r\nContent-Disposition: form-data; {name}\r\n"
+        body += (head + (f"Content-Type: {kind}\r\n" if kind else "") + "\r\n").encode()
+        body += content + b"\r\n"
+    body += f"--{boundary}--\r\n".encode()
+
+    def trickle() -> Iterator[bytes]:
+        for start in range(0, len(body), 7):
+            yield body[start : start + 7]
+
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    response = rig.http.post("/admin/precompute", content=trickle(), headers=headers)
+    assert response.status_code == 202, response.text
+    job = rig.finished(response.json()["job_id"])
+    assert job["state"] == "failed" and job["progress"]["done"] == 3
+    (error,) = job["errors"]
+    assert error["doc_id"] == "broken.pdf" and "not readable pdf" in error["message"]
+    assert rig.http.get("/admin/documents/first.txt").json()["metadata"] == {}
+    for name in ("kettle.html", "kettle.pdf"):
+        stored = rig.http.get(f"/admin/documents/{name}", params={"collection": "manuals"}).json()
+        assert stored["metadata"]["year"] == 2024
+    listed = rig.http.get("/admin/collections").json()["collections"]
+    assert [(c["collection"], c["documents"]) for c in listed] == [("default", 1), ("manuals", 2)]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\ncut off", "in the middle"),
+        (b"--b--\r\n", "no file"),
+        (b"nonsense", "cannot be read|in the middle"),
+    ],
+)
+def test_forms_that_are_refused(rig: Rig, body: bytes, says: str) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    response = rig.http.post("/admin/precompute", content=body, headers=headers)
+    assert response.status_code == 400, response.text
+    assert any(part in response.json()["detail"] for part in says.split("|"))
+    assert rig.http.get("/admin/jobs").json()["jobs"] == []
+
+
+def test_a_bad_line_refuses_all_lines_before_it(rig: Rig) -> None:
+    """More lines than are spooled at a time: what was spooled is taken back."""
+    lines = [json.dumps({"doc_id": str(i), "text": "x" * 50_000}) for i in range(60)]
+
+    def send() -> Iterator[bytes]:
+        for line in lines:
+            yield line.encode() + b"\n"
+        yield b'{"doc_id": "last"}\n'
+
+    headers = {"Content-Type": "application/x-ndjson"}
+    response = rig.http.post("/admin/precompute", content=send(), headers=headers)
+    assert response.status_code == 422 and "line 61: text" in response.json()["detail"]
+    assert rig.http.get("/admin/jobs").json()["jobs"] == []
+    assert rig.metric("kvstitch_documents") == 0

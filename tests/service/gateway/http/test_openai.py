@@ -1,0 +1,275 @@
+"""OpenAI's routes against a fake worker: shapes, streams, refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from service.gateway.worker_client.testing.fake_worker import FakeWorker
+from service.messages import Abort, Failed, Generate
+from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = [{"role": "user", "content": "What is the capital of Norway?"}]
+
+
+def fake(rig: Rig) -> FakeWorker:
+    assert rig.worker is not None
+    return rig.worker
+
+
+def says(rig: Rig, text: str) -> None:
+    fake(rig).answer = lambda request: rig.gateway.prompts.tokenizer.encode_text(text)
+
+
+def chat(rig: Rig, **body: Any) -> httpx.Response:
+    return rig.http.post(CHAT, json={"model": "model", "messages": ASK, **body})
+
+
+def frames(text: str) -> list[Any]:
+    """The data of a stream that holds nothing but data lines and comments."""
+    out: list[Any] = []
+    for line in text.splitlines():
+        assert line == "" or line.startswith(("data: ", ":")), line
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            out.append(data if data == "[DONE]" else json.loads(data))
+    return out
+
+
+def last_request(rig: Rig) -> Generate:
+    request = fake(rig).seen(Generate)[-1]
+    assert isinstance(request, Generate)
+    return request
+
+
+def test_chat_completion(rig: Rig) -> None:
+    rig.ingest()
+    says(rig, "Oslo")
+    response = chat(rig, seed=-3, max_completion_tokens=9, max_tokens=500)
+    assert response.headers["server-timing"].startswith("embed;dur=")
+    found = response.json()
+    assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
+    assert found["model"] == "model" and found["created"] > 1_700_000_000
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Oslo", "refusal": None}
+    assert choice["finish_reason"] == "stop" and choice["index"] == 0
+    assert found["usage"]["completion_tokens"] == 4
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert found["kvstitch"]["citations"][0]["doc_id"] == "oslo"
+    assert found["kvstitch"]["cache"]["documents"][0]["tier"] == "memory"
+    sampling = last_request(rig).sampling
+    assert sampling.max_tokens == 9 and sampling.seed == 2**63 - 3
+
+
+def test_chat_stream(rig: Rig) -> None:
+    rig.ingest()
+    says(rig, "Oslo it is")
+    response = chat(rig, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "embed;dur=" in response.headers["server-timing"]
+    first, *middle, finish, usage, done = frames(response.text)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["kvstitch"]["citations"][0]["doc_id"] == "oslo"
+    assert "".join(m["choices"][0]["delta"]["content"] for m in middle) == "Oslo it is"
+    assert all("role" not in m["choices"][0]["delta"] for m in middle)
+    assert finish["choices"] == [
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert finish["kvstitch"]["timing"]["ttft_s"] > 0
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 10
+    assert done == "[DONE]"
+    chunks = [first, *middle, finish, usage]
+    assert len({(c["id"], c["created"], c["object"], c["model"]) for c in chunks}) == 1
+    assert all(c["usage"] is None for c in chunks[:-1])
+
+
+def test_usage_is_left_out_unless_asked_for(shared: Rig) -> None:
+    *chunks, done = frames(chat(shared, stream=True).text)
+    assert done == "[DONE]" and all("usage" not in chunk for chunk in chunks)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_text_completion_whole_and_streamed(rig: Rig) -> None:
+    rig.ingest()
+    says(rig, "Oslo it is")
+    body = {"model": "model", "prompt": "What is the capital of Norway?", "max_tokens": 32}
+    found = rig.http.post(TEXT, json=body).json()
+    assert found["object"] == "text_completion" and found["id"].startswith("cmpl-")
+    assert found["choices"] == [
+        {"index": 0, "text": "Oslo it is", "logprobs": None, "finish_reason": "stop"}
+    ]
+    asked = last_request(rig)
+    first, *middle, finish, done = frames(rig.http.post(TEXT, json={**body, "stream": True}).text)
+    assert first["kvstitch"]["citations"] and first["choices"][0]["text"] == ""
+    assert "".join(m["choices"][0]["text"] for m in middle) == "Oslo it is"
+    assert finish["choices"][0]["finish_reason"] == "stop" and done == "[DONE]"
+    assert rig.http.post(TEXT, json={**body, "prompt": [body["prompt"]]}).status_code == 200
+    chat(rig)  # one way to an answer: the same question is the same prompt
+    assert last_request(rig).question == asked.question
+    assert last_request(rig).documents == asked.documents
+
+
+def test_extension_chooses_documents_and_methods(rig: Rig) -> None:
+    rig.ingest()
+    extension = {
+        "documents": ["rome"],
+        "top_k": 1,
+        "fusion": {"method": "a3", "ratio": 0.5},
+        "eviction": {"method": "snapkv", "budget": 9},
+        "include_text": True,
+    }
+    found = chat(rig, model="model:pie", kvstitch=extension).json()["kvstitch"]
+    assert [c["text"] for c in found["citations"]] == [DOCUMENTS[2]["text"]]
+    assert found["fusion"] == {"method": "a3", "ratio": 0.5}
+    assert found["eviction"] == {"method": "snapkv", "budget": 9}
+    silent = chat(rig, kvstitch={"include_citations": False}).json()["kvstitch"]
+    assert silent["citations"] is None
+    streamed = frames(chat(rig, stream=True, kvstitch={"include_citations": False}).text)
+    assert "kvstitch" not in streamed[0]
+
+
+def test_models_are_listed_with_their_presets(shared: Rig) -> None:
+    listed = shared.http.get("/v1/models").json()["data"]
+    assert [m["id"] for m in listed] == ["model", "model:a3", "model:pie", "model:vanilla"]
+    assert all(m["object"] == "model" and m["created"] > 0 for m in listed)
+    for entry in listed:
+        assert shared.http.get(f"/v1/models/{entry['id']}").json() == entry
+    assert listed[1]["fusion"] == {"method": "a3", "ratio": 0.15}
+    found = chat(shared, model="model:pie").json()
+    assert found["model"] == "model:pie" and found["kvstitch"]["fusion"] == {"method": "pie"}
+    for name in ("gpt-4o", "model:magic", "other:pie", ""):
+        response = chat(shared, model=name)
+        assert response.status_code == 404, name
+        assert response.json()["error"]["code"] == "model_not_found"
+    assert shared.http.get("/v1/models/nope").status_code == 404
+
+
+def test_history_and_system_text_go_behind_the_documents(rig: Rig) -> None:
+    rig.ingest()
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Which city "},
+                                     {"type": "text", "text": "is rainy?"}]},
+        {"role": "assistant", "content": "Bergen"},
+        *ASK,
+    ]  # fmt: skip
+    found = chat(rig, messages=messages, kvstitch={"top_k": 1}).json()
+    assert found["kvstitch"]["citations"][0]["doc_id"] == "oslo"  # the last message is searched
+    asked = last_request(rig)
+    prompts = rig.gateway.prompts
+    assert asked.system == prompts.system
+    assert prompts.tokenizer.decode(asked.question) == (
+        "Be brief.\nQuestion: Which city is rainy?\nAnswer: Bergen\n\n"
+        "Question: What is the capital of Norway?\nAnswer:"
+    )
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"user": "u", "store": True, "metadata": {"a": "b"}, "nobody": {"knows": [1]}},
+        {"n": 1, "logprobs": False, "tools": [], "tool_choice": "none", "logit_bias": {}},
+        {"response_format": {"type": "text"}, "presence_penalty": 0, "frequency_penalty": 0.0},
+        {"stream": None, "temperature": None, "stop": None, "seed": None, "top_p": None},
+        {"parallel_tool_calls": True, "reasoning_effort": "low", "service_tier": "auto"},
+    ],
+)
+def test_unknown_and_harmless_fields_are_ignored(shared: Rig, ignored: dict[str, Any]) -> None:
+    assert chat(shared, **ignored).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        (CHAT, {"tools": [{"type": "function"}]}, "tools", "unsupported"),
+        (CHAT, {"functions": [{"name": "f"}]}, "functions", "unsupported"),
+        (CHAT, {"n": 2}, "n", "unsupported"),
+        (CHAT, {"logprobs": True}, "logprobs", "unsupported"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "unsupported"),
+        (CHAT, {"presence_penalty": 0.5}, "presence_penalty", "unsupported"),
+        (CHAT, {"modalities": ["audio"]}, "modalities", "unsupported"),
+        (CHAT, {"messages": []}, "messages", "invalid_request"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "invalid_request"),
+        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "unsupported"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0]", "unsupported"),
+        (CHAT, {"messages": [*ASK, {"role": "assistant", "content": "x"}]}, "messages",
+         "invalid_request"),
+        (CHAT, {"messages": [{"role": "user", "content": " "}]}, "messages", "invalid_request"),
+        (CHAT, {"temperature": -1}, "temperature", "invalid_request"),
+        (CHAT, {"max_tokens": 0}, "max_tokens", "invalid_request"),
+        (CHAT, {"kvstitch": {"topk": 1}}, "kvstitch.topk", "invalid_request"),
+        (CHAT, {"kvstitch": {"fusion": {"method": "magic"}}}, "kvstitch.fusion.method",
+         "unknown_method"),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 2000}]}, "messages",
+         "prompt_too_long"),
+        (TEXT, {"prompt": ["a", "b"]}, "prompt", "unsupported"),
+        (TEXT, {"prompt": [1, 2]}, "prompt", "unsupported"),
+        (TEXT, {"prompt": "a", "echo": True}, "echo", "unsupported"),
+        (TEXT, {"prompt": "a", "best_of": 3}, "best_of", "unsupported"),
+        (TEXT, {}, "prompt", "invalid_request"),
+        (TEXT, {"prompt": " "}, "prompt", "invalid_request"),
+        (TEXT, {"prompt": "a", "kvstitch": {"inline_documents": [{"text": " "}]}},
+         "kvstitch.inline_documents[0].text", "invalid_request"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_400_and_named(
+    shared: Rig, path: str, body: dict[str, Any], param: str, code: str
+) -> None:
+    base: dict[str, Any] = {"messages": ASK} if path == CHAT else {}
+    for stream in (False, True):
+        response = shared.http.post(path, json={**base, **body, "stream": stream})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (param, code), response.text
+        assert error["type"] == "invalid_request_error"
+        assert response.headers["x-should-retry"] == "false"
+    if param == "kvstitch.topk":
+        assert "top_k" in error["message"] and "question" not in error["message"]
+
+
+def test_max_tokens_is_clamped_and_said(shared: Rig) -> None:
+    found = chat(shared, max_tokens=100_000, stop=["e"]).json()
+    assert "max_tokens was lowered from 100000" in found["kvstitch"]["warnings"][0]
+
+
+def test_failure_of_the_worker_is_a_status_or_an_error_in_the_stream(rig: Rig) -> None:
+    fake(rig).refuse = Failed("", "worker_fault", "the engine failed")
+    assert chat(rig).status_code == 500
+    first, error = frames(chat(rig, stream=True).text)
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert error["error"]["message"] == "the engine failed"
+    assert error["error"]["type"] == "server_error"
+    fake(rig).refuse = Failed("", "overloaded", "the queue is full")
+    busy = chat(rig)
+    assert busy.status_code == 503 and busy.headers["retry-after"]
+    assert busy.headers["x-should-retry"] == "true"
+
+
+def test_silence_is_pinged_with_comments(folder: Any, data: Any) -> None:
+    worker = FakeWorker("", prefill_delay_s=0.5)
+    with running(folder, data, worker=worker, stream_ping_s=0.1) as rig:
+        text = chat(rig, stream=True, max_tokens=1).text
+    assert text.count(": ping\n\n") >= 2 and frames(text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_aborts(rig: Rig, stream: bool) -> None:
+    fake(rig).token_delay_s = 0.05
+    body = {"messages": ASK, "max_tokens": 1000, "stream": stream}
+    with httpx.Client(base_url=rig.url, timeout=0.5) as client:
+        if stream:
+            with client.stream("POST", CHAT, json=body) as response:
+                next(response.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(CHAT, json=body)
+    until(lambda: fake(rig).seen(Abort), "abort")
+    (abort,) = fake(rig).seen(Abort)
+    assert isinstance(abort, Abort) and abort.reason == "disconnect"
+    until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")

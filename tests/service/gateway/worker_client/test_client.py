@@ -1,0 +1,108 @@
+"""The worker's client alone, against the fake over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from service.errors import WorkerUnavailable
+from service.gateway.worker_client.client import WorkerClient
+from service.gateway.worker_client.testing.fake_worker import FakeWorker
+from service.messages import Abort, Chunk, Done, Failed, Generate, Method, Sampling, TokenItem
+
+
+def request(name: str, tokens: int = 5) -> Generate:
+    documents = [Chunk(1, [10, 11, 12])]
+    sampling = Sampling(max_tokens=tokens)
+    return Generate(name, [0], documents, [5], Method("pie"), sampling=sampling)
+
+
+@asynccontextmanager
+async def connected(
+    data: Path, worker: FakeWorker | None = None
+) -> AsyncIterator[tuple[WorkerClient, FakeWorker]]:
+    worker = worker or FakeWorker("")
+    worker.address = f"ipc://{data}/w.sock"
+    client = WorkerClient(heartbeat_timeout_s=1.0, hello_every_s=0.05)
+    await worker.start()
+    client.connect(worker.address)
+    await asyncio.wait_for(client.wait_ready(), 5)
+    try:
+        yield client, worker
+    finally:
+        await client.close()
+        await worker.stop()
+
+
+async def test_every_request_ends_in_exactly_one_done(data: Path) -> None:
+    async with connected(data, FakeWorker("", token_delay_s=0.001)) as (client, _):
+
+        async def one(number: int) -> None:
+            events = [e async for e in client.submit(request(f"r{number}", 1 + number))]
+            tokens = [e.token for e in events[:-1] if isinstance(e, TokenItem)]
+            assert tokens == [(10, 11, 12)[i % 3] for i in range(1 + number)]
+            assert isinstance(events[-1], Done) and events[-1].finish_reason == "length"
+
+        await asyncio.gather(*(one(number) for number in range(50)))
+        assert client.stats is None or client.stats.waiting == 0
+
+
+async def test_leaving_early_aborts(data: Path) -> None:
+    async with connected(data, FakeWorker("", token_delay_s=0.01)) as (client, worker):
+        stream = client.submit(request("r", 1000))
+        assert isinstance(await anext(stream), TokenItem)
+        await stream.aclose()
+        task = asyncio.create_task(anext(client.submit(request("s", 1000))))
+        await asyncio.sleep(0)
+        task.cancel()
+        while len(worker.seen(Abort)) < 2:
+            await asyncio.sleep(0.01)
+        assert {m.id for m in worker.received if isinstance(m, Abort)} == {"r", "s"}
+
+
+async def test_silence_fails_what_is_open_and_recovers(data: Path) -> None:
+    async with connected(data, FakeWorker("", token_delay_s=0.05)) as (client, worker):
+        stream = client.submit(request("r", 1000))
+        await anext(stream)
+        await worker.stop()
+        rest = [e async for e in stream]
+        assert isinstance(rest[-1], Failed) and rest[-1].code == "worker_unavailable"
+        with pytest.raises(WorkerUnavailable):
+            client.require()
+        with pytest.raises(WorkerUnavailable):
+            await anext(client.submit(request("s")))
+        with pytest.raises(WorkerUnavailable):
+            await client.purge([0], [Chunk(1, [1])], "none", "")
+        await worker.start()
+        await asyncio.wait_for(client.wait_ready(), 5)
+        assert [e async for e in client.submit(request("t", 2))]
+
+
+async def test_a_long_prefill_is_no_silence(data: Path) -> None:
+    async with connected(data, FakeWorker("", prefill_delay_s=1.5)) as (client, _):
+        events = [e async for e in client.submit(request("r", 1))]
+        assert isinstance(events[-1], Done)
+
+
+async def test_precompute_and_purge(data: Path) -> None:
+    async with connected(data) as (client, worker):
+        chunks = [Chunk(i, [i, i]) for i in range(3)]
+        replies = [r async for r in client.precompute([0], chunks, "none", "")]
+        assert [(r.chunk_id, r.status) for r in replies] == [(i, "stored") for i in range(3)]
+        again = [r.status async for r in client.precompute([0], chunks[:1], "none", "")]
+        assert again == ["present"]
+        purged = await client.purge([0], chunks[:2], "none", "")
+        assert (purged.copies, purged.unreached) == ({"memory": 2}, [])
+        assert worker.stored == {(2, 2)}
+        assert [r async for r in client.precompute([0], [], "none", "")] == []
+
+
+async def test_garbage_from_the_socket_is_dropped(data: Path) -> None:
+    async with connected(data) as (client, worker):
+        for peer in worker._peers:
+            await worker._socket.send_multipart([peer, b"\x00garbage"])
+        assert [e async for e in client.submit(request("r", 1))]

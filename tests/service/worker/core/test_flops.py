@@ -1,0 +1,132 @@
+"""Operations of every method against an exact count from token sets (METHODS §4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.worker.core.flops import full_prefill
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.fusion.cacheblend import Method as CacheBlend
+from service.worker.methods.fusion.legolink import Method as LegoLink
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.methods.fusion.question_trail import Method as QuestionTrail
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from tests.references.fusion import (
+    Shape,
+    always_computed,
+    cacheblend_computed,
+    finished_rows,
+    flops,
+    legolink_rows,
+    scouted_rows,
+    settled_layers,
+)
+from tests.references.trail import trail
+from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
+
+IDS = [*S, *D1, *D2, *D3, *Q]
+LAST = [len(IDS) - 1]
+
+
+def shape_of(model: Tiny) -> Shape:
+    config = model.model.config
+    return Shape(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        model.adapter.head_dim,
+        config.vocab_size,
+    )
+
+
+def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
+    """Rows whose QKV each layer computes, by the reference."""
+    reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
+    every, fixed = list(range(len(IDS))), always_computed(prompt)
+    match method:
+        case Vanilla():
+            return [every] * layers
+        case Pie():
+            return [fixed] * layers
+        case LegoLink():
+            rows = legolink_rows(prompt, method.first, method.last)
+        case QuestionTrail():
+            found = trail(reference, prompt, method.ratio)
+            begun, goes_on = (sorted({*r, *fixed}) for r in (found.begin, found.go_on))
+            return [begun] * 2 + [goes_on] * (layers - 2)
+        case QuestionScout():
+            rows = scouted_rows(reference, prompt, method.ratio, method.edge)
+        case CacheBlend():
+            return cacheblend_computed(reference, prompt, [method.ratio])
+        case A3():
+            chosen = sorted({*reference.a3_selected(prompt, method.ratio), *fixed})
+            return [every] * 2 + [chosen] * (layers - 2)
+        case _:
+            raise AssertionError(method)
+    return [sorted({*rows, *fixed})] * layers
+
+
+def settled_by(model: Tiny, method: FusionMethod) -> int:
+    """Layers in which the question stays as the first pass left it."""
+    reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
+    if isinstance(method, QuestionTrail):
+        begin = trail(reference, prompt, method.ratio).begin
+        return settled_layers(reference, prompt, begin, 0.33, layers - 1)
+    if isinstance(method, QuestionScout):
+        rows = scouted_rows(reference, prompt, method.ratio, method.edge)
+        return settled_layers(reference, prompt, rows, 0.33, layers)
+    return 0
+
+
+def without_question(rows: list[list[int]], settled: int) -> list[list[int]]:
+    first = len(IDS) - len(Q)
+    return [[t for t in own if layer >= settled or t < first] for layer, own in enumerate(rows)]
+
+
+METHODS = [
+    Vanilla(),
+    Pie(),
+    LegoLink(first=2, last=1),
+    CacheBlend(ratio=0.2),
+    A3(ratio=0.2),
+    QuestionScout(ratio=0.3, edge=2),
+    QuestionTrail(ratio=0.3),
+]
+
+
+def first_pass(model: Tiny, rows: list[int], layers: int) -> float:
+    """It scores whole rectangles; its last layer ends with the scores."""
+    shape = shape_of(model)
+    wide = shape.heads * shape.head_dim
+    linear = flops(shape, [rows] * layers, [[]] * layers) - 2 * shape.hidden * shape.vocabulary
+    mlp = 2 * wide * shape.hidden + 6 * shape.hidden * shape.mlp
+    pairs = len(rows) * len(IDS)
+    return linear + (layers - 1) * len(rows) * mlp + (2 * layers - 1) * pairs * 2 * wide
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__module__.rpartition(".")[2])
+def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> None:
+    computed = computed_by(any_family, method)
+    finished = finished_rows(computed, LAST)
+    settled = settled_by(any_family, method)
+    assert bool(settled) == isinstance(method, QuestionScout)
+    computed, finished = (without_question(rows, settled) for rows in (computed, finished))
+    question = list(range(len(IDS) - len(Q), len(IDS)))
+    scored = [question] if isinstance(method, A3) else []
+    expected = flops(shape_of(any_family), computed, finished, scored)
+    layers = any_family.adapter.layers
+    if isinstance(method, QuestionTrail):
+        leads = trail(any_family.reference, any_family.prompt(), method.ratio).leads
+        expected += first_pass(any_family, question, layers - 1)
+        expected += first_pass(any_family, leads, layers - 1)
+    elif isinstance(method, QuestionScout):
+        expected += first_pass(any_family, question, layers)
+    assert any_family.stitch(method).result.flops == pytest.approx(expected, rel=1e-9)
+
+
+def test_full_prefill_is_vanilla(any_family: Tiny) -> None:
+    ours = any_family.stitch(Vanilla()).result.flops
+    assert full_prefill(any_family.adapter, len(IDS)) == pytest.approx(ours, rel=1e-9)

@@ -1,0 +1,82 @@
+"""A dry run says what a run then does, and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore import MemoryTier
+from service.errors import UnknownMethod
+from service.records import Forecast, Method
+from service.worker.core.request import ExplainedEvent, Request
+from service.worker.methods.registry import fusion_methods
+from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
+from tests.service.worker.tiny import Q, S, Tiny
+
+
+def explained(r: Rig, fusion: Method = PIE, **fields: object) -> Forecast:
+    r.engine.explain(Request("dry", S, DOCUMENTS, Q, fusion, **fields))  # type: ignore[arg-type]
+    while True:
+        for event in r.engine.step():
+            assert isinstance(event, ExplainedEvent) and event.id == "dry", event
+            return event.forecast
+
+
+def test_nothing_stored_is_a_full_prefill(model: Tiny) -> None:
+    with rig(model) as r:
+        told = explained(r)
+        assert [d.tier for d in told.documents] == ["cold"] * 3
+        assert {d.action for d in [told.system, *told.documents]} == {"recompute"}
+        assert told.recomputed_tokens == told.prompt_tokens
+        assert told.flops == pytest.approx(told.full_prefill_flops, rel=0.01)
+        assert not told.measured
+        assert r.store.keys_written == 0 and r.engine.scheduler.idle
+
+
+def test_the_tier_of_every_document_and_its_bytes(model: Tiny, tmp_path: Path) -> None:
+    """As the run reports them; asking moves nothing into a faster tier."""
+    with rig(model, tiers=[MemoryTier(1 << 24), disk(tmp_path)]) as r:
+        r.precompute(DOCUMENTS[:2])
+    with rig(model, tiers=[MemoryTier(1 << 24), disk(tmp_path)]) as r:
+        told = explained(r)
+        assert [d.tier for d in told.documents] == ["ssd", "ssd", "cold"]
+        assert explained(r) == told
+        assert [d.chunk_id for d in told.documents] == [d.chunk_id for d in DOCUMENTS]
+        assert all(d.load_s > 0 for d in told.documents[:2])
+        _, report = r.answer(PIE)
+        for before, then in zip(told.documents[:2], report.documents[:2], strict=True):
+            assert before.load_bytes == before.stored_bytes
+            assert 0 <= then.bytes - before.load_bytes < 2048, "the container's header"
+        assert report.documents[2].bytes == told.documents[2].load_bytes == 0
+        assert told.recomputed_tokens == report.recomputed_tokens
+        after = explained(r)
+        assert [d.tier for d in after.documents] == ["memory"] * 3
+        assert [d.load_s for d in after.documents] == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", sorted(fusion_methods()))
+def test_operations_are_about_those_of_the_run(any_family: Tiny, name: str) -> None:
+    """Every method; a dry run counts rows, it does not choose them."""
+    with rig(any_family) as r:
+        r.precompute()
+        told = explained(r, Method(name))
+        _, report = r.answer(Method(name))
+        assert told.full_prefill_flops == report.full_prefill_flops
+        assert told.flops == pytest.approx(report.flops, rel=0.25)
+        assert told.flops <= told.full_prefill_flops
+
+
+def test_what_was_timed_is_expected_again(model: Tiny) -> None:
+    with rig(model) as r:
+        r.precompute()
+        r.answer(VANILLA)
+        r.answer(A3)
+        told = explained(r, A3)
+        assert told.measured
+        assert 0 < told.first_token_s < told.full_prefill_s
+
+
+def test_what_cannot_be_answered_cannot_be_explained(model: Tiny) -> None:
+    with rig(model) as r, pytest.raises(UnknownMethod):
+        explained(r, Method("magic"))

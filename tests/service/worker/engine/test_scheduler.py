@@ -1,0 +1,111 @@
+"""Who goes next and for how long, counted in steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.worker.engine.scheduler import LANE_SHARE, Pace
+from service.worker.forward import layer_ops as prefill_tiles
+from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, rig
+from tests.service.worker.tiny import Tiny
+
+
+def steps_between_decodes(decode_s: float, step_s: float) -> int:
+    pace = Pace()
+    pace.prefilled(step_s)
+    pace.decoded(decode_s)
+    steps = 1
+    pace.prefilled(step_s)
+    while pace.prefill_goes_on:
+        pace.prefilled(step_s)
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize(("decode", "step", "steps"), [(10, 10, 1), (10, 2, 4), (10, 40, 1)])
+def test_prefill_gets_about_as_long_as_a_decode_step(
+    decode: float, step: float, steps: int
+) -> None:
+    assert steps_between_decodes(decode, step) == steps
+
+
+def test_the_background_gets_its_share_under_load() -> None:
+    pace, lane = Pace(), 0
+    for _ in range(1000):
+        pace.decoded(1.0)
+        pace.prefilled(1.0)
+        if pace.lane_is_due:
+            pace.lane_stepped(2.0)
+            lane += 1
+    assert lane * 2.0 == pytest.approx(2000 * LANE_SHARE, rel=0.1)
+
+
+def test_a_background_without_work_saves_nothing_up() -> None:
+    pace = Pace()
+    pace.lane_stepped(1.0)
+    for _ in range(1000):
+        pace.decoded(1.0)
+    for _ in range(3):
+        pace.lane_stepped(1.0)
+        assert not pace.lane_is_due
+
+
+def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
+    model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(model) as r:
+        r.precompute()
+        expected = [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)]
+    monkeypatch.setattr(prefill_tiles, "TILE_ROWS", {"cpu": 5})
+    monkeypatch.setattr(prefill_tiles, "ATTENDED_PAIRS", {"cpu": 3 * 38})
+    with rig(model) as r:
+        r.precompute()
+        assert [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)] == expected
+        name = r.submit(VANILLA)
+        steps = 0
+        while not r.tokens(name):
+            r.events.extend(r.engine.step())
+            steps += 1
+        r.run()
+    rows = 38
+    tiles, attended = -(-rows // 5), -(-rows // 3)
+    layers = model.adapter.layers
+    # Projections, attention and MLP of every layer; the last one's attention is for one row.
+    assert steps >= layers * tiles + (layers - 1) * (attended - 1 + tiles)
+
+
+def test_streams_go_on_between_the_tiles_of_a_long_prompt(
+    model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_tiles, "TILE_ROWS", {"cpu": 4})
+    with rig(model, pool_tokens=800) as r:
+        streams = [r.submit(VANILLA, [], max_tokens=60) for _ in range(4)]
+        while not all(r.tokens(name) for name in streams):
+            r.events.extend(r.engine.step())
+        long = r.submit(VANILLA)
+        while not r.tokens(long):
+            before = [len(r.tokens(name)) for name in streams]
+            running = {s.id for s in r.engine.scheduler.running}
+            r.events.extend(r.engine.step())
+            for name, had in zip(streams, before, strict=True):
+                assert name not in running or len(r.tokens(name)) == had + 1 or ended(r, name)
+        r.run()
+
+
+def ended(r, name: str) -> bool:  # type: ignore[no-untyped-def]
+    return any(e.id == name and hasattr(e, "finish_reason") for e in r.events)
+
+
+def test_precompute_is_done_though_requests_never_pause(model: Tiny) -> None:
+    with rig(model) as r:
+        for address in r.engine.admission.addresses([], DOCUMENTS, "none", "")[1:]:
+            assert address is not None
+            r.engine.lane.add(address, id="ingest")
+        names = [r.submit(VANILLA, max_tokens=5)]
+        while r.engine.lane.pending and len(names) < 500:
+            if len(r.engine.scheduler.active) < 3:
+                names.append(r.submit(VANILLA, max_tokens=5))
+            r.events.extend(r.engine.step())
+        assert not r.engine.lane.pending
+        assert r.engine.scheduler.active  # there was always a request
+        r.run()

@@ -1,0 +1,129 @@
+"""An engine around a tiny random model and a real store, driven to the end of its requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore import MemoryTier, SsdTier, TieredStore
+from kvstore.tiers.base import Tier
+from service.records import Chunk, Method, Report, Sampling
+from service.worker.checks.gate import Checks
+from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.engine.engine import Engine
+from service.worker.loading.loader import Loader
+from service.worker.model.addressing import Addressing
+from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
+
+DOCUMENTS = [Chunk(1, D1), Chunk(2, D2), Chunk(3, D3)]
+PIE = Method("pie")
+A3 = Method("a3")
+VANILLA = Method("vanilla")
+
+
+class Rig:
+    """Submit, run, look."""
+
+    def __init__(self, engine: Engine, store: TieredStore) -> None:
+        self.engine = engine
+        self.store = store
+        self.events: list[Event] = []
+        self._count = 0
+
+    def submit(
+        self,
+        fusion: Method = PIE,
+        documents: Sequence[Chunk] = DOCUMENTS,
+        *,
+        question: Sequence[int] = Q,
+        eviction: Method | None = None,
+        max_tokens: int = 6,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        prefix_mode: str = "none",
+        tenant: str = "",
+        token_fates: bool = False,
+    ) -> str:
+        self._count += 1
+        sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        name = f"r{self._count}"
+        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates)
+        self.engine.submit(Request(name, S, documents, question, *how))
+        return name
+
+    def run(self) -> None:
+        """Until nothing is left, write-backs included."""
+        while not self.engine.scheduler.idle or self.engine.lane.pending:
+            self.events.extend(self.engine.step())
+            if self.engine.idle:
+                time.sleep(1e-4)  # the loader's threads have the work now
+
+    def answer(self, *args: object, **kwargs: object) -> tuple[list[int], Report]:
+        """Tokens and report of one request run alone."""
+        name = self.submit(*args, **kwargs)  # type: ignore[arg-type]
+        self.run()
+        return self.tokens(name), self.done(name).report
+
+    def tokens(self, name: str) -> list[int]:
+        return [e.token for e in self.events if isinstance(e, TokenEvent) and e.id == name]
+
+    def done(self, name: str) -> DoneEvent:
+        ends = [e for e in self.events if not isinstance(e, TokenEvent) and e.id == name]
+        assert len(ends) == 1, f"{name} must end exactly once, not {ends}"
+        assert isinstance(ends[0], DoneEvent), ends[0]
+        return ends[0]
+
+    def failed(self, name: str) -> FailedEvent:
+        found = [e for e in self.events if isinstance(e, FailedEvent) and e.id == name]
+        assert len(found) == 1
+        return found[0]
+
+    def precompute(self, documents: Sequence[Chunk] = DOCUMENTS, prefix_mode: str = "none") -> None:
+        addresses = self.engine.admission.addresses(S, documents, prefix_mode, "")
+        for address in addresses:
+            if address is not None:
+                self.engine.lane.add(address, id="ingest")
+        self.run()
+
+
+@contextmanager
+def rig(
+    model: Tiny,
+    *,
+    tiers: Sequence[Tier] | None = None,
+    codec: str = "raw",
+    fingerprint: str = "tiny",
+    pool_tokens: int = 400,
+    max_running: int = 8,
+    max_waiting: int = 32,
+    planner: bool = False,
+    threads: int = 2,
+    checks: Checks | None = None,
+    decode: bool = True,
+) -> Iterator[Rig]:
+    """planner: off, or what a busy machine takes for a tiny file would decide what is loaded."""
+    chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
+    with TieredStore(chosen) as store:
+        loader = Loader(store, threads=threads, decode=decode)
+        loader.start()
+        engine = Engine(
+            model.adapter,
+            Addressing(model.adapter, fingerprint=fingerprint, codec=codec),
+            store,
+            loader,
+            pool_tokens=pool_tokens,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            planner=planner,
+            checks=checks,
+        )
+        try:
+            yield Rig(engine, store)
+        finally:
+            loader.close()
+
+
+def disk(folder: Path) -> SsdTier:
+    return SsdTier(folder, 1 << 24)

@@ -1,0 +1,107 @@
+"""A decode step over several sequences gives each what it would get alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from service.worker.forward.decode import decode_step
+from service.worker.kernels.cpu import ragged_attention
+from service.worker.kernels.cpu.library import load
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.model.adapters.base import adapter_for
+from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config
+
+LENGTHS = (3, 9, 9, 40, 1)
+STEPS = 3
+
+
+@dataclass
+class Running:
+    kv: SequenceKV
+    position: int
+    tokens: list[int] = field(default_factory=list)
+
+
+def filled(model: Any, pool: KVPool, length: int, *, ragged: bool, room: int = STEPS) -> Running:
+    """Random KV; `ragged` keeps another number of entries per layer and KV head."""
+    kv = pool.reserve(length + room)
+    assert kv is not None
+    random = torch.Generator().manual_seed(length)
+    for layer in range(model.adapter.layers):
+        for store in kv.prompt_layer(layer, length):
+            store.copy_(torch.randn(store.shape, generator=random))
+    kv.set_length(length)
+    if ragged:
+        for layer in range(model.adapter.layers):
+            kept = [
+                torch.arange((layer + head) % 2, length, 1 + head)
+                if length > 2
+                else torch.arange(length)
+                for head in range(model.adapter.kv_heads)
+            ]
+            kv.keep(layer, kept, room)
+    return Running(kv, length)
+
+
+def decoded(model: Any, lengths: tuple[int, ...], ragged: bool) -> torch.Tensor:
+    """Logits `[steps, sequences, vocabulary]` of the same tokens fed to every sequence."""
+    adapter = model.adapter
+    pool = KVPool(
+        adapter.layers, adapter.kv_heads, adapter.head_dim, sum(lengths) + STEPS * len(lengths),
+        dtype=adapter.dtype, device=adapter.device,
+    )  # fmt: skip
+    running = [
+        filled(model, pool, n, ragged=ragged and (i % 2 == 1 or n > 30))
+        for i, n in enumerate(lengths)
+    ]
+    out = []
+    for step in range(STEPS):
+        for sequence in running:
+            sequence.tokens.append(5 + step)
+        out.append(decode_step(adapter, running))
+        for sequence in running:
+            sequence.position += 1
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_sequence_does_not_depend_on_its_batch(any_family: Tiny, ragged: bool) -> None:
+    together = decoded(any_family, (*LENGTHS, 40), ragged)
+    again = decoded(any_family, (40, 40), ragged)
+    assert_close("decoding in a batch", together[:, 3], again[:, 1])
+    assert_close("decoding in a batch", together[:, 5], again[:, 0])
+
+
+def test_equal_sequences_decode_equally(model: Tiny) -> None:
+    out = decoded(model, (9, 4, 9), ragged=False)
+    assert_close("decoding in a batch", out[:, 0], out[:, 2])
+    assert float((out[:, 0] - out[:, 1]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_kernel_decodes_as_torch_does(
+    built_kernels: Path, monkeypatch: pytest.MonkeyPatch, ragged: bool
+) -> None:
+    """In bfloat16, against the same weights in fp32, where only torch's attention is used."""
+    library = load(built_kernels / "_ragged_attention.so", "ragged_attention")
+    if library is None:
+        pytest.skip("this CPU has no AVX-512")
+    monkeypatch.setattr(ragged_attention, "kernel", lambda: ragged_attention.Kernel(library))
+    narrow = adapter_for(random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16))
+    exact = adapter_for(random_model(tiny_config("qwen3", head_dim=32)))
+    for ours, theirs in zip(exact.model.parameters(), narrow.model.parameters(), strict=True):
+        ours.copy_(theirs)
+    pool = torch.zeros(9, narrow.head_dim, dtype=torch.bfloat16)
+    queries = torch.zeros(1, narrow.heads, narrow.head_dim, dtype=torch.bfloat16)
+    assert ragged_attention.serves(queries, pool, narrow.heads // narrow.kv_heads)
+    lengths = (*LENGTHS, 200)
+    ours = decoded(SimpleNamespace(adapter=narrow), lengths, ragged)
+    expected = decoded(SimpleNamespace(adapter=exact), lengths, ragged)
+    spread = float(expected.std())
+    assert_close("decoding in bfloat16, in spreads", ours / spread, expected / spread, 0.1)

@@ -1,0 +1,50 @@
+"""The start-up check passes what is served and refuses what differs in one detail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.errors import ModelRefused
+from service.worker.forward import selfcheck
+from service.worker.model.adapters.base import adapter_for
+from tests.service.worker.tiny import Tiny, random_model, tiny_config
+
+
+def test_every_family_passes(any_model: Tiny) -> None:
+    theirs, stitched = selfcheck.check(any_model.adapter)
+    assert theirs < 1e-4 and stitched < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_passes(dtype: torch.dtype) -> None:
+    selfcheck.check(adapter_for(random_model(tiny_config("llama"), dtype=dtype)))
+
+
+def test_another_attention_scale_is_refused() -> None:
+    adapter = adapter_for(random_model(tiny_config("llama")))
+    adapter.scale *= 1.1
+    with pytest.raises(ModelRefused, match="differs from transformers"):
+        selfcheck.check(adapter)
+
+
+def test_other_rotary_frequencies_are_refused() -> None:
+    adapter = adapter_for(random_model(tiny_config("qwen2")))
+    adapter.rope.cos, adapter.rope.sin = adapter.rope.sin, adapter.rope.cos
+    with pytest.raises(ModelRefused):
+        selfcheck.check(adapter)
+
+
+def test_a_rotation_that_does_not_compose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right in a full prefill, wrong when stored keys are moved: only stitching shows it."""
+    adapter = adapter_for(random_model(tiny_config("llama")))
+    rotate = adapter.rope.rotate
+
+    def shifted(x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+        # `out` is given only where stored keys are placed.
+        return rotate(x, positions if out is None else positions + 1, out)
+
+    monkeypatch.setattr(adapter.rope, "rotate", shifted)
+    with pytest.raises(ModelRefused, match="stitched prompt differs"):
+        selfcheck.check(adapter)

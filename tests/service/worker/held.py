@@ -1,0 +1,26 @@
+"""What a sequence holds in its pool."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from service.worker.kv.pool import KVPool, SequenceKV
+
+
+def held(sequence: SequenceKV, layer: int) -> list[tuple[Tensor, Tensor]]:
+    """Filled K, V `[length, d]` of every KV head, where they lie."""
+    pool, runs = sequence.pool, zip(sequence.start[layer], sequence.length[layer], strict=True)
+    spans = [slice(int(start), int(start + length)) for start, length in runs]
+    return [(pool.k[layer][span], pool.v[layer][span]) for span in spans]
+
+
+def moved(sequence: SequenceKV, pool: KVPool) -> SequenceKV:
+    """The same entries and as much room in another pool."""
+    kv = pool.reserve(int(sequence.capacity.max()))
+    assert kv is not None
+    kv.length.copy_(sequence.length)
+    for layer in range(len(kv.start)):
+        for old, new in zip(held(sequence, layer), held(kv, layer), strict=True):
+            new[0].copy_(old[0])
+            new[1].copy_(old[1])
+    return kv

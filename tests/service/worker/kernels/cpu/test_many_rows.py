@@ -1,0 +1,177 @@
+"""The kernel for many rows against fp64, and that a row's result is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.core.steps import run
+from service.worker.kernels.cpu import few_rows, many_rows, many_rows_bf16, wide
+from service.worker.kernels.cpu.library import load
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from tests.service.worker.tiny import assert_close, random_model, tiny_config
+
+BF16 = 2**-7  # one rounding of a result of size about 1 to 2
+
+
+@pytest.fixture(scope="module")
+def kernel(built_kernels: Path) -> many_rows.Kernel:
+    library = load(built_kernels / "_many_rows.so", "many_rows")
+    if library is None:
+        pytest.skip("this CPU has no AVX-512")
+    return many_rows.Kernel(library)
+
+
+@pytest.fixture
+def slow_bf16(kernel: many_rows.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this CPU is, it multiplies bfloat16 slower than fp32, and has the kernel."""
+    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
+    monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
+    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: True)
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=random) / shape[-1] ** 0.5).bfloat16()
+
+
+# Registers of a tile: one, two and three, whole and broken; a second tile, likewise.
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 48, 49, 96, 130])
+@pytest.mark.parametrize("outs", [16, 80])
+@pytest.mark.parametrize("columns", [32, 512, 896, 1056])
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_is_the_exact_product_rounded(kernel, rows, outs, columns, bias) -> None:
+    x, weight = drawn(rows, columns, seed=1) * 8, drawn(outs, columns, seed=2)
+    added = drawn(outs, seed=3) if bias else None
+    expected = x.double() @ weight.double().t() + (0 if added is None else added.double())
+    ours = kernel.linear(x, weight, added)
+    assert ours.dtype == torch.bfloat16
+    # What a sum in fp32 may be off, and one rounding: half a unit in the last place.
+    allowed = expected.abs() * 2**-8 * 1.01 + 1e-5
+    assert bool(((ours.double() - expected).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("outs", [1, 7, 8, 61])
+@pytest.mark.parametrize("rows", [5, 60])
+def test_any_number_of_weight_rows_also_added(kernel, outs: int, rows: int) -> None:
+    """Broken blocks of weights; what lies behind the last result is left alone."""
+    x, weight = drawn(rows, 544, seed=1), drawn(outs, 544, seed=2)
+    tiles = kernel.pack(x)
+    room = torch.full((len(tiles) * outs * many_rows.ROWS + 64,), 3.0)
+    out = room[:-64].view(len(tiles), outs, many_rows.ROWS).zero_()
+    for times in (1, 2):
+        kernel.product(tiles, rows, weight, add_to=out)
+        got = out.transpose(1, 2).reshape(-1, outs)[:rows]
+        assert_close("many_rows", got.double(), times * (x.double() @ weight.double().t()), 1e-5)
+    assert bool((room[-64:] == 3.0).all())
+
+
+@pytest.mark.parametrize("columns", [896, 1056])
+def test_a_row_does_not_depend_on_its_batch(kernel, columns: int) -> None:
+    x, weight = drawn(130, columns, seed=1), drawn(208, columns, seed=2)
+    whole = kernel.linear(x, weight)
+    for rows in (1, 16, 20, 40, 48, 49, 100):
+        assert kernel.linear(x[:rows], weight).equal(whole[:rows])
+        assert kernel.linear(x[-rows:], weight).equal(whole[-rows:])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_change_nothing(kernel, threads: int) -> None:
+    x, weight = drawn(70, 1056, seed=1), drawn(1008, 1056, seed=2)
+    before = torch.get_num_threads()
+    expected = kernel.linear(x, weight)
+    try:
+        torch.set_num_threads(threads)
+        assert kernel.linear(x, weight).equal(expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [3, 64, 150])
+def test_an_mlp_in_steps_is_the_exact_one_rounded(kernel, rows: int) -> None:
+    """Also of an intermediate size that is no multiple of a step, and weights that are views."""
+    x, joined = drawn(rows, 128, seed=1) * 4, drawn(2 * 1120, 128, seed=2)
+    down = drawn(128, 1120 + 32, seed=3)[:, :1120]
+    gate, up = joined.chunk(2)
+    steps = kernel.gated_mlp(x, gate, up, down, F.silu)
+    inner = F.silu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
+    assert_close("mlp", run(steps).double(), inner @ down.double().t(), BF16)
+
+
+def test_slices_are_read_where_they_lie(kernel) -> None:
+    """Rows of a weight that are further apart than they are long, and rows of x that are."""
+    whole, wide_x = drawn(70, 128, seed=1), drawn(50, 128, seed=2)
+    x, weight = wide_x[:, :64], whole[5:69, 32:96]
+    ours = kernel.linear(x, weight)
+    assert_close("many_rows", ours.double(), x.double() @ weight.double().t(), BF16)
+
+
+def test_ties_infinities_and_what_is_no_number(kernel) -> None:
+    weight = torch.zeros(16, 32, dtype=torch.bfloat16)
+    weight[0, 0], weight[0, 1] = 1.0, 2**-9  # half a unit in the last place of 1: to even
+    weight[1, 0], weight[1, 1] = 1 + 2**-7, 2**-9 + 2**-12
+    weight[2, 0], weight[3, 0] = float("inf"), float("nan")
+    out = kernel.linear(torch.ones(50, 32, dtype=torch.bfloat16), weight)
+    assert bool((out == out[0]).all(0)[torch.arange(16) != 3].all())
+    row = out[-1]
+    assert row[0] == 1.0 and row[1] == 1 + 2**-7 and row[2] == float("inf") and row[3].isnan()
+
+
+def test_it_is_what_bfloat16_goes_through(
+    kernel, slow_bf16: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wide` hands over what it serves where such a CPU is slow at bfloat16, and nothing else."""
+    x, gate, up = drawn(70, 64, seed=1), drawn(96, 64, seed=2), drawn(96, 64, seed=3)
+    down, bias = drawn(64, 96, seed=4), drawn(96, seed=5)
+    assert wide.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
+    assert wide.serves_mlp(x, gate, up, down, F.silu)
+    mlp = run(wide.gated_mlp(x, gate, up, down, F.silu))
+    assert mlp.equal(run(kernel.gated_mlp(x, gate, up, down, F.silu)))
+    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: False)
+    assert wide.linear(x, gate, bias).equal(F.linear(x, gate, bias))
+    assert not wide.serves_mlp(x, gate, up, down, F.silu)
+
+
+def test_rows_of_a_batch_do_not_depend_on_its_size(
+    slow_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to as many as are decoded together; a prompt's own rows take what is fastest for them."""
+    library = load(built_kernels / "_few_rows.so", "few_rows")
+    monkeypatch.setattr(few_rows, "kernel", lambda: few_rows.Kernel(library))
+    adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
+    x, attended = drawn(few_rows.MAX_BATCH, 64, seed=1), drawn(few_rows.MAX_BATCH, 96, seed=2)
+    used = Mock(wraps=many_rows.linear)
+    monkeypatch.setattr(many_rows, "linear", used)
+    whole = steps_of(adapter, x, attended, batch=True)
+    for size in (1, 7, few_rows.MAX_ROWS, few_rows.MAX_ROWS + 1):
+        part = steps_of(adapter, x[:size], attended[:size], batch=True)
+        assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
+    assert not used.called
+    own = steps_of(adapter, x, attended, batch=False)
+    assert used.called
+    for ours, theirs in zip(own, whole, strict=True):
+        assert_close("either kernel", ours.double(), theirs.double(), 4 * BF16)
+
+
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
+
+
+def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
+    q, k, v = adapter.qkv(0, x, batch=batch)
+    out = adapter.finish(0, x, attended, batch=batch)
+    return [q, k, v, out, adapter.logits(x, batch=batch)]
+
+
+def test_other_products_are_torchs(slow_bf16: None) -> None:
+    x, weight = drawn(60, 64, seed=1), drawn(32, 64, seed=2)
+    assert many_rows.serves(x, weight)
+    assert not many_rows.serves(x.float(), weight.float())
+    assert not many_rows.serves(x[:, :40], weight[:, :40])
+    assert not many_rows.serves(x, weight[:20])
+    assert not many_rows.serves(x, weight.t().contiguous().t())
+    assert not many_rows.serves(x, weight, weight.float())

@@ -1,0 +1,222 @@
+"""Who uses the kernel for many rows by bfloat16 dot products, and where it is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.core.steps import run
+from service.worker.kernels.cpu import few_rows, library, many_rows, many_rows_bf16, wide
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from tests.service.worker.tiny import assert_close, random_model, tiny_config
+
+BF16 = 2**-7  # one rounding of a result of size about 1 to 2
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
+
+
+@pytest.fixture(scope="module")
+def kernel(built_kernels: Path) -> many_rows_bf16.Kernel:
+    found = library.load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16")
+    if found is None:
+        pytest.skip("this CPU has no AVX512-BF16")
+    return many_rows_bf16.Kernel(found)
+
+
+@pytest.fixture(scope="module")
+def plain(built_kernels: Path) -> many_rows.Kernel:
+    found = library.load(built_kernels / "_many_rows.so", "many_rows")
+    if found is None:
+        pytest.skip("this CPU has no AVX-512")
+    return many_rows.Kernel(found)
+
+
+@pytest.fixture
+def fast_bf16(
+    kernel: many_rows_bf16.Kernel, plain: many_rows.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This CPU multiplies bfloat16 faster than fp32, and has both kernels."""
+    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: kernel)
+    monkeypatch.setattr(many_rows, "kernel", lambda: plain)
+    monkeypatch.setattr(few_rows, "kernel", lambda: None)
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=random) / shape[-1] ** 0.5).bfloat16()
+
+
+def weights() -> tuple[Tensor, Tensor, Tensor]:
+    """gate, up and down."""
+    return drawn(96, 64, seed=2), drawn(96, 64, seed=3), drawn(64, 96, seed=4)
+
+
+def timed(seconds: float) -> Any:
+    """A kernel whose product takes that long."""
+    return SimpleNamespace(pack=lambda x: x, product=lambda *_: time.sleep(seconds))
+
+
+@pytest.mark.parametrize("narrow, expected", [(0.0, True), (2e-3, False), (8e-3, False)])
+def test_it_has_to_be_faster_than_fp32_by_far(narrow: float, expected: bool) -> None:
+    assert many_rows_bf16.faster(timed(narrow), timed(2e-3)) is expected
+
+
+def test_the_trial_is_of_one_thread_and_leaves_no_trace(kernel, plain) -> None:
+    seen: list[int] = []
+
+    def failing(*_: object) -> None:
+        seen.append(torch.get_num_threads())
+        raise MemoryError
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert many_rows_bf16.faster(kernel, plain) in (True, False)
+        assert torch.get_num_threads() == 2
+        broken = timed(0)
+        broken.product = failing
+        with pytest.raises(MemoryError):
+            many_rows_bf16.faster(broken, timed(0))
+        assert torch.get_num_threads() == 2 and seen == [1]
+    finally:
+        torch.set_num_threads(before)
+
+
+# What `kernel` is a cache of: nothing that is kept for other tests is touched.
+find: Callable[[], many_rows_bf16.Kernel | None] = many_rows_bf16.kernel.__wrapped__
+
+
+def test_it_is_there_only_if_it_is_faster(
+    kernel, plain, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "FOLDER", built_kernels)
+    monkeypatch.setattr(many_rows, "kernel", lambda: plain)
+    monkeypatch.setattr(many_rows_bf16, "faster", lambda found, other: other is plain)
+    assert isinstance(find(), many_rows_bf16.Kernel)
+    monkeypatch.setattr(many_rows_bf16, "faster", lambda found, other: False)
+    assert find() is None
+
+
+def test_it_is_there_only_if_it_is_built_and_so_is_fp32s(
+    plain, built_kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_rows_bf16, "faster", lambda found, other: True)
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    monkeypatch.setattr(many_rows, "kernel", lambda: plain)
+    assert find() is None
+    monkeypatch.setattr(library, "FOLDER", built_kernels)
+    monkeypatch.setattr(many_rows, "kernel", lambda: None)
+    assert find() is None
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_few_rows_go_the_same_way(
+    kernel, narrow: bool, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock(wraps=few_rows.Kernel)
+    monkeypatch.setattr(library, "FOLDER", built_kernels)
+    monkeypatch.setattr(few_rows, "Kernel", made)
+    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: kernel if narrow else None)
+    assert few_rows.kernel.__wrapped__() is not None
+    assert made.call_args.kwargs == {"narrow": narrow}
+
+
+def test_other_products_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = drawn(60, 64, seed=1), drawn(32, 64, seed=2)
+    assert many_rows_bf16.serves(x, weight)
+    assert not many_rows_bf16.serves(x.float(), weight.float())
+    assert not many_rows_bf16.serves(x[:, :40], weight[:, :40])
+    assert not many_rows_bf16.serves(x, weight[:20])
+    assert not many_rows_bf16.serves(x, weight.t().contiguous().t())
+    assert not many_rows_bf16.serves(x, weight, weight.float())
+    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
+    assert not many_rows_bf16.serves(x, weight)
+
+
+def test_other_mlps_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, (gate, up, down) = drawn(60, 64, seed=1), weights()
+    serves = many_rows_bf16.serves_mlp
+    assert serves(x, gate, up, down, F.silu)
+    assert not serves(x, gate, up, down, F.gelu)
+    assert not serves(x, gate, up, down, torch.nn.SiLU())  # not known by its name
+    assert not serves(x.float(), gate.float(), up.float(), down.float(), F.silu)
+    assert not serves(x, gate, up.clone().float(), down, F.silu)
+    assert not serves(x[:, :40], gate[:, :40], up[:, :40], down[:40], F.silu)
+    assert not serves(x, gate[:80], up[:80], down[:, :80], F.silu)
+    assert not serves(x, gate, up, down[:40], F.silu)
+    assert not serves(x, gate, up, down.t().contiguous().t(), F.silu)
+    further_apart = torch.cat([up, up], 1)[:, :64]
+    assert not serves(x, gate, further_apart, down, F.silu)
+    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
+    assert not serves(x, gate, up, down, F.silu)
+
+
+def test_it_is_what_bfloat16_goes_through(kernel, plain, fast_bf16: None) -> None:
+    """`wide` hands over what it serves, and the rest to those that come after it."""
+    x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
+    assert wide.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
+    assert wide.serves_mlp(x, gate, up, down, F.silu)
+    ours = run(wide.gated_mlp(x, gate, up, down, F.silu))
+    assert ours.equal(run(kernel.gated_mlp(x, gate, up, down)))
+    gelu = run(wide.gated_mlp(x, gate, up, down, F.gelu))
+    assert gelu.equal(run(plain.gated_mlp(x, gate, up, down, F.gelu)))
+
+
+def test_a_cpu_that_has_it_is_not_slow_at_bfloat16(
+    fast_bf16: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel does not take is then torch's, in bfloat16."""
+    monkeypatch.setattr(wide, "_narrow_is_slow", wide._narrow_is_slow.__wrapped__)
+    x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
+    x, gate = x[:, :40], gate[:, :40]
+    assert not wide.slow_narrow(x) and not wide.serves_mlp(x, gate, up, down, F.silu)
+    assert wide.linear(x, gate, bias).equal(F.linear(x, gate, bias))
+
+
+@pytest.mark.parametrize("act, named", [("silu", True), ("swish", True), ("gelu", False)])
+def test_an_adapter_calls_silu_by_its_name(
+    act: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = adapter_for(random_model(tiny_config("qwen3", hidden_act=act, **WIDTHS)))
+    asked = Mock(return_value=False)
+    monkeypatch.setattr(wide, "serves_mlp", asked)
+    adapter.finish(0, torch.ones(30, 64), torch.ones(30, 96))
+    (call,) = asked.call_args_list
+    assert call.args[4] is (F.silu if named else adapter.blocks[0].mlp.act_fn)
+
+
+def test_rows_of_a_model_go_through_it(
+    fast_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a prompt; rows of a batch never do, and do not depend on its size."""
+    found = library.load(built_kernels / "_few_rows.so", "few_rows")
+    assert found is not None, "a CPU with AVX512-BF16 has AVX-512"
+    adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
+    x, attended = drawn(few_rows.MAX_BATCH, 64, seed=1), drawn(few_rows.MAX_BATCH, 96, seed=2)
+    linear, mlp = Mock(wraps=many_rows_bf16.linear), Mock(wraps=many_rows_bf16.gated_mlp)
+    monkeypatch.setattr(few_rows, "kernel", lambda: few_rows.Kernel(found, narrow=True))
+    monkeypatch.setattr(many_rows_bf16, "linear", linear)
+    monkeypatch.setattr(many_rows_bf16, "gated_mlp", mlp)
+    whole = steps_of(adapter, x, attended, batch=True)
+    for size in (1, 7, few_rows.MAX_ROWS, few_rows.MAX_ROWS + 1):
+        part = steps_of(adapter, x[:size], attended[:size], batch=True)
+        assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
+    assert not linear.called and not mlp.called
+    own = steps_of(adapter, x, attended, batch=False)
+    assert linear.call_count == 3 and mlp.call_count == 1
+    for ours, theirs in zip(own, whole, strict=True):
+        assert_close("either kernel", ours.double(), theirs.double(), 4 * BF16)
+
+
+def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
+    q, k, v = adapter.qkv(0, x, batch=batch)
+    out = adapter.finish(0, x, attended, batch=batch)
+    return [q, k, v, out, adapter.logits(x, batch=batch)]

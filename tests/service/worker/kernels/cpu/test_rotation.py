@@ -1,0 +1,199 @@
+"""The kernel that turns stored rows to their positions, against torch: the same to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from service.worker.forward.placement import write_rows
+from service.worker.kernels.cpu import rotation
+from service.worker.kernels.cpu.library import load
+from service.worker.kernels.cpu.rotation import Kernel
+from service.worker.model.rope import RotaryTable
+
+ROWS, HEADS = 37, 3
+
+
+@pytest.fixture(scope="module")
+def kernel(built_kernels: Path) -> Kernel:
+    library = load(built_kernels / "_rotation.so", "rotation")
+    if library is None:
+        pytest.skip("this CPU has no AVX-512")
+    return Kernel(library)
+
+
+def table(d: int) -> RotaryTable:
+    return RotaryTable(10000.0 ** -(torch.arange(0, d, 2) / d), 1.25, 500)
+
+
+@pytest.mark.parametrize("d", [32, 64, 96, 128])
+def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
+    """From a stored chunk into a head-major cache, at positions in any order."""
+    random = torch.Generator().manual_seed(d)
+    turns = table(d)
+    x = torch.randn(ROWS, HEADS + 1, d, generator=random).bfloat16()[:, 1:]
+    x[3, 1, 2], x[4, 0, 0] = float("inf"), float("nan")
+    positions = torch.randint(0, 500, (ROWS,), generator=random)
+    expected = turns.turn(positions)(x)
+    cache = torch.zeros(HEADS, ROWS + 9, d).bfloat16()
+    kernel.rotate(x, positions, turns.cos, turns.sin, cache[:, 4 : 4 + ROWS].transpose(0, 1))
+    ours = cache[:, 4 : 4 + ROWS].transpose(0, 1)
+    assert ours.isnan().equal(expected.isnan())
+    assert ours.nan_to_num().equal(expected.nan_to_num())
+    assert not cache[:, :4].any() and not cache[:, 4 + ROWS :].any()
+
+
+def stored(random: torch.Generator, lengths: list[int], d: int) -> list[rotation.Stored]:
+    """Segments with a gap behind each, k and v in tensors that hold more than them."""
+    segments, start = [], 2
+    for n in lengths:
+        k = torch.randn(n, HEADS + 1, d, generator=random).bfloat16()[:, 1:]
+        v = torch.randn(n, HEADS, d + 32, generator=random).bfloat16()[..., :d]
+        segments.append((start, k, v))
+        start += n + 3
+    return segments
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("lengths", [[], [1], [5, 1, 64], [2, 300, 41, 7]])
+def test_segments_go_to_their_places(
+    kernel: Kernel, lengths: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one by one by torch, to the bit, and nothing else is touched; threads share all rows,
+    wherever a segment ends."""
+    d, random = 64, torch.Generator().manual_seed(len(lengths))
+    segments, turns = stored(random, lengths, d), table(d)
+    n = 2 + sum(lengths) + 3 * len(lengths)
+    positions = torch.randint(0, 500, (n,), generator=random)
+    k_all, v_all = torch.full((2, HEADS, n + 5, d), 7.0).bfloat16()[:, :, :n]
+    expected_k, expected_v = k_all.clone(), v_all.clone()
+    for start, k, v in segments:
+        span = slice(start, start + len(k))
+        expected_k[:, span] = turns.turn(positions[span])(k).transpose(0, 1)
+        expected_v[:, span] = v.transpose(0, 1)
+    monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        kernel.place(segments, k_all, v_all, positions, turns.cos, turns.sin)
+    finally:
+        torch.set_num_threads(before)
+    assert k_all.equal(expected_k) and v_all.equal(expected_v)
+
+
+def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+    segments = stored(torch.Generator().manual_seed(0), [4, 5], 64)
+    cache, positions = torch.zeros(HEADS, 20, 64).bfloat16(), torch.arange(20)
+    [(start, k, v), other] = segments
+    assert rotation.places(segments, cache, cache, positions) is kernel
+    assert rotation.places([], cache, cache, positions) is kernel
+    assert rotation.places([(start, k.float(), v), other], cache, cache, positions) is None
+    assert rotation.places([other, (start, k, v.float())], cache, cache, positions) is None
+    assert rotation.places([(start, k.mT.contiguous().mT, v)], cache, cache, positions) is None
+    assert rotation.places([(start, k[:, 1:], v), other], cache, cache, positions) is None
+    assert rotation.places([(start, k, v[:-1]), other], cache, cache, positions) is None
+    assert rotation.places([(17, k, v)], cache, cache, positions) is None
+    assert rotation.places(segments, cache, cache[:, 1:], positions) is None
+    assert rotation.places(segments, cache, cache, positions[:-1]) is None
+    assert rotation.places(segments, cache.float(), cache, positions) is None
+    assert rotation.places(segments, cache, cache.float(), positions) is None
+    assert rotation.places(segments, cache, cache.transpose(0, 1), positions) is None
+    assert rotation.places(segments, cache, cache, positions.int()) is None
+    assert rotation.places(segments, cache, cache, torch.arange(40)[::2]) is None
+    narrow = torch.zeros(HEADS, 20, 48).bfloat16()
+    assert rotation.places([], narrow, narrow, positions) is None
+
+
+@pytest.mark.parametrize("rows", [[0], [3, 4, 5], [0, 7, 8, 30, 31]])
+def test_rows_go_to_their_places(kernel: Kernel, rows: list[int]) -> None:
+    """As by torch, to the bit, and nothing else is touched."""
+    d, at, random = 64, torch.tensor(rows), torch.Generator().manual_seed(len(rows))
+    [(_, k, v)], turns = stored(random, [len(rows)], d), table(d)
+    k_all, v_all = torch.full((2, HEADS, 40, d), 7.0).bfloat16()[:, :, :32]
+    expected_k, expected_v = k_all.clone(), v_all.clone()
+    expected_k[:, at] = turns.turn(at)(k).transpose(0, 1)
+    expected_v[:, at] = v.transpose(0, 1)
+    kernel.write(k, v, k_all, v_all, at, turns.cos, turns.sin)
+    assert k_all.equal(expected_k) and v_all.equal(expected_v)
+
+
+def test_other_rows_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+    [(_, k, v)] = stored(torch.Generator().manual_seed(0), [3], 64)
+    cache, rows = torch.zeros(HEADS, 20, 64).bfloat16(), torch.tensor([0, 4, 19])
+    assert rotation.writes(k, v, cache, cache, rows) is kernel
+    assert rotation.writes(k.float(), v, cache, cache, rows) is None
+    assert rotation.writes(k, v.float(), cache, cache, rows) is None
+    assert rotation.writes(k, v[:, 1:], cache, cache, rows) is None
+    assert rotation.writes(k, v, cache, cache, rows[:2]) is None
+    assert rotation.writes(k, v, cache, cache, rows + 1) is None
+    assert rotation.writes(k, v, cache, cache, rows - 1) is None
+    assert rotation.writes(k, v, cache, cache, rows.int()) is None
+    assert rotation.writes(k, v, cache, cache[:, :18], rows) is None
+    assert rotation.writes(k, v, cache.float(), cache, rows) is None
+    assert rotation.writes(k[:0], v[:0], cache, cache, rows[:0]) is None
+
+
+def test_a_cache_is_written_the_same_without_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(_, k, v)], turns = stored(torch.Generator().manual_seed(0), [3], 64), table(64)
+    written = []
+    for found in (None, kernel):
+        monkeypatch.setattr(rotation, "kernel", lambda found=found: found)
+        for rows, n in ((torch.tensor([1, 4, 8]), 9), (torch.arange(3), 3)):
+            k_all, v_all = torch.zeros(2, HEADS, n, 64).bfloat16()
+            write_rows(turns, k_all, v_all, k, v, rows)
+            written.append((k_all, v_all))
+    for (k_one, v_one), (k_other, v_other) in zip(written[:2], written[2:], strict=True):
+        assert k_one.any() and k_one.equal(k_other) and v_one.equal(v_other)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 211])
+def test_threads_change_nothing(
+    kernel: Kernel, threads: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are fewer rows than threads."""
+    monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
+    turns, x = table(64), torch.randn(rows, 5, 64).bfloat16()[:, 1:4]
+    positions = torch.randperm(500)[:rows]
+    cache, before = torch.zeros(3, rows + 2, 64).bfloat16(), torch.get_num_threads()
+    out = cache[:, 1:-1].transpose(0, 1)
+    try:
+        torch.set_num_threads(threads)
+        kernel.rotate(x, positions, turns.cos, turns.sin, out)
+    finally:
+        torch.set_num_threads(before)
+    assert out.equal(turns.turn(positions)(x))
+    assert not cache[:, 0].any() and not cache[:, -1].any()
+
+
+def test_few_rows_wake_no_threads(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock()
+    monkeypatch.setattr(kernel, "_rotate", asked)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    turns = table(64)
+    for rows, threads in ((1, 1), (rotation.MIN_PARALLEL // 64, 3)):
+        x, positions = torch.zeros(rows, 1, 64).bfloat16(), torch.zeros(rows, dtype=torch.long)
+        kernel.rotate(x, positions, turns.cos, turns.sin, x)
+        assert asked.call_args.args[-1] == threads
+
+
+def test_the_table_uses_it(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+    turns, x = table(64), torch.randn(5, 2, 64).bfloat16()
+    positions = torch.arange(7, 12)
+    assert turns.rotate(x, positions).equal(turns.turn(positions)(x))
+
+
+def test_others_are_left_to_torch() -> None:
+    x, positions = torch.randn(5, 2, 64).bfloat16(), torch.arange(5)
+    assert rotation.served(x.float(), positions, x.float()) is None
+    assert rotation.served(x[..., :40], positions, x[..., :40]) is None
+    assert rotation.served(x, torch.arange(10)[::2], x) is None
+    assert rotation.served(x, positions.int(), x) is None

@@ -1,0 +1,112 @@
+"""The Triton kernel that places stored KV, against decoding, rotating and copying: the same to the
+bit. Run by Triton's interpreter, which needs no GPU, and on the GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
+from service.worker.core.layout import PromptLayout
+from service.worker.forward.placement import Placement
+from service.worker.kernels.gpu import placement_gpu
+from service.worker.loading.chunk_stream import ChunkStream
+from service.worker.model.addressing import Address
+from service.worker.model.rope import RotaryTable
+from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
+from tests.service.worker.tiny import StoredSegment
+
+CASES = [(1, 1, 32), (70, 2, 64), (33, 3, 96), (65, 1, 128), (40, 2, 80)]
+"""Tokens, KV heads, head dim."""
+DTYPES = {"cpu": (torch.float16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
+
+
+def chunk_of(codec: str, tokens: int, heads: int, d: int, dtype: torch.dtype) -> EncodedChunk:
+    """Two layers whose tokens and channels differ in size."""
+    random = torch.Generator().manual_seed(tokens + d)
+    name = str(dtype).removeprefix("torch.")
+    spec = ChunkSpec("model", codec, name, 2, heads, d, tokens)
+    sizes = torch.rand(tokens, 1, 1, generator=random) * 4
+    k, v = (
+        [(torch.randn(spec.shape, generator=random) * sizes).to(dtype) for _ in "01"] for _ in "kv"
+    )
+    return encode_chunk(spec, k, v)
+
+
+def compare(device: str) -> None:
+    """Raises AssertionError where kernel and torch differ, or more is written than asked for."""
+    for codec, case, dtype in product(placement_gpu.CODECS, CASES, DTYPES[device]):
+        tokens, heads, d = case
+        chunk = chunk_of(codec, tokens, heads, d, dtype)
+        table = RotaryTable(10000.0 ** -(torch.arange(0, d, 2, device=device) / d), 1.25, 500)
+        order = torch.randperm(500, generator=torch.Generator().manual_seed(d))
+        positions = order[:tokens].to(device)
+        k, v = (x.to(device) for x in chunk.layer(1))
+        cache = torch.zeros(2, heads, tokens + 9, d, dtype=dtype, device=device)
+        k_out, v_out = cache[:, :, 4 : 4 + tokens]
+        stored = chunk.stored_layer(1, device=device)
+        placement_gpu.place(*stored, positions, table, k_out, v_out)
+        assert k_out.transpose(0, 1).equal(table.turn(positions)(k)), (codec, case, dtype, "k")
+        assert v_out.transpose(0, 1).equal(v), (codec, case, dtype, "v")
+        assert not cache[:, :, :4].any() and not cache[:, :, 4 + tokens :].any()
+
+
+def through_place(device: str) -> None:
+    """Raises AssertionError where `place` does not use the kernel, or the cache is another then."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float16
+    sizes = [7, 70, 5, 33, 20]
+    codecs = ["raw", "int8", "raw", "int4", "raw"]
+    chunks = [chunk_of(codec, n, 2, 32, dtype) for codec, n in zip(codecs, sizes, strict=True)]
+    stream = ChunkStream(Address("", chunks[1].spec, (), ()), None)
+    stream.whole(ReadOutcome(chunks[1], "memory", 0, 0.0))
+    strided = StoredSegment(*([x.repeat(1, 2, 1)[:, :2]] * 2 for x in chunks[4].layer(1)))
+    cached = [chunks[0], stream, None, chunks[3], strided]
+    ids = [[0] * n for n in sizes]
+    cold = [stored is None for stored in cached]
+    layout = PromptLayout.of(ids[0], ids[1:], [0, 0], cold=cold, device=torch.device(device))
+    frequencies = 10000.0 ** -(torch.arange(0, 32, 2, device=device) / 32)
+    adapter: Any = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500), layers=2)
+
+    def placed(by_kernel: bool) -> torch.Tensor:
+        cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
+        with (
+            patch.object(placement_gpu, "serves", lambda _: by_kernel),
+            patch.object(placement_gpu, "place", wraps=placement_gpu.place) as used,
+        ):
+            kv = SimpleNamespace(prompt_layer=lambda layer, n: tuple(cache[:, :, :n]))
+            with Placement(adapter, layout, cached, layout.all_rows + 11, kv) as placement:
+                placement.place(1)
+        assert used.call_count == (4 if by_kernel else 0)
+        if by_kernel:
+            kept = [call.args[0][0].dtype for call in used.call_args_list]
+            assert kept == [dtype, torch.int8, dtype, dtype]
+        return cache
+
+    assert placed(by_kernel=True).equal(placed(by_kernel=False))
+
+
+CHECKS = [compare, through_place]
+
+
+@needs_triton
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_in_the_interpreter(check: Callable[[str], None]) -> None:
+    run_interpreted(__name__, check.__name__)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_the_gpu(check: Callable[[str], None]) -> None:
+    assert placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
+    check("cuda")
+
+
+def test_a_cpu_is_left_to_torch() -> None:
+    assert not placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16))

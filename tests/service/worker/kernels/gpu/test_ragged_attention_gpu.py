@@ -1,0 +1,128 @@
+"""The Triton kernel for one new token per sequence against fp64, run by run: in Triton's
+interpreter, and on the GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.worker.kernels.gpu import ragged_attention_gpu
+from service.worker.kernels.gpu.ragged_attention_gpu import BLOCK, HEADS, KEYS, PARTS
+from service.worker.model.adapters.base import adapter_for
+from tests.service.worker.forward.test_decode import LENGTHS, STEPS, decoded
+from tests.service.worker.kernels.cpu.test_ragged_attention import Case
+from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
+from tests.service.worker.tiny import assert_close, random_model, tiny_config
+
+# Around what is read at once and what is one program's.
+EDGES = [1, 2, KEYS - 1, KEYS, KEYS + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 9]
+CASES = [
+    # lengths, KV heads, group, head dim, size of q, k, v
+    (EDGES, 2, 4, 64, 1.0),
+    ([300, 17, 5, 260], 4, 1, 32, 1.0),
+    ([90, BLOCK + 40], 1, 7, 128, 1.0),
+    ([33, 70], 2, HEADS, 32, 1.0),
+    ([400, 3], 1, 3, 32, 8.0),  # all weight on one key
+    # Twice as many blocks as are put together at once: about half of the heads find their highest
+    # score in the second half.
+    ([BLOCK * PARTS * 2, 1], 1, 6, 32, 1.0),
+]
+# Of values of size one: fp32 sums in another order; on a GPU weights and result in bfloat16.
+ALLOWED = {"cpu": 2**-17, "cuda": 2**-6}
+
+
+def attend(case: Case, device: str) -> Tensor:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (x.to(device, dtype) for x in (case.q, case.k, case.v))
+    runs, longest = case.runs.to(device), max(case.lengths)
+    out = ragged_attention_gpu.attend(q, k, v, runs, longest, case.scale)
+    assert out.dtype == dtype and out.shape == q.shape
+    return out.cpu()
+
+
+def compare(device: str) -> None:
+    """Raises AssertionError where the kernel and fp64 differ."""
+    for lengths, kv_heads, group, d, size in CASES:
+        case = Case.of(lengths, kv_heads=kv_heads, group=group, d=d, size=size)
+        expected = case.expected()
+        allowed = ALLOWED[device] * size
+        assert_close("ragged attention", attend(case, device).double(), expected, allowed)
+
+
+def alone(device: str) -> None:
+    """Raises AssertionError where a sequence's result depends on the others."""
+    case = Case.of([40, 3 * BLOCK, 129, 7], kv_heads=2, group=3, d=64)
+    together = attend(case, device)
+    for i in range(2):
+        runs = slice(2 * i, 2 * i + 2)
+        own = replace(
+            case, q=case.q[i : i + 1], starts=case.starts[runs], lengths=case.lengths[runs]
+        )
+        assert attend(own, device).equal(together[i : i + 1])
+
+
+def broken(device: str) -> None:
+    """Raises AssertionError where what is no number does not show, or is read beside a run."""
+    for tensor in ("k", "v"):
+        case = Case.of([50, 50], kv_heads=1, group=2, d=32)
+        getattr(case, tensor)[case.starts[0] + 10, 3] = float("nan")
+        getattr(case, tensor)[case.starts[1] + 50] = float("nan")
+        ours = attend(case, device)
+        assert ours[0].isnan().any() and not ours[1].isnan().any(), tensor
+
+
+def decode(device: str) -> None:
+    """Raises AssertionError where decode steps do not use the kernel, or differ from torch's."""
+    exact = adapter_for(random_model(tiny_config("qwen3", head_dim=32)))
+    ours, allowed = exact, 1e-4
+    if device == "cuda":
+        narrow = random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16)
+        ours, allowed = adapter_for(narrow.to(device)), 0.1
+        for wide, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
+            wide.copy_(own)
+    for ragged in (False, True):
+        expected = decoded(SimpleNamespace(adapter=exact), (*LENGTHS, 200), ragged)
+        with (
+            patch.object(ragged_attention_gpu, "serves", lambda *_: True),
+            patch.object(ragged_attention_gpu, "attend", wraps=ragged_attention_gpu.attend) as used,
+        ):
+            found = decoded(SimpleNamespace(adapter=ours), (*LENGTHS, 200), ragged)
+        assert used.call_count == STEPS * exact.layers
+        spread = float(expected.std())
+        assert_close("decoding, in spreads", found.cpu() / spread, expected / spread, allowed)
+
+
+CHECKS = [compare, alone, broken, decode]
+
+
+@needs_triton
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_in_the_interpreter(check: Callable[[str], None]) -> None:
+    run_interpreted(__name__, check.__name__)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_the_gpu(check: Callable[[str], None]) -> None:
+    check("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("group", [1, 7, HEADS])
+@pytest.mark.parametrize("d", [32, 64, 128, 256])
+def test_a_gpu_takes_it(group: int, d: int) -> None:
+    q = torch.zeros(1, 2 * group, d, dtype=torch.bfloat16, device="cuda")
+    assert ragged_attention_gpu.serves(q, q[0], group)
+
+
+def test_a_cpu_is_left_to_others() -> None:
+    q, k = torch.zeros(1, 4, 64).bfloat16(), torch.zeros(9, 64).bfloat16()
+    assert not ragged_attention_gpu.serves(q, k, 4)

@@ -1,0 +1,88 @@
+"""Every Triton kernel compiles for GPUs, for which Triton needs none; its interpreter, which the
+other tests use, is Python and takes what its compiler does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.worker.kernels.gpu import placement_gpu, ragged_attention_gpu, scattered
+from tests.service.worker.kernels.gpu.interpreter import needs_triton
+
+pytestmark = needs_triton
+
+# Bytes of shared memory that a program may have, by compute capability.
+ROOM = {80: 166_912, 86: 101_376, 90: 232_448}
+BF16, FP32, FP16, INT8, INT64 = "*bf16", "*fp32", "*fp16", "*i8", "*i64"
+
+
+def compiled(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Any,
+    capability: int,
+    types: list[str],
+    constants: dict[str, object],
+    **options: object,
+) -> Any:
+    """The kernel compiled for pointers and strides that are aligned, as most are. types: of the
+    arguments that are not constant, in Triton's names."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    names = kernel.arg_names
+    varying = dict(zip([n for n in names if n not in constants], types, strict=True))
+    aligned = [n for n, of in varying.items() if of[0] == "*" or of == "i64"]
+    source = ASTSource(
+        kernel,
+        {n: varying.get(n, "constexpr") for n in names},
+        {(names.index(n),): value for n, value in constants.items()},
+        {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@pytest.mark.parametrize("capability", ROOM)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_attention_of_one_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int, capability: int
+) -> None:
+    ours = ragged_attention_gpu
+    shared = {"GROUP": 7, "D": d, "BLOCK": ours.BLOCK}
+    types = [*[BF16] * 3, INT64, *[FP32] * 3, "fp32"]
+    constants = {**shared, "HEADS": ours.HEADS, "KEYS": ours.KEYS}
+    block = compiled(
+        tmp_path, monkeypatch, ours._attend, capability, types, constants, **ours.OPTIONS
+    )
+    assert block.metadata.shared <= ROOM[capability]
+    types = [*[FP32] * 3, INT64, BF16, "i32", "i32"]
+    constants = {**shared, "PARTS": ours.PARTS}
+    join = compiled(tmp_path, monkeypatch, ours._join, capability, types, constants, **ours.OPTIONS)
+    assert join.metadata.shared <= ROOM[capability]
+
+
+@pytest.mark.parametrize("codec", placement_gpu.CODECS)
+def test_placement_rounds_every_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """As torch does: no product is fused into a sum."""
+    stored = [INT8, INT8, FP16, FP16] if codec == "int8" else [BF16] * 4
+    types = [*stored, INT64, FP32, FP32, BF16, BF16, "i32", "i64", "i64"]
+    constants = {"SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": placement_gpu.ROWS}
+    made = compiled(
+        tmp_path, monkeypatch, placement_gpu._kernel, 90, types, constants, **placement_gpu.OPTIONS
+    )
+    assert "mul" in made.asm["ptx"] and "fma" not in made.asm["ptx"]
+
+
+def test_attention_of_scattered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    types = [*[BF16] * 3, INT64, BF16, "i32", "fp32", *["i64"] * 6]
+    constants = {"GROUP": 4, "D": 128, "ROWS": scattered.ROWS, "KEYS": scattered.KEYS}
+    made = compiled(
+        tmp_path, monkeypatch, scattered._kernel, 80, types, constants, **scattered.OPTIONS
+    )
+    assert made.metadata.shared <= ROOM[80]

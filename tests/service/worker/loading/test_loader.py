@@ -1,0 +1,55 @@
+"""A request reports what its own prefetch met, and a note never outlives its moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kvstore import ChunkSpec, MemoryTier, TieredStore, encode_chunk
+from kvstore.tiers.testing.fake import FakeTier
+from service.worker.loading import loader as module
+from service.worker.loading.loader import Loader
+from service.worker.model.addressing import Address
+
+SPEC = ChunkSpec("f", "raw", "float32", layers=2, kv_heads=1, head_dim=4, tokens=3)
+ADDRESS = Address("0" * 32, SPEC, (), (1, 2, 3))
+
+
+@pytest.fixture
+def slow() -> FakeTier:
+    tier = FakeTier("slow", kind="disk")
+    tensors = [torch.randn(SPEC.shape) for _ in range(2)]
+    tier.plant(ADDRESS.key, encode_chunk(SPEC, tensors, tensors))
+    return tier
+
+
+@pytest.fixture
+def loader(slow: FakeTier) -> Iterator[Loader]:
+    with TieredStore([MemoryTier(1 << 20), slow]) as store:
+        one = Loader(store, threads=1)  # one thread: the load runs after the prefetch
+        one.start()
+        yield one
+        one.close()
+
+
+def test_the_tier_is_the_one_the_prefetch_read(loader: Loader) -> None:
+    loader.prefetch([ADDRESS])
+    first = loader.load(ADDRESS).result()
+    assert first.chunk is not None and first.tier == "slow"
+    assert loader.load(ADDRESS).result().tier == "memory"
+
+
+def test_a_bad_copy_met_by_the_prefetch_is_reported(loader: Loader, slow: FakeTier) -> None:
+    slow.damage(ADDRESS.key)
+    loader.prefetch([ADDRESS])
+    outcome = loader.load(ADDRESS).result()
+    assert outcome.chunk is None and outcome.problems == (("slow", "corrupt"),)
+    assert loader.load(ADDRESS).result().problems == ()
+
+
+def test_old_news_is_not_told(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader.prefetch([ADDRESS])
+    monkeypatch.setattr(module, "NOTE_S", -1.0)
+    assert loader.load(ADDRESS).result().tier == "memory"

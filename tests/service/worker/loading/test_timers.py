@@ -1,0 +1,61 @@
+"""Alarms: in order, not before their time, on one thread however many there are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from service.worker.loading.timers import Alarms
+
+
+@pytest.fixture
+def alarms() -> Iterator[Alarms]:
+    out = Alarms()
+    yield out
+    out.close()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "alarms"]
+
+
+def test_in_order_and_not_before_their_time(alarms: Alarms) -> None:
+    """Set in any order, also while it sleeps until a later one."""
+    rang: list[tuple[float, float]] = []
+    over = threading.Event()
+    started = time.monotonic()
+
+    def ring(after: float) -> None:
+        rang.append((after, time.monotonic() - started))
+        if len(rang) == 4:
+            over.set()
+
+    for after in (0.2, 0.05, 0.15, 0.1):
+        alarms.after(after, lambda after=after: ring(after))  # type: ignore[misc]
+        time.sleep(0.01)
+    assert over.wait(10)
+    assert [after for after, _ in rang] == [0.05, 0.1, 0.15, 0.2]
+    assert all(at >= after for after, at in rang)
+
+
+def test_one_thread_for_many(alarms: Alarms) -> None:
+    assert not threads()
+    left = threading.Semaphore(0)
+    for number in range(200):
+        alarms.after(number % 7 / 1000, left.release)
+    assert len(threads()) == 1
+    assert all(left.acquire(timeout=10) for _ in range(200))
+    alarms.after(0.0, left.release)  # it slept with nothing to wait for
+    assert left.acquire(timeout=10)
+    assert len(threads()) == 1
+
+
+def test_closed_it_calls_nobody(alarms: Alarms) -> None:
+    called = threading.Event()
+    alarms.after(0.05, called.set)
+    alarms.close()
+    assert not threads()
+    assert not called.wait(0.1)

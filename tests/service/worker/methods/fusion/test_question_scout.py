@@ -1,0 +1,192 @@
+"""Question scout against the reference: the first pass, the rows it chooses, the second pass."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from service.worker.core.flops import FlopCount, full_prefill
+from service.worker.core.layout import PromptLayout
+from service.worker.forward.placement import Placement
+from service.worker.forward.prefill import prefill
+from service.worker.forward.scout import Scouted, scout
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from tests.references.fusion import edge_tokens, evidence, scouted, scouted_rows, share
+from tests.service.worker.methods.fusion.rows import document_rows
+from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
+
+IDS = [*S, *D1, *D2, *D3, *Q]
+COLD = [name for name, (_, _, cold) in EDGES.items() if cold]
+WARM = [name for name in EDGES if name not in COLD]
+
+
+class FromWeights(QuestionScout):
+    """The same evidence, from the weights themselves, of all layers but one."""
+
+    left_out: ClassVar[int] = -1
+
+    def question_shares(self, layout: PromptLayout) -> None:
+        return None
+
+    def scout(
+        self, layer: int, weights: torch.Tensor, rows: torch.Tensor, layout: PromptLayout
+    ) -> torch.Tensor | None:
+        if layer == self.left_out:
+            return None
+        by_row = weights.sum(0)
+        return by_row[-1] + by_row.mean(0) * self.question
+
+
+def evidence_of(
+    model: Tiny, method: QuestionScout | None = None, **changes: object
+) -> torch.Tensor:
+    """Summed evidence of the first pass alone."""
+    run = model.stitch(Pie(), **changes)  # type: ignore[arg-type]
+    cold = [s.cold for s in run.layout.segments]
+    segments = [S, D1, D2, D3]
+    cached = [None if c else model.precompute(ids) for ids, c in zip(segments, cold, strict=True)]
+    method = method or QuestionScout()
+    positions = method.key_positions(run.layout)
+    placement = Placement(model.adapter, run.layout, cached, positions, run.sequence)
+    flops = FlopCount(model.adapter)
+    steps = scout(model.adapter, run.layout, placement, method, run.sequence, flops)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            scouted: Scouted = end.value
+            return scouted.evidence.asked
+
+
+def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:
+    """The last row's and half the mean row's, summed over layers and heads."""
+    expected = torch.tensor(evidence(any_model.reference, any_model.prompt())).sum(0)
+    assert_close("scout: evidence", evidence_of(any_model), expected)
+
+
+def test_a_method_may_look_at_the_weights(
+    any_family: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And find nothing in a layer."""
+    whole = evidence_of(any_family, cold=[2])
+    assert_close("from weights", evidence_of(any_family, FromWeights(), cold=[2]), whole)
+    monkeypatch.setattr(FromWeights, "left_out", 1)
+    less = evidence_of(any_family, FromWeights(), cold=[2])
+    heads, layers = any_family.adapter.heads, any_family.adapter.layers
+    assert float(less.sum()) == pytest.approx(1.5 * heads * (layers - 1), rel=1e-5)
+
+
+def test_cold_segments_are_not_seen(any_family: Tiny) -> None:
+    """Their keys do not exist in the first pass: nothing is read there, and every question row's
+    weights still add up to one."""
+    found = evidence_of(any_family, cold=[2])
+    assert torch.isfinite(found).all()
+    assert found[18:24].eq(0).all()
+    heads = any_family.adapter.layers * any_family.adapter.heads
+    assert float(found.sum()) == pytest.approx(1.5 * heads, rel=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.6])
+@pytest.mark.parametrize("edge", [0, 2, 4])
+def test_is_the_reference(any_model: Tiny, ratio: float, edge: int) -> None:
+    """Rows, logits and KV at every layer."""
+    prompt = any_model.prompt()
+    ours = any_model.stitch(QuestionScout(ratio=ratio, edge=edge))
+    assert document_rows(ours) == scouted_rows(any_model.reference, prompt, ratio, edge)
+    assert_same("question scout", ours, scouted(any_model.reference, prompt, ratio, edge))
+
+
+@pytest.mark.parametrize("again_from", [0, 0.5, 0.9])
+def test_the_question_runs_again_from_a_layer_on(any_family: Tiny, again_from: float) -> None:
+    """Before it, its KV is the first pass's; 0: it runs again in all layers."""
+    ours = any_family.stitch(QuestionScout(ratio=0.3, again_from=again_from))
+    expected = scouted(any_family.reference, any_family.prompt(), 0.3, 2, again_from=again_from)
+    assert_same("question scout, again from", ours, expected)
+
+
+@pytest.mark.parametrize("edge", [0, 2])
+def test_an_exact_first_document_is_left_alone(any_family: Tiny, edge: int) -> None:
+    """Precomputed behind S it is full prefill's: no row is spent on it, and with one document
+    alone nothing is recomputed."""
+    run = any_family.stitch(QuestionScout(ratio=0.3, edge=edge), prefix=S)
+    assert not {*range(len(S), len(S) + len(D1))} & set(document_rows(run))
+    assert len(document_rows(run)) == share(0.3, len(IDS))
+    prompt = any_family.prompt(prefix=S)
+    expected = scouted(any_family.reference, prompt, 0.3, edge, prefix=S)
+    assert_same("question scout, behind S", run, expected)
+    alone = any_family.stitch(QuestionScout(ratio=0.5), documents=[D1], prefix=S)
+    assert document_rows(alone) == []
+    assert_same("one document", alone, any_family.reference.vanilla([*S, *D1, *Q]))
+
+
+def test_edges_come_first_and_shallow_before_deep(model: Tiny) -> None:
+    """Half of a budget smaller than the edges takes all first tokens before any second one; the
+    other half is the question's."""
+    prompt = model.prompt()
+    for ratio in (0.03, 0.1, 0.15, 0.2, 0.3):
+        wanted = share(ratio, len(IDS))
+        ours = document_rows(model.stitch(QuestionScout(ratio=ratio, edge=6)))
+        assert len(ours) == wanted
+        assert set(edge_tokens(prompt, 6)[: wanted // 2]) <= set(ours)
+    without = document_rows(model.stitch(QuestionScout(ratio=0.2, edge=0)))
+    assert without != document_rows(model.stitch(QuestionScout(ratio=0.2, edge=6)))
+
+
+def test_ratio_zero_is_pie(any_model: Tiny) -> None:
+    ours, pie = any_model.stitch(QuestionScout(ratio=0)), any_model.stitch(Pie())
+    assert_close("question scout 0 is pie", ours.logits, pie.logits, 1e-5)
+
+
+def test_ratio_one_is_full_prefill(any_model: Tiny) -> None:
+    expected = any_model.reference.vanilla(IDS)
+    assert_same("question scout, ratio 1", any_model.stitch(QuestionScout(ratio=1)), expected)
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_edges(any_family: Tiny, name: str) -> None:
+    """Orders, repetitions, empty and tiny segments."""
+    system, documents, cold = EDGES[name]
+    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=2), system, documents, cold=cold)
+    prompt = any_family.prompt(system, documents, cold=cold)
+    assert_same("question scout, edges", ours, scouted(any_family.reference, prompt, 0.3, 2))
+
+
+@pytest.mark.parametrize("name", COLD)
+def test_cold_segments_are_computed_and_not_counted(any_family: Tiny, name: str) -> None:
+    """The second pass computes them with the chosen rows, exactly as any forced rows."""
+    system, documents, cold = EDGES[name]
+    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=1), system, documents, cold=cold)
+    prompt = any_family.prompt(system, documents, cold=cold)
+    chosen = document_rows(ours)
+    forced = set(prompt.indices(cold=True))
+    assert forced - set(range(len(system))) <= set(chosen)
+    candidates = len(prompt.indices(cold=False, documents_only=True))
+    wanted = min(candidates, share(0.3, len(prompt.ids)))
+    assert len(set(chosen) - forced) == wanted
+    expected = any_family.reference.forced_rows(prompt, [*chosen, *forced])
+    assert_same("question scout, cold", ours, expected)
+
+
+def test_long_question_is_scored_in_tiles(any_family: Tiny) -> None:
+    """150 question rows: three tiles add up to the same evidence."""
+    question = [(7 * i + 3) % 100 for i in range(150)]
+    prompt = any_family.prompt(question=question)
+    ours = any_family.stitch(QuestionScout(ratio=0.05, edge=1), question=question)
+    assert_same("question scout, long", ours, scouted(any_family.reference, prompt, 0.05, 1))
+
+
+def test_pauses_after_every_layer_of_both_passes(model: Tiny) -> None:
+    run = model.stitch(Pie())
+    cached = [model.precompute(ids) for ids in (S, D1, D2, D3)]
+    steps = prefill(model.adapter, run.layout, cached, QuestionScout(), run.sequence)
+    assert sum(1 for _ in steps) == 2 * model.adapter.layers
+
+
+def test_all_cold_skips_the_first_pass(model: Tiny) -> None:
+    cold = model.stitch(QuestionScout(), cold=[0, 1, 2, 3])
+    layers = model.adapter.layers
+    assert cold.result.flops == pytest.approx(full_prefill(model.adapter, len(IDS)))
+    assert cold.result.rows_per_layer == [len(IDS)] * (layers - 1) + [1]

@@ -1,0 +1,191 @@
+"""SamKV's prompts on tiny models: stored tokens that must be asked for, own sketches or the
+reference's, and a run from sketches to a cache that can be decoded on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.worker.core.flops import FlopCount
+from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.steps import Steps, run
+from service.worker.forward.prefill import PrefillResult, prefill
+from service.worker.forward.sparse.held import TokenSource
+from service.worker.forward.sparse.prefill import (
+    BlockSets,
+    SparsePrompt,
+    first_pass,
+    make_choice,
+    sparse_prefill,
+)
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.fusion.samkv import Method as SamKV
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.sparse.blocks import BlockGrid
+from service.worker.methods.sparse.plan import SparsePlan
+from service.worker.methods.sparse.selection import Selection, SketchedDocument
+from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from tests.references import samkv_sketch as expected
+from tests.service.worker.tiny import Q, S, StoredSegment, Tiny
+
+
+def tokens(count: int) -> list[int]:
+    """Random ones, others for another count."""
+    source = random.Random(f"tokens {count}")
+    return [source.randrange(2, 101) for _ in range(count)]
+
+
+SOURCE = random.Random(5)
+# 16, 12 and 14 blocks of 4; the last one of two of them is short.
+LONG = [[SOURCE.randrange(2, 101) for _ in range(length)] for length in (61, 48, 53)]
+PAPER = SamKV(max_kept=1.0, max_recomputed=1.0)
+"""Without the caps that the paper does not have."""
+
+
+@dataclass(frozen=True)
+class SomeTokens:
+    """What a read of these blocks gives, layer by layer, and no other token."""
+
+    stored: StoredSegment
+    grid: BlockGrid
+    blocks: Mapping[int, Sequence[int]]
+
+    def tokens(self, layer: int) -> Tensor:
+        return torch.tensor(self.grid.indices(list(self.blocks[layer])), dtype=torch.long)
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        at = self.tokens(layer)
+        return self.stored.k[layer][at], self.stored.v[layer][at]
+
+
+@dataclass(repr=False)
+class SparseRun:
+    """One prompt: what was chosen, what was read, and the filled cache, per layer
+    `[held, kv_heads, d]`. Token indices are the prompt's."""
+
+    layout: PromptLayout
+    result: PrefillResult
+    sequence: SequenceKV
+    selection: Selection
+    plan: SparsePlan
+    queries: Tensor
+    read: BlockSets = field(default_factory=list)
+    k: list[Tensor] = field(default_factory=list)
+    v: list[Tensor] = field(default_factory=list)
+
+
+def sketch(model: Tiny, ids: Sequence[int], prefix: Sequence[int] = (), block: int = 4) -> Sketch:
+    """As precompute makes it, before it is rounded for the store."""
+    builder = SketchBuilder(len(prefix), block)
+    layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True])
+    kv = _pool(model, layout.tokens).reserve(layout.tokens)
+    assert kv is not None
+    run(prefill(model.adapter, layout, [None], Vanilla(), kv, capture=builder.add))
+    return builder.sketch()
+
+
+def of_reference(layers: Sequence[expected.Sketch]) -> Sketch:
+    """The reference's sketch of one document as ours."""
+    return Sketch(
+        means=torch.stack([s.block_keys for s in layers]),
+        anchor=torch.stack([s.anchor for s in layers]),
+        local_query=torch.stack([s.local_query for s in layers]),
+        representative=torch.tensor(
+            [[-1 if t is None else t for t in s.representatives] for s in layers],
+            dtype=torch.int32,
+        ),
+        mass=torch.tensor([[m or 0.0 for m in s.masses] for s in layers]),
+        alpha=torch.tensor([[float("inf") if a is None else a for a in s.alphas] for s in layers]),
+    )
+
+
+def sparse_run(
+    model: Tiny,
+    documents: Sequence[Sequence[int]] = LONG,
+    method: SamKV = PAPER,
+    *,
+    system: Sequence[int] = S,
+    prefix: Sequence[int] = (),
+    block: int = 4,
+    sketches: Sequence[Sketch] | None = None,
+    stable_layers: tuple[int, ...] = (),
+    room: int = 0,
+) -> SparseRun:
+    """S, these documents and Q by `sparse_prefill`. `sketches` of the non-empty documents, default
+    their own."""
+    adapter = model.adapter
+    facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, {}, stable_layers)
+    layout = PromptLayout.of(
+        system,
+        documents,
+        Q,
+        cold=[not ids for ids in (system, *documents)],
+        offset=len(prefix),
+    )
+    texts = [ids for ids in documents if ids]
+    starts = [segment.start for segment in layout.documents if segment.tokens]
+    grids = [BlockGrid(len(ids), block) for ids in texts]
+    if sketches is None:
+        sketches = [sketch(model, ids, prefix, block) for ids in texts]
+    stored = [model.precompute(ids, prefix) for ids in texts]
+    layers = range(adapter.layers)
+    sources: list[TokenSource] = [
+        SomeTokens(kv, grid, {layer: grid.fixed for layer in layers})
+        for kv, grid in zip(stored, grids, strict=True)
+    ]
+    sketched = [SketchedDocument(*parts) for parts in zip(starts, grids, sketches, strict=True)]
+    prompt = SparsePrompt(layout, model.precompute(system) if system else None, sketched, sources)
+    read: BlockSets = []
+
+    def fetch(wanted: BlockSets) -> Steps[list[TokenSource | None]]:
+        read.extend(wanted)
+        yield None
+        return [
+            SomeTokens(kv, grid, blocks) if any(blocks.values()) else None
+            for kv, grid, blocks in zip(stored, grids, wanted, strict=True)
+        ]
+
+    queries = finished(first_pass(adapter, prompt, FlopCount(adapter)))
+    selection, plan = make_choice(adapter, facts, prompt, method, queries)
+    pool = _pool(model, layout.tokens + room)
+    for store in (*pool.k, *pool.v):
+        store.fill_(float("nan"))  # what nobody wrote must not be read
+    sequence = pool.reserve(layout.tokens + room)
+    assert sequence is not None
+    result = finished(sparse_prefill(adapter, facts, prompt, method, sequence, fetch))
+    assert result.held_tokens is not None
+    sequence.set_length(result.held_tokens)
+    done = SparseRun(layout, result, sequence, selection, plan, queries, read)
+    for layer in layers:
+        k, v = sequence.prompt_layer(layer, result.held_tokens)
+        done.k.append(k.transpose(0, 1).clone())
+        done.v.append(v.transpose(0, 1).clone())
+    return done
+
+
+def finished(steps: Steps[Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def _pool(model: Tiny, tokens: int) -> KVPool:
+    adapter = model.adapter
+    return KVPool(
+        adapter.layers,
+        adapter.kv_heads,
+        adapter.head_dim,
+        tokens,
+        dtype=adapter.dtype,
+        device=adapter.device,
+    )

@@ -1,0 +1,212 @@
+"""Every family through the layer loop is transformers' forward; what cannot be exact is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from service.errors import ModelRefused
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.model.adapters.base import adapter_for
+from tests.service.worker.tiny import (
+    D1,
+    D2,
+    D3,
+    FAMILIES,
+    Q,
+    S,
+    Tiny,
+    assert_close,
+    assert_same,
+    random_model,
+    tiny_config,
+    tiny_of,
+)
+
+IDS = [*S, *D1, *D2, *D3, *Q]
+
+
+def test_vanilla_is_transformers_forward(any_model: Tiny) -> None:
+    """Max abs logit difference at most 1e-4, every family and RoPE."""
+    theirs = any_model.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", any_model.stitch(Vanilla()).logits, theirs)
+
+
+def test_vanilla_is_the_reference(any_model: Tiny) -> None:
+    """And K (rotated) and V of every token at every layer are the reference's."""
+    assert_same("vanilla", any_model.stitch(Vanilla()), any_model.reference.vanilla(IDS))
+
+
+def test_stored_keys_are_before_rope_and_after_bias_and_norm(any_model: Tiny) -> None:
+    """What precompute captures is the reference's k before rotation, and its v."""
+    ours, expected = any_model.precompute(D1, S), any_model.reference.precompute(D1, S)
+    for layer in range(any_model.adapter.layers):
+        assert_close("captured K before RoPE", ours.k[layer], expected.k_pre[layer])
+        assert_close("captured V", ours.v[layer], expected.v[layer])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_head_tied_or_not(family: str, tied: bool) -> None:
+    made = tiny_of(random_model(tiny_config(family, tie_word_embeddings=tied)))
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kv_heads", [1, 6])
+def test_one_kv_head_and_no_grouping(family: str, kv_heads: int) -> None:
+    """Groups of 6 and of 1 (MHA)."""
+    made = tiny_of(random_model(tiny_config(family, num_key_value_heads=kv_heads)))
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
+
+
+def test_bias_free_llama() -> None:
+    made = tiny_of(random_model(tiny_config("llama", attention_bias=False, mlp_bias=False)))
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_stays_near_float32(family: str) -> None:
+    """The same weights in bf16: the loop loses no more than bf16 itself does
+    (transformers' own bf16 forward is the measure)."""
+    exact = random_model(tiny_config(family, "llama3"))
+    expected = exact(torch.tensor([IDS])).logits[0, -1]
+    rounded = random_model(tiny_config(family, "llama3"), dtype=torch.bfloat16)
+    theirs = float((rounded(torch.tensor([IDS])).logits[0, -1].float() - expected).abs().max())
+    ours = tiny_of(rounded).stitch(Vanilla()).logits
+    assert ours.dtype == torch.float32
+    assert float((ours - expected).abs().max()) <= 2 * theirs + 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_length_dependent_rope_is_refused(family: str, rope: dict[str, Any]) -> None:
+    """The message names the type, the served ones, and where to change it."""
+    made = random_model(tiny_config(family, rope))
+    with pytest.raises(ModelRefused) as refusal:
+        adapter_for(made)
+    message = refusal.value.message
+    assert repr(rope["rope_type"]) in message
+    for served in ("default", "linear", "yarn", "llama3"):
+        assert served in message
+    assert "rope_parameters" in message and "config.json" in message
+    assert refusal.value.field == "model"
+
+
+def test_rope_scaling_of_older_config_files() -> None:
+    """`rope_scaling` with `type`, as hub configs before transformers 5 write it."""
+    facts = tiny_config("llama").to_dict()
+    theta = facts.pop("rope_parameters")["rope_theta"]
+    old = {**facts, "rope_theta": theta, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    made = tiny_of(random_model(FAMILIES["llama"].from_dict(old)))
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert made.reference.frequencies[0] == 0.25
+    assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
+    refused = {**old, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
+    with pytest.raises(ModelRefused, match="dynamic"):
+        adapter_for(random_model(FAMILIES["llama"].from_dict(refused)))
+
+
+def test_unknown_family_is_refused() -> None:
+    """The message names the type and every served family."""
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10))
+    with pytest.raises(ModelRefused) as refusal:
+        adapter_for(model)
+    assert "'gpt2'" in refusal.value.message
+    assert all(family in refusal.value.message for family in FAMILIES)
+
+
+def test_refused_base_is_no_family() -> None:
+    """`base.py` lies beside the families but is none."""
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10))
+    model.config.model_type = "base"
+    with pytest.raises(ModelRefused, match="'base'"):
+        adapter_for(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "expected"),
+    [
+        ("llama", {}, 256),
+        ("mistral", {"sliding_window": None}, 256),
+        ("mistral", {"sliding_window": 38}, 38),
+        ("mistral", {"sliding_window": 4096}, 256),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 38}, 256),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 38, "max_window_layers": 2},
+            38,
+        ),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 38, "max_window_layers": 5},
+            256,
+        ),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 38, "max_window_layers": 0},
+            38,
+        ),
+    ],
+)
+def test_sliding_window_bounds_the_context(
+    family: str, changes: dict[str, Any], expected: int
+) -> None:
+    """Only where a layer really slides."""
+    adapter = adapter_for(random_model(tiny_config(family, **changes)))
+    assert adapter.max_context == expected
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_sliding_window_is_full_attention_up_to_the_bound(family: str) -> None:
+    """At a prompt of exactly max_context tokens transformers' sliding forward is still ours, and
+    one token more it is not: the bound is neither too high nor too low."""
+    window = len(IDS)
+    changes: dict[str, Any] = {"sliding_window": window}
+    if family != "mistral":
+        changes |= {"use_sliding_window": True, "max_window_layers": 0}
+    made = tiny_of(random_model(tiny_config(family, **changes)))
+    assert made.adapter.max_context == window
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("sliding window", made.stitch(Vanilla()).logits, theirs)
+    longer = [*IDS, 44]
+    slid = made.model(torch.tensor([longer])).logits[0, -1]
+    full = made.reference.vanilla(longer).logits[-1]
+    assert float((slid - full).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts(family: str) -> None:
+    """What the rest of the worker reads off an adapter."""
+    adapter = adapter_for(random_model(tiny_config(family)))
+    assert adapter.family == family
+    assert (adapter.layers, adapter.heads, adapter.kv_heads, adapter.head_dim) == (5, 6, 2, 16)
+    assert adapter.kv_bytes_per_token == 2 * 5 * 2 * 16 * 4
+    assert adapter.end_ids == {0}
+    assert adapter.scale == pytest.approx(0.25)
+
+
+def test_several_end_tokens() -> None:
+    config = tiny_config("llama", eos_token_id=[0, 4])
+    model = AutoModelForCausalLM.from_config(config)
+    assert adapter_for(model).end_ids == {0, 4}

@@ -1,0 +1,182 @@
+"""attend_rows, attend_last and attention_probabilities against three nested loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.worker.model.attention import (
+    MIN_OPEN_KEYS,
+    ROW_TILE,
+    attend_last,
+    attend_rows,
+    attention_probabilities,
+)
+from tests.service.worker.tiny import assert_close, difference
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, rows: list[int], scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs `[m, heads · d]` and weights `[heads, m, n]`, one row and head at a time."""
+    m, heads, d = q.shape
+    kv_heads, n, _ = k.shape
+    out = torch.zeros(m, heads, d)
+    weights = torch.zeros(heads, m, n)
+    for i, t in enumerate(rows):
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            scores = (k[g, : t + 1].float() @ q[i, h].float()) * scale
+            w = torch.exp(scores - scores.max())
+            weights[h, i, : t + 1] = w / w.sum()
+            out[i, h] = weights[h, i, : t + 1] @ v[g, : t + 1].float()
+    return out.reshape(m, heads * d), weights
+
+
+def row_sets(n: int, seed: int) -> dict[str, list[int]]:
+    source = torch.Generator().manual_seed(seed)
+
+    def pick(m: int) -> list[int]:
+        return sorted(torch.randperm(n, generator=source)[:m].tolist())
+
+    sets = {
+        "first": [0],
+        "single": [n // 2],
+        "last": [n - 1],
+        "all": list(range(n)),
+        "all but the last": list(range(n - 1)),
+        "contiguous tail": list(range(n - n // 3, n)),
+        "contiguous middle": list(range(n // 4, n // 2)),
+        "head and tail": [0, 1, n - 2, n - 1],
+        "half": pick(n // 2),
+    }
+    for m in (2, ROW_TILE - 1, ROW_TILE, ROW_TILE + 1, 2 * ROW_TILE, 2 * ROW_TILE + 1):
+        if m < n:
+            sets[f"{m} of {n}"] = pick(m)
+    return sets
+
+
+def tensors(n: int, m: int, kv_heads: int, group: int, d: int, seed: int) -> tuple[Tensor, ...]:
+    source = torch.Generator().manual_seed(seed)
+    q = 2 * torch.randn(m, kv_heads * group, d, generator=source)
+    k = torch.randn(kv_heads, n, d, generator=source)
+    v = torch.randn(kv_heads, n, d, generator=source)
+    return q, k, v
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+@pytest.mark.parametrize("n", [2, 5, 63, 64, 65, 200])
+def test_rows_are_the_naive_ones(group: int, n: int) -> None:
+    """Random, contiguous, single and all rows, counts around the tile size, GQA groups 1, 2, 7."""
+    for number, rows in enumerate(row_sets(n, seed=n).values()):
+        if not rows:
+            continue
+        q, k, v = tensors(n, len(rows), 2, group, 8, seed=number)
+        expected, weights = naive(q, k, v, rows, 8**-0.5)
+        index = torch.tensor(rows)
+        claim = "attend_rows is naive"
+        assert_close(claim, attend_rows(q, k, v, index, 8**-0.5), expected, 2e-5)
+        ours = attention_probabilities(q, k, index, 8**-0.5)
+        assert_close("attention_probabilities is naive", ours, weights, 2e-6)
+
+
+def test_many_random_row_sets() -> None:
+    """Sixty shapes and row sets drawn at random, keys strided as they lie in the pool."""
+    for seed in range(60):
+        source = torch.Generator().manual_seed(1000 + seed)
+        n = int(torch.randint(1, 180, (1,), generator=source))
+        m = int(torch.randint(1, n + 1, (1,), generator=source))
+        group = (1, 2, 3, 7)[seed % 4]
+        rows = torch.randperm(n, generator=source)[:m].sort().values
+        q, k, v = tensors(n + 5, m, 2, group, 16, seed)
+        expected, _ = naive(q, k, v, rows.tolist(), 0.3)
+        ours = attend_rows(q, k[:, :n], v[:, :n], rows, 0.3)
+        assert_close("attend_rows is naive", ours, expected, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_with_many_keys_before_them(dtype: torch.dtype) -> None:
+    """Where the keys that all rows of a tile see are attended apart: the tile's first row sees
+    nothing of the rest, and neither side may change what the other found. Large values, so that
+    the two parts weigh very differently."""
+    n = 2 * MIN_OPEN_KEYS + 150
+    sets = {
+        "scattered": list(range(3, n, 4)),
+        "contiguous tail": list(range(n - 70, n)),
+        "around the border": list(range(MIN_OPEN_KEYS - 30, MIN_OPEN_KEYS + 60)),
+        "far apart": [5, MIN_OPEN_KEYS, n - 2, n - 1],
+    }
+    for seed, rows in enumerate(sets.values()):
+        q, k, v = (t.to(dtype) for t in tensors(n, len(rows), 2, 3, 16, seed))
+        q[:, :, 0] *= 4
+        k[:, : n // 2, 0] += 2
+        expected, _ = naive(q, k, v, rows, 0.5)
+        ours = attend_rows(q, k, v, torch.tensor(rows), 0.5)
+        assert ours.dtype == dtype
+        claim, bound = "attend_rows in two parts", 2e-5 if dtype == torch.float32 else 3e-2
+        assert_close(f"{claim}, {dtype}", ours.float(), expected, bound)
+        index = torch.arange(n)[torch.arange(n) % 3 != 1]
+        seen = [t for t in rows if t % 3 != 1]
+        at = torch.tensor([rows.index(t) for t in seen])
+        held = attend_rows(q[at], k[:, index], v[:, index], torch.tensor(seen), 0.5, key_rows=index)
+        assert held.shape == (len(seen), 6 * 16)
+        for i in (0, len(seen) // 2, len(seen) - 1):
+            visible = index[index <= seen[i]]
+            part, _ = naive(q[at][i : i + 1], k[:, visible], v[:, visible], [len(visible) - 1], 0.5)
+            assert_close(f"{claim}, some keys, {dtype}", held[i].float(), part[0], bound)
+
+
+def test_unseen_keys_are_not_read() -> None:
+    """Keys and values after a row may be anything, even NaN: they have no part in it. With all rows
+    given nothing is after the last."""
+    n = 150
+    for rows in ([3], [3, 80], list(range(0, 100, 2)), list(range(140))):
+        q, k, v = tensors(n, len(rows), 2, 2, 8, seed=1)
+        index = torch.tensor(rows)
+        clean = attend_rows(q, k, v, index, 0.5)
+        k[:, rows[-1] + 1 :] = math.nan
+        v[:, rows[-1] + 1 :] = math.nan
+        assert attend_rows(q, k, v, index, 0.5).equal(clean)
+
+
+def test_later_keys_change_no_earlier_row() -> None:
+    """Causality of one call: keys between two rows reach the later row only."""
+    rows = torch.tensor([10, 60, 149])
+    q, k, v = tensors(150, 3, 2, 2, 8, seed=2)
+    before = attend_rows(q, k, v, rows, 0.5)
+    k[:, 61:140] += 1.0
+    v[:, 61:140] -= 2.0
+    after = attend_rows(q, k, v, rows, 0.5)
+    assert difference(before[:2], after[:2]) <= 1e-6
+    assert difference(before[2], after[2]) > 1e-2
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+def test_last_row_sees_everything(group: int) -> None:
+    q, k, v = tensors(77, 1, 3, group, 8, seed=3)
+    expected, _ = naive(q, k, v, [76], 0.4)
+    assert_close("attend_last is naive", attend_last(q[0], k, v, 0.4), expected[0], 2e-5)
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+def test_bfloat16_within_its_rounding(group: int) -> None:
+    """bf16 inputs, naive in fp32 on the same rounded inputs: 2^-8 of values of size about 1."""
+    for name, rows in row_sets(140, seed=9).items():
+        q, k, v = (t.bfloat16() for t in tensors(140, len(rows), 2, group, 16, seed=4))
+        expected, weights = naive(q, k, v, rows, 0.25)
+        ours = attend_rows(q, k, v, torch.tensor(rows), 0.25)
+        assert ours.dtype == torch.bfloat16, name
+        assert_close("attend_rows in bf16", ours.float(), expected, 3e-2)
+        probabilities = attention_probabilities(q, k, torch.tensor(rows), 0.25)
+        assert probabilities.dtype == torch.float32
+        assert_close("probabilities of bf16", probabilities, weights, 2e-6)
+
+
+def test_probabilities_sum_to_one_and_hide_the_future() -> None:
+    rows = torch.tensor([0, 4, 9])
+    q, k, _ = tensors(10, 3, 2, 3, 8, seed=5)
+    weights = attention_probabilities(q, k, rows, 0.5)
+    assert_close("weights sum to 1", weights.sum(-1), torch.ones(6, 3), 1e-6)
+    for i, t in enumerate(rows.tolist()):
+        assert bool((weights[:, i, t + 1 :] == 0).all())

@@ -1,0 +1,272 @@
+"""Load or recompute: decisions minimise the model's expected time, follow what was measured, and
+never touch what is free."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from kvstore import MemoryTier
+from service.records import Chunk, Method
+from service.worker.core.flops import FlopCount
+from service.worker.loading.estimates import STALE_S, Line, TierEstimates
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.planner.cost_model import (
+    EXHAUSTIVE,
+    UNHIDDEN,
+    Loadable,
+    MethodCost,
+    PromptModel,
+    cheapest,
+    hidden_ratio,
+)
+from service.worker.planner.planner import LATE_FACTOR, MOST_RATIO, Planner, Prompt, Waiting
+from tests.service.worker.engines import DOCUMENTS, PIE, rig
+from tests.service.worker.tiny import Tiny
+
+MB = 1 << 20
+
+
+def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptModel:
+    loads = [
+        Loadable(
+            source.randint(1, 2000),
+            source.choice(["ssd", "redis"]),
+            source.choice([0.0, 10 ** source.uniform(-3, 2)]),
+            source.choice([1, 5]),
+        )
+        for _ in range(documents)
+    ]
+    cold = source.choice([0, 300])
+    tokens = 40 + cold + sum(load.tokens for load in loads)
+    method = source.choice(
+        [
+            MethodCost(),
+            MethodCost(1, 2, 0.15),
+            MethodCost(ratio=0.15, scouts=4),
+            MethodCost(ratio=0.15, scouts=4, settled=2),
+        ]
+    )
+    return PromptModel(
+        tiny.adapter, tokens, 20, loads, method, 0.01, 10 ** source.uniform(-11, -8), cold
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_decision_has_the_least_expected_time(model: Tiny, seed: int) -> None:
+    source = random.Random(seed)
+    plan = random_model(source, model, source.randint(0, EXHAUSTIVE))
+    chosen = plan.seconds(cheapest(plan))
+    numbers = range(len(plan.loads))
+    sets = (cold for size in range(len(numbers) + 1) for cold in combinations(numbers, size))
+    assert chosen == min(plan.seconds(cold) for cold in sets)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_with_many_documents_no_single_change_is_better(model: Tiny, seed: int) -> None:
+    source = random.Random(seed)
+    plan = random_model(source, model, 14)
+    cold = cheapest(plan)
+    chosen = plan.seconds(cold)
+    assert chosen <= min(plan.seconds(), plan.seconds(range(14)))
+    assert all(chosen <= plan.seconds(cold ^ {i}) for i in range(14))
+
+
+def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:
+    free, endless = Loadable(100, "ssd", 0.0), Loadable(100, "redis", 1e6)
+    plan = PromptModel(model.adapter, 220, 20, [free, endless, free], MethodCost(), 0.0, 1e-9)
+    assert cheapest(plan) == {1}
+
+
+def test_loading_behind_whole_layers_costs_nothing(model: Tiny) -> None:
+    """A3 computes two layers before it looks at anything stored."""
+    quick = PromptModel(model.adapter, 120, 20, [], MethodCost(1, 2, 0.15), 0.0, 1e-8)
+    hidden = replace(quick, loads=[Loadable(100, "ssd", quick.seconds() / 10, 5)])
+    assert hidden.seconds() == quick.seconds()
+    pie = replace(hidden, method=MethodCost())
+    assert pie.seconds() > replace(pie, loads=[Loadable(100, "ssd", 0.0, 5)]).seconds()
+
+
+def test_what_comes_in_one_piece_holds_up_no_layer_of_the_others(model: Tiny) -> None:
+    """A short system prompt beside long documents is worth its read, not its computing."""
+    flop_s = 1e-8
+    nothing = PromptModel(model.adapter, 1036, 20, [], MethodCost(), 0.0, flop_s)
+    computing = replace(nothing, cold_tokens=16).seconds() - nothing.seconds()
+    documents = [Loadable(500, "ssd", computing, 5)] * 2
+    system = Loadable(16, "ssd", computing / 10)
+    plan = replace(nothing, loads=[system, *documents])
+    late = plan.seconds() - replace(plan, loads=documents).seconds()
+    assert late == pytest.approx(system.left_s, rel=0.01)
+    assert 0 not in cheapest(plan)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) -> None:
+    """Against a reader that is played through: in every round one part of each."""
+    source = random.Random(seed)
+    layers = model.adapter.layers
+    loads = [
+        Loadable(1, "ssd", source.uniform(0.1, 1.0), source.choice([1, 2, layers]))
+        for _ in range(source.randint(1, 6))
+    ]
+    flop_s = 10 ** source.uniform(-7, -4)
+    free = PromptModel(model.adapter, 27, 20, loads, MethodCost(), 0.0, flop_s)
+    read, arrivals = 0.0, [0.0] * layers
+    for turn in range(max(load.parts for load in loads)):
+        read += sum(load.left_s / load.parts for load in loads if load.parts > turn)
+        for layer in range(layers):
+            if any(layer * load.parts // layers == turn for load in loads):
+                arrivals[layer] = read
+    now = 0.0
+    for layer, arrival in enumerate(arrivals):
+        count = FlopCount(model.adapter)
+        count.project(20)
+        finished = 1 if layer == layers - 1 else 20
+        count.attend(finished * 27)
+        count.finish(finished)
+        now = max(now, arrival) + count.total * flop_s
+    count = FlopCount(model.adapter)
+    count.unembed(1)
+    assert free.seconds() == pytest.approx(now + count.total * flop_s)
+
+
+def test_the_ratio_grows_until_loading_hides_it_no_more(model: Tiny) -> None:
+    def chosen(load_s: float) -> float:
+        loads = [Loadable(1000, "ssd", load_s, 5)]
+        plan = PromptModel(model.adapter, 1020, 20, loads, MethodCost(1, 2, 0.15), 0.0, 1e-9)
+        ratio = hidden_ratio(plan, MOST_RATIO)
+        assert plan.seconds(ratio=ratio) <= plan.seconds() * (1 + UNHIDDEN)
+        return ratio
+
+    ratios = [chosen(seconds) for seconds in (0.0, 0.05, 0.2, 1e3)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == 0.15  # memory: nothing to hide behind
+    assert ratios[-1] > 0.15
+
+
+# -- estimates ------------------------------------------------------------------------------------
+
+
+def test_a_line_is_found_and_followed() -> None:
+    line = Line(0.001, 1e-9)
+    for n in (1, 5, 2, 8, 4, 6) * 8:
+        line.add(n * MB, 0.002 + n * MB / 50e6)
+    assert line.overhead == pytest.approx(0.002, rel=0.6)
+    assert 1 / line.slope == pytest.approx(50e6, rel=0.05)
+    for _ in range(30):
+        line.add(4 * MB, 4 * MB / 5e6)  # the network became ten times slower
+    assert line.at(4 * MB) == pytest.approx(4 * MB / 5e6, rel=0.1)
+
+
+def test_reads_side_by_side_share_the_tier() -> None:
+    tiers = TierEstimates()
+    for turn in range(20):
+        for reader in range(4):  # all asked at once, served one after the other at 10 MB/s
+            tiers.add("redis", MB, turn * 0.4, turn * 0.4 + (reader + 1) * 0.1)
+    assert tiers.seconds("redis", 40 * MB, 1) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_tier_not_read_for_long_is_stale() -> None:
+    now = [100.0]
+    tiers = TierEstimates(clock=lambda: now[0])
+    assert not tiers.stale("ssd")
+    tiers.add("ssd", MB, 99.0, 100.0)
+    assert not tiers.stale("ssd")
+    now[0] += STALE_S + 1
+    assert tiers.stale("ssd")
+
+
+# -- the planner ----------------------------------------------------------------------------------
+
+
+def planner_at(model: Tiny, bytes_per_s: float, tier: str = "redis") -> Planner:
+    tiers = TierEstimates()
+    for i in range(20):
+        tiers.add(tier, MB, i, i + MB / bytes_per_s)
+    planner = Planner(model.adapter, tiers)
+    for _ in range(20):
+        planner.compute.add(1e9, 1.0)
+    return planner
+
+
+@pytest.mark.parametrize(("bytes_per_s", "recomputed"), [(1e6, {0, 1}), (1e9, set())])
+def test_slow_tiers_are_not_read(model: Tiny, bytes_per_s: float, recomputed: set[int]) -> None:
+    planner = planner_at(model, bytes_per_s)
+    waiting = [Waiting(500, "redis", 8 * MB, 5), Waiting(500, "redis", 8 * MB, 5)]
+    assert planner.recompute(Prompt(1020, 20, Pie()), waiting) == recomputed
+    assert planner.recompute(Prompt(1020, 20, A3()), waiting) == recomputed
+
+
+def test_a_load_that_is_late_is_given_up(model: Tiny) -> None:
+    """At most a 1/25 of what computing takes is lost by waiting for nothing."""
+    planner = planner_at(model, 1e9)
+    prompt = Prompt(1020, 20, Pie())
+    cold = planner._model(prompt, [Waiting(1000, "redis", MB)]).seconds([0])
+
+    def given_up(quiet: float) -> bool:
+        return bool(planner.recompute(prompt, [Waiting(1000, "redis", MB, 1, quiet)]))
+
+    assert not given_up(0.01)
+    assert given_up(0.06 + cold / LATE_FACTOR)
+
+
+def test_a_load_that_waits_its_turn_is_not_late(model: Tiny) -> None:
+    """The others that were asked for with it may be there already: they took the time."""
+    planner = planner_at(model, 10 * MB)
+    prompt = Prompt(1020, 20, Pie())
+
+    def given_up(turn_bytes: float) -> bool:
+        last = Waiting(100, "redis", MB, 1, quiet_s=0.5, turn_bytes=turn_bytes)
+        return bool(planner.recompute(prompt, [last]))
+
+    assert not given_up(5 * MB)
+    assert given_up(MB)
+
+
+def test_what_was_read_of_a_part_counts(model: Tiny) -> None:
+    """A load that has run for nearly as long as it takes is expected in no time: just before it is
+    there it must not look as far away as when it was asked for. Two beside each other share."""
+    planner = planner_at(model, 10 * MB)
+    prompt = Prompt(1020, 20, Pie())
+
+    def left(quiet_s: float, beside: int) -> list[float]:
+        turn = MB * beside
+        loads = [Waiting(100, "redis", MB, 1, quiet_s, turn) for _ in range(beside)]
+        return [load.left_s for load in planner._model(prompt, loads).loads]
+
+    whole = left(0.0, 1)[0]
+    assert left(whole * 0.9, 1)[0] == pytest.approx(whole * 0.1, rel=0.01)
+    assert sum(left(whole, 2)) == pytest.approx(whole, rel=0.01)
+    assert min(left(whole * 1.2, 1)) >= 0
+
+
+def test_auto_takes_the_methods_own_ratio_from_memory(model: Tiny) -> None:
+    auto = Method("a3", {"ratio": "auto"})
+    with rig(model, planner=True) as r:
+        r.precompute()
+        expected, told = r.answer(Method("a3"))
+        tokens, report = r.answer(auto)
+    assert tokens == expected
+    assert report.ratio == told.ratio == 0.15
+
+
+def test_auto_needs_a_method_with_a_ratio(model: Tiny) -> None:
+    with rig(model, planner=True) as r, pytest.raises(Exception, match="has no ratio"):
+        r.submit(Method("pie", {"ratio": "auto"}))
+
+
+def test_memory_is_always_loaded(model: Tiny) -> None:
+    """Whatever computing seems to cost: plans for the memory tier are deterministic."""
+    with rig(model, planner=True, tiers=[MemoryTier(1 << 24)]) as r:
+        r.precompute()
+        assert r.engine.planner is not None
+        for _ in range(50):
+            r.engine.planner.compute.add(1e12, 1e-9)
+            r.engine.planner.tiers.add("memory", 1, 0.0, 1e3)
+        _, report = r.answer(PIE, [*DOCUMENTS, Chunk(9, [])])
+    assert [d.tier for d in report.documents] == ["memory"] * 3 + ["cold"]
+    assert [d.plan for d in report.documents] == ["load"] * 3 + [""]

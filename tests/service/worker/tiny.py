@@ -1,0 +1,345 @@
+"""Tiny random models of every family and the shortest way to run a stitched prompt on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from service.worker.core.layer_view import LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.steps import run
+from service.worker.forward.evict import Evicted, evict
+from service.worker.forward.prefill import Capture, PrefillResult, prefill
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.fusion.base import FusionMethod
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from tests.references.prefill import Prompt, Reference, Stored, Trace
+
+FAMILIES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+# Contexts and bases so small that a 50-token prompt reaches every branch of every formula.
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 4.0,
+        "beta_fast": 8,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 64,
+    },
+}
+ALL_MODELS = [(family, rope) for family in FAMILIES for rope in ROPES]
+VOCABULARY = 101
+BOS = 1
+
+S = [BOS, 17, 23, 42, 5, 88, 61]
+D1 = [11, 12, 13, 14, 15, 16, 90, 91, 92, 93, 94]
+D2 = [33, 3, 35, 70, 37, 77]
+D3 = [51, 52, 53, 54, 55, 56, 57, 58, 59]
+Q = [9, 8, 7, 99, 2]
+
+# What a document sees when it is precomputed (bos_keep is none with BOS in the document's ids).
+PREFIXES = {"none": [], "bos": [BOS], "system": S}
+
+# (system, documents, numbers of the cold segments: 0 is S)
+EDGES: dict[str, tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]] = {
+    "swapped order": (S, (D3, D1, D2), ()),
+    "a document twice": (S, (D1, D2, D1), ()),
+    "an empty document": (S, (D1, [], D2), ()),
+    "only empty documents": (S, ([], []), ()),
+    "one-token documents": (S, ([11], [33], [51]), ()),
+    "one document": (S, (D2,), ()),
+    "no documents": (S, (), ()),
+    "no system prompt": ([], (D1, D2), ()),
+    "nothing but the question": ([], (), ()),
+    "first document cold": (S, (D1, D2, D3), (1,)),
+    "last document cold": (S, (D1, D2, D3), (3,)),
+    "two documents cold": (S, (D1, D2, D3), (1, 3)),
+    "system prompt cold": (S, (D1, D2, D3), (0,)),
+    "all cold": (S, (D1, D2, D3), (0, 1, 2, 3)),
+    "all documents cold": (S, (D1, D2, D3), (1, 2, 3)),
+    "one token cold": (S, ([11], D2), (1,)),
+}
+
+largest: dict[str, float] = {}  # biggest difference seen per claim; printed after the run
+
+
+def assert_close(claim: str, ours: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
+    """Max abs difference of finite tensors of one shape is at most `atol`; remembered by claim."""
+    assert ours.shape == expected.shape, f"{claim}: {ours.shape} is not {expected.shape}"
+    assert torch.isfinite(ours).all(), f"{claim}: ours is not finite"
+    assert torch.isfinite(expected).all(), f"{claim}: the expectation is not finite"
+    gap = difference(ours, expected)
+    largest[claim] = max(gap, largest.get(claim, 0.0))
+    assert gap <= atol, f"{claim}: max abs difference {gap:.3g} is above {atol:g}"
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a.float() - b.float()).abs().max()) if a.numel() else 0.0
+
+
+def tiny_config(family: str, rope: dict[str, Any] | str = "default", **changes: Any) -> Any:
+    """Five layers, GQA with groups of 3, heads wider than hidden / heads where a family can."""
+    parameters = dict(ROPES[rope] if isinstance(rope, str) else rope)
+    facts: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 96 if family == "qwen2" else 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "rope_parameters": parameters,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": family in ("qwen3", "mistral"),
+        "bos_token_id": BOS,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    if family != "qwen2":
+        facts["head_dim"] = 16
+    if family == "llama":
+        facts["attention_bias"] = facts["mlp_bias"] = True
+    return FAMILIES[family](**{**facts, **changes})
+
+
+def random_model(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """Random weights, queries and keys scaled up so that attention is far from flat."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=source)
+            if "norm" in name:
+                peaked = 1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+                weight.copy_(peaked * (1 + 0.2 * noise))
+            elif name.endswith("bias"):
+                weight.copy_(0.3 * noise)
+            elif "embed" in name or "lm_head" in name:
+                weight.copy_(0.5 * noise)
+            else:
+                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+                weight.copy_(gain * noise / weight.shape[1] ** 0.5)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+@dataclass(repr=False)
+class Run:
+    """One stitched prompt: the loop's result and the filled cache, per layer `[n, kv_heads, d]`."""
+
+    layout: PromptLayout
+    result: PrefillResult
+    sequence: SequenceKV
+    pool: KVPool
+    k: list[Tensor]
+    v: list[Tensor]
+
+    @property
+    def logits(self) -> Tensor:
+        return self.result.logits
+
+
+@dataclass(repr=False)
+class StoredSegment:
+    """What the store gives back: k before RoPE and v per layer, `[tokens, kv_heads, d]`."""
+
+    k: list[Tensor] = field(default_factory=list)
+    v: list[Tensor] = field(default_factory=list)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.k[layer], self.v[layer]
+
+
+@dataclass(repr=False)
+class Tiny:
+    """One model: transformers' own, our adapter on it, and the reference on its weights."""
+
+    model: Any
+    adapter: DecoderAdapter
+    reference: Reference
+    _stored: dict[tuple[tuple[int, ...], ...], StoredSegment] = field(default_factory=dict)
+
+    def precompute(self, ids: Sequence[int], prefix: Sequence[int] = ()) -> StoredSegment:
+        """A segment prefilled behind `prefix`, captured before RoPE, prefix rows dropped. Kept for
+        the session: a method that wrote into it would fail the tests after it."""
+        key = (tuple(ids), tuple(prefix))
+        if key not in self._stored:
+            self._stored[key] = self._precompute(ids, prefix)
+        return self._stored[key]
+
+    def _precompute(self, ids: Sequence[int], prefix: Sequence[int]) -> StoredSegment:
+        stored = StoredSegment()
+
+        def capture(view: LayerView) -> None:
+            stored.k.append(view.fresh_k[len(prefix) :].clone())
+            stored.v.append(view.fresh_v[len(prefix) :].clone())
+
+        layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True])
+        run(prefill(self.adapter, layout, [None], _EveryRow(), self._pool(layout), capture=capture))
+        return stored
+
+    def stitch(
+        self,
+        method: FusionMethod,
+        system: Sequence[int] = S,
+        documents: Sequence[Sequence[int]] = (D1, D2, D3),
+        question: Sequence[int] = Q,
+        *,
+        prefix: Sequence[int] = (),
+        cold: Sequence[int] = (),
+        eviction: EvictionMethod | None = None,
+        stored: Sequence[StoredSegment | None] | None = None,
+        room: int = 0,
+        capture: Capture | None = None,
+    ) -> Run:
+        """The prompt by `method`. `cold`: numbers of the segments without stored KV (0 is S)."""
+        segments = [system, *documents]
+        is_cold = [i in cold or not ids for i, ids in enumerate(segments)]
+        if stored is None:
+            stored = [
+                None if is_cold[i] else self.precompute(ids, prefix if i else ())
+                for i, ids in enumerate(segments)
+            ]
+        layout = PromptLayout.of(system, documents, question, cold=is_cold, offset=len(prefix))
+        pool = KVPool(
+            self.adapter.layers,
+            self.adapter.kv_heads,
+            self.adapter.head_dim,
+            layout.tokens + room + 3,
+            dtype=self.adapter.dtype,
+            device=self.adapter.device,
+        )
+        for store in (*pool.k, *pool.v):
+            store.fill_(float("nan"))  # what nobody wrote must not be read
+        sequence = pool.reserve(layout.tokens + room)
+        assert sequence is not None
+        steps = prefill(
+            self.adapter, layout, stored, method, sequence, eviction=eviction, capture=capture
+        )
+        result = run(steps)
+        sequence.set_length(layout.tokens)
+        layers = range(self.adapter.layers)
+        filled = [sequence.prompt_layer(layer, layout.tokens) for layer in layers]
+        k = [k.transpose(0, 1).clone() for k, _ in filled]
+        v = [v.transpose(0, 1).clone() for _, v in filled]
+        return Run(layout, result, sequence, pool, k, v)
+
+    def prompt(
+        self,
+        system: Sequence[int] = S,
+        documents: Sequence[Sequence[int]] = (D1, D2, D3),
+        question: Sequence[int] = Q,
+        *,
+        prefix: Sequence[int] = (),
+        cold: Sequence[int] = (),
+    ) -> Prompt:
+        """The same prompt for the reference, precomputed by the reference."""
+        stored: list[Stored | None] = [
+            None if i in cold else self.reference.precompute(ids, prefix if i else ())
+            for i, ids in enumerate([system, *documents])
+        ]
+        return Prompt(list(system), [list(d) for d in documents], list(question), stored)
+
+    def _pool(self, layout: PromptLayout) -> SequenceKV:
+        adapter = self.adapter
+        pool = KVPool(
+            adapter.layers,
+            adapter.kv_heads,
+            adapter.head_dim,
+            layout.tokens,
+            dtype=adapter.dtype,
+            device=adapter.device,
+        )
+        sequence = pool.reserve(layout.tokens)
+        assert sequence is not None
+        return sequence
+
+
+def evicted(model: Tiny, run: Run, method: EvictionMethod, room: int) -> Evicted:
+    """`method` applied to a run that was stitched with it."""
+    facts = ModelFacts(model.adapter.layers, model.adapter.heads, model.adapter.kv_heads)
+    return evict(
+        model.adapter, facts, run.result.layout, run.sequence, method, run.result.observed, room
+    )
+
+
+def prompt_attention(
+    layout: PromptLayout,
+    k: Tensor,
+    observed: Tensor,
+    *,
+    layer: int = 0,
+    layers: int = 1,
+    kept_before: Tensor | None = None,
+    head_scores: Mapping[str, Tensor] | None = None,
+    heads: int = 0,
+) -> PromptAttention:
+    """One layer as an eviction method sees it: k `[kv_heads, n, d]`; observed: window queries
+    `[w, heads, d]`, or what the method's own `observe` gives (then say how many `heads`)."""
+    kv_heads, n, d = k.shape
+    facts = ModelFacts(layers, heads or observed.shape[1], kv_heads, head_scores or {})
+    if kept_before is None:
+        kept_before = torch.zeros(n, dtype=torch.long)
+    return PromptAttention(layer, layout, k, observed, kept_before, d**-0.5, facts)
+
+
+@cache
+def tiny(family: str, rope: str = "default", seed: int = 0) -> Tiny:
+    return tiny_of(random_model(tiny_config(family, rope), seed))
+
+
+def tiny_of(model: Any) -> Tiny:
+    return Tiny(model, adapter_for(model), Reference(model.state_dict(), model.config.to_dict()))
+
+
+def assert_same_kv(claim: str, ours: Run, expected: Trace, atol: float = 1e-4) -> None:
+    """K (rotated) and V of every token at every layer."""
+    for layer, (k, v) in enumerate(zip(expected.k, expected.v, strict=True)):
+        assert_close(f"{claim}: K", ours.k[layer], k, atol)
+        assert_close(f"{claim}: V", ours.v[layer], v, atol)
+
+
+def assert_same(claim: str, ours: Run, expected: Trace, atol: float = 1e-4) -> None:
+    """Last logits, and KV of every token at every layer."""
+    assert_close(f"{claim}: logits", ours.logits, expected.logits[-1], atol)
+    assert_same_kv(claim, ours, expected, atol)
+
+
+@dataclass(frozen=True)
+class _EveryRow(FusionMethod):
+    """Full prefill, for precompute here (so that no test of a method leans on another)."""
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return layout.all_rows
+
+
+@dataclass(frozen=True)
+class ForcedRows(FusionMethod):
+    """Recomputes exactly `rows` (and the question) from the embedding through every layer."""
+
+    rows: tuple[int, ...] = ()
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return union(torch.tensor(self.rows, dtype=torch.long), layout.question_rows)
