@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-FILE = Path(__file__).parents[1] / "service" / "gateway" / "openapi_examples.json"
+FILE = Path(__file__).parents[1] / "service" / "gateway" / "http" / "openapi_examples.json"
 JSON = "application/json"
 WHO, WHICH = "Which animal does Quentin Bruvik keep?", "What is the symbol of Old Zanska?"
 QUENTIN = {
