@@ -39,7 +39,7 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import FILE
 from service.worker.core.steps import run
 from service.worker.core.topk import stable_topk
-from service.worker.forward.placement import write_rows
+from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.format.checksum import BlockDigests
-from kvstore.format.header import build_header
-from kvstore.format.layout import layout
-from kvstore.format.spec import ChunkSpec
+from kvstore.format.chunk_header import build_header
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.tensor_layout import tensor_layout
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 BEGIN, END = "<!-- sizes: begin -->\n", "<!-- sizes: end -->\n"
@@ -44,7 +44,7 @@ class Model:
         spec = ChunkSpec("0" * 64, codec, "bfloat16", self.layers, self.kv_heads, self.head_dim,
                          tokens)  # fmt: skip
         nothing = BlockDigests.of(memoryview(b"") for _ in range(spec.blocks))
-        return build_header(spec, {entry.name: nothing for entry in layout(spec)}).file_bytes
+        return build_header(spec, {entry.name: nothing for entry in tensor_layout(spec)}).file_bytes
 
 
 @dataclass(frozen=True)

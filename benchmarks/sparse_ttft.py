@@ -169,7 +169,7 @@ def measure(
                 )
                 for address in addresses:
                     assert address is not None
-                    where.engine.lane.compute_now(address)
+                    where.engine.precompute_queue.compute_now(address)
                 where.store.flush(60)
         for turn in range(repetitions):
             run = {FULL: ask(nowhere, f"full-{turn}", prompt, Method("vanilla"))}

@@ -20,9 +20,9 @@ from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import CachedSegment, LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import run
-from service.worker.forward.placement import Placement
+from service.worker.forward.kv_placement import KVPlacer
 from service.worker.forward.prefill import Capture, PrefillResult, prefill
-from service.worker.forward.scout import Scouted, scout
+from service.worker.forward.question_pass import QuestionPassResult, scout
 from service.worker.kv.pool import SequenceKV
 from service.worker.methods.eviction.base import EvictionMethod
 from service.worker.methods.fusion.base import FusionMethod
@@ -42,7 +42,7 @@ class Case:
     layout: PromptLayout
     segments: Sequence[EncodedChunk | None]
     kv: SequenceKV
-    evidence: Tensor
+    attention_scores: Tensor
 
     @classmethod
     def of(
@@ -54,7 +54,7 @@ class Case:
         *,
         prefix_mode: str,
         codec: str,
-        evidence: Tensor,
+        attention_scores: Tensor,
     ) -> Case:
         segments = store.segments(prompt, prefix_mode, codec)
         layout = PromptLayout.of(
@@ -65,7 +65,7 @@ class Case:
             offset=len(store.prefix(prompt, prefix_mode)),
             device=adapter.device,
         )
-        return cls(adapter, layout, segments, kv, evidence)
+        return cls(adapter, layout, segments, kv, attention_scores)
 
     @property
     def stored_bytes(self) -> int:
@@ -90,14 +90,14 @@ class Case:
         """The engine's first pass alone: evidence `[n]` and its operations."""
         flops = FlopCount(self.adapter)
         positions = method.key_positions(self.layout)
-        placement = Placement(self.adapter, self.layout, self.segments, positions, self.kv)
+        placement = KVPlacer(self.adapter, self.layout, self.segments, positions, self.kv)
         steps = scout(self.adapter, self.layout, placement, method, self.kv, flops)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                scouted: Scouted = end.value
-                return scouted.evidence.asked, flops.total
+                scouted: QuestionPassResult = end.value
+                return scouted.attention_scores.asked, flops.total
 
 
 class Recipe(Protocol):
@@ -137,7 +137,7 @@ class Filled:
         rows = self.layout.question_rows
         return attention_probabilities(self.queries[layer], k, rows, self.adapter.scale)
 
-    def evidence(self) -> Tensor:
+    def attention_scores(self) -> Tensor:
         """`[n]`: the question's attention summed over layers, heads and rows."""
         total = torch.zeros(self.layout.tokens, device=self.layout.ids.device)
         for layer in range(self.adapter.layers):

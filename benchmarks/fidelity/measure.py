@@ -42,7 +42,7 @@ class Reference:
     k: list[Tensor]
     v: list[Tensor]
     maps: dict[int, Tensor]
-    evidence: Tensor
+    attention_scores: Tensor
     logits: Tensor
 
     @property
@@ -115,18 +115,18 @@ class Measurer:
         n, kv = prompt.tokens, self._reserve(prompt)
         case = Case.of(
             self._adapter, prompt, store, kv,
-            prefix_mode="none", codec="raw", evidence=torch.empty(0),
+            prefix_mode="none", codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
         result = case.prefill(Vanilla())
         filled = Filled(self._adapter, case.layout, kv, result.observed)
         layers = [filled.layer(layer) for layer in range(self._adapter.layers)]
         k, v = [k.clone() for k, _ in layers], [v.clone() for _, v in layers]
         maps = {depth: filled.question_attention(depth) for depth in self._depths}
-        evidence = filled.evidence()
+        attention_scores = filled.attention_scores()
         kv.set_length(n)
         logits = greedy(self._adapter, kv, n, result.logits)
         kv.release()
-        return Reference(k, v, maps, evidence, logits)
+        return Reference(k, v, maps, attention_scores, logits)
 
     def _prefill(
         self,
@@ -140,7 +140,7 @@ class Measurer:
             self._adapter, prompt, store, kv,
             prefix_mode=configuration.prefix_mode,
             codec=configuration.codec,
-            evidence=reference.evidence,
+            attention_scores=reference.attention_scores,
         )  # fmt: skip
         started = time.perf_counter()
         result = configuration.run(case)
@@ -192,7 +192,7 @@ class Measurer:
             agree_next=sum(agree[1:]) / count if count else None,
             right=right,
             rows=len(recomputed),
-            hit=metrics.hit_rate(recomputed, reference.evidence, documents),
+            hit=metrics.hit_rate(recomputed, reference.attention_scores, documents),
             flops=run.result.flops / full_prefill(self._adapter, prompt.tokens),
             bytes=run.case.stored_bytes if configuration.reads_cache else 0,
             seconds=run.seconds,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from benchmarks.fidelity.prompts import Prompt
 from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from service.worker.loading.loader import Loader
-from service.worker.loading.precompute import PrecomputeLane
+from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
 
@@ -27,7 +27,7 @@ class SegmentStore:
     def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:
         self._adapter = adapter
         self._store = store
-        self._lane = PrecomputeLane(adapter, store, loader)
+        self._lane = PrecomputeQueue(adapter, store, loader)
         # One model per store, so its fingerprint need not tell models apart.
         self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
         self._encoded: dict[tuple[str, str], EncodedChunk] = {}

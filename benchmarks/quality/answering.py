@@ -24,7 +24,7 @@ from service.worker.core.model_facts import ModelFacts
 from service.worker.core.steps import Steps, run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
-from service.worker.forward.sparse.held import TokenSource, WholeChunk
+from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
 from service.worker.forward.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
 from service.worker.kv.pool import KVPool
 from service.worker.methods.fusion.samkv import Method as SamKV
@@ -94,7 +94,7 @@ class Answerer:
         assert kv is not None, "the pool holds the longest prompt"
         case = Case.of(
             self._adapter, prompt, store, kv,
-            prefix_mode=compared.prefix_mode, codec="raw", evidence=torch.empty(0),
+            prefix_mode=compared.prefix_mode, codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
         prefix = store.prefix(prompt, compared.prefix_mode)
         try:

@@ -162,8 +162,8 @@ class Bench:
                 sample.system, _chunks(sample, True), mode, ""
             ):
                 if address is not None:
-                    engine.lane.add(address)
-            while engine.lane.pending:
+                    engine.precompute_queue.add(address)
+            while engine.precompute_queue.pending:
                 self._turn(engine)
 
     def _engine(self, codec: str) -> Engine:
@@ -228,7 +228,7 @@ class Bench:
 
     def _answer(self, engine: Engine, running: dict[str, _Asked]) -> None:
         """Until every one of `running` is done and nothing is left to write back."""
-        while any(a.report is None for a in running.values()) or engine.lane.pending:
+        while any(a.report is None for a in running.values()) or engine.precompute_queue.pending:
             self._step(engine, running)
 
     def _step(self, engine: Engine, running: dict[str, _Asked]) -> None:

@@ -150,7 +150,7 @@ def precompute(engine: Engine, prompt: Prompt) -> None:
     """Compute and store every chunk of the prompt."""
     with torch.inference_mode():
         for address in prompt.addresses(engine):
-            engine.lane.compute_now(address)
+            engine.precompute_queue.compute_now(address)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def transfer(run: Run) -> Outcome:
     def ours() -> None:
         for layer in range(adapter.layers):
             for chunk in chunks:
-                chunk.stored_layer(layer, device=adapter.device)
+                chunk.encoded_layer(layer, device=adapter.device)
 
     def bare() -> None:
         pinned.to(adapter.device, non_blocking=True)

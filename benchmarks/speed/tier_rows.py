@@ -32,12 +32,12 @@ import torch
 import kvstore as kv
 from benchmarks.redis import redis_url
 from benchmarks.speed.paired import Work
-from kvstore.format.blocks import ranges_of
 from kvstore.format.buffers import view_bytes
-from kvstore.format.ranges import total_bytes
+from kvstore.format.byte_ranges import total_bytes
+from kvstore.format.chunk_blocks import selection_ranges
 from kvstore.tiers.base import Tier
 from kvstore.tiers.redis.resp import command
-from kvstore.tiers.ssd.scan import chunk_path
+from kvstore.tiers.ssd.directory_scan import chunk_path
 
 DIRECT_BYTES = 4 << 20  # per read of the bare side, like dd bs=4M iflag=direct
 CAPACITY = 8 << 30
@@ -107,7 +107,7 @@ def memory_rows(chunk: kv.EncodedChunk, store: kv.TieredStore) -> Iterator[Row]:
         target[:nbytes] = source[:nbytes]
 
     yield Row("memory", nbytes, placed, lambda: copied(nbytes))
-    some = total_bytes(ranges_of(half(spec), spec))
+    some = total_bytes(selection_ranges(half(spec), spec))
     yield Row("memory blocks", some, lambda: read_blocks(store, spec), lambda: copied(some))
 
 
@@ -153,7 +153,7 @@ def redis_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, url: str) -> Itera
         commands = [command("GET", f"{head}:{name}") for name in ("h", *range(spec.layers))]
         bare = _bare(connection, commands)
         yield Row("redis", chunk.nbytes, lambda: read(store, spec), bare)
-        ranges = ranges_of(half(spec), spec)
+        ranges = selection_ranges(half(spec), spec)
         commands.clear()
         for layer, start, end in ranges:
             base = chunk.header.layer_range(layer)[0]

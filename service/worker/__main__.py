@@ -23,7 +23,7 @@ from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
 from service.tracing import tracing
-from service.worker.checks.gate import Checks
+from service.worker.checks.gate import GateSettings
 from service.worker.core.model_facts import read_calibration
 from service.worker.engine.engine import Engine
 from service.worker.forward import selfcheck
@@ -153,7 +153,7 @@ def serve(settings: WorkerSettings) -> int:
     return 0
 
 
-def checks(settings: WorkerSettings) -> Checks | None:
+def checks(settings: WorkerSettings) -> GateSettings | None:
     """How answers are held against full prefill's, if they are."""
     if not settings.gate_sample:
         return None
@@ -164,7 +164,7 @@ def checks(settings: WorkerSettings) -> Checks | None:
         settings.gate_max_kl,
         settings.gate_recovery,
     )
-    return Checks(settings.gate_sample, bounds)
+    return GateSettings(settings.gate_sample, bounds)
 
 
 def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:

@@ -155,7 +155,9 @@ def cacheblend(
 # -- question-scouted rows ------------------------------------------------------------------------
 
 
-def evidence(reference: Reference, prompt: Prompt, question: float = 0.5) -> list[list[float]]:
+def attention_scores(
+    reference: Reference, prompt: Prompt, question: float = 0.5
+) -> list[list[float]]:
     """e_l(t) `[layer][token]`: attention that the last question row pays token t in a PIE pass,
     plus `question` times the mean of what all question rows pay it; summed over query heads. Each
     row's softmax runs over all keys up to itself."""
@@ -190,7 +192,7 @@ def edge_tokens(prompt: Prompt, edge: int, prefix: Sequence[int] = ()) -> list[i
     return out
 
 
-def scouted_rows(
+def rows_after_question_pass(
     reference: Reference,
     prompt: Prompt,
     ratio: float,
@@ -208,7 +210,7 @@ def scouted_rows(
         for t in range(len(prompt.documents[number - 1]))
     ]
     p = min(len(documents), share(ratio, len(prompt.ids)))
-    per_layer = evidence(reference, prompt)
+    per_layer = attention_scores(reference, prompt)
     used = range(reference.layers) if layers is None else layers
     total = [sum(per_layer[layer][t] for layer in used) for t in range(len(prompt.ids))]
     edges = edge_tokens(prompt, edge, prefix)[: share(ratio, len(prompt.ids)) // 2]
@@ -228,15 +230,15 @@ def scouted(
 ) -> Trace:
     """Two passes: PIE for the evidence, then the chosen rows and cold segments from the embedding
     on, and Q from layer `settled` on, before which it stays as PIE left it."""
-    rows = scouted_rows(reference, prompt, ratio, edge, layers=layers, prefix=prefix)
-    settled = settled_layers(reference, prompt, rows, again_from, reference.layers, prefix)
+    rows = rows_after_question_pass(reference, prompt, ratio, edge, layers=layers, prefix=prefix)
+    settled = reused_question_layers(reference, prompt, rows, again_from, reference.layers, prefix)
     every = sorted({*rows, *always_computed(prompt)})
     return settled_pass(
         reference, prompt, reference.placed(prompt), [every] * reference.layers, settled
     )
 
 
-def settled_layers(
+def reused_question_layers(
     reference: Reference,
     prompt: Prompt,
     rows: Sequence[int],
@@ -310,15 +312,15 @@ def flops(
     scored: rows whose attention is computed once more for a ranking only (half of that per pair).
     One row is unembedded.
     """
-    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    cpu_linear, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     total = 2 * shape.hidden * shape.vocabulary
     for rows in projected:
-        total += len(rows) * 2 * shape.hidden * (wide + 2 * narrow)
+        total += len(rows) * 2 * shape.hidden * (cpu_linear + 2 * narrow)
     for rows in finished:
-        total += len(rows) * (2 * wide * shape.hidden + 3 * 2 * shape.hidden * shape.mlp)
-        total += visible_pairs(rows) * 4 * wide
+        total += len(rows) * (2 * cpu_linear * shape.hidden + 3 * 2 * shape.hidden * shape.mlp)
+        total += visible_pairs(rows) * 4 * cpu_linear
     for rows in scored or ():
-        total += visible_pairs(rows) * 2 * wide
+        total += visible_pairs(rows) * 2 * cpu_linear
     return total
 
 

@@ -10,18 +10,18 @@ import torch
 from tests.references.fusion import (
     Shape,
     always_computed,
+    attention_scores,
     cacheblend,
     cacheblend_computed,
     cacheblend_selected,
     deviation,
     edge_tokens,
-    evidence,
     finished_rows,
     flops,
     legolink,
     legolink_rows,
+    rows_after_question_pass,
     scouted,
-    scouted_rows,
     share,
     top,
     visible_pairs,
@@ -209,7 +209,7 @@ def test_cold_segments_are_computed_everywhere(any_family: Tiny, cold: list[int]
 def test_evidence_adds_up(any_family: Tiny) -> None:
     """Every question row spends 1 per query head and layer: the last one's, and half the mean."""
     reference, prompt = any_family.reference, any_family.prompt(cold=[2])
-    for layer in evidence(reference, prompt):
+    for layer in attention_scores(reference, prompt):
         assert sum(layer) == pytest.approx(1.5 * reference.heads, rel=1e-4)
         assert min(layer) >= 0
 
@@ -217,7 +217,7 @@ def test_evidence_adds_up(any_family: Tiny) -> None:
 def test_evidence_is_a_pie_passes(any_family: Tiny) -> None:
     """At layer 0 everything is exact, so it is the full prefill's; later it is not."""
     reference, prompt = any_family.reference, any_family.prompt()
-    ours = evidence(reference, prompt)
+    ours = attention_scores(reference, prompt)
     rows = [a[:, N - len(Q) :].sum(0) for a in reference.vanilla(prompt.ids).attention]
     full = [a[-1] + 0.5 * a.mean(0) for a in rows]
     assert_close("evidence, layer 0", torch.tensor(ours[0]), full[0])
@@ -234,9 +234,9 @@ def test_edges_go_by_depth(model: Tiny) -> None:
 def test_scouted_rows(any_family: Tiny) -> None:
     """p rows in all: edges first, at most half of them, the rest by summed evidence."""
     reference, prompt = any_family.reference, any_family.prompt()
-    total = [sum(column) for column in zip(*evidence(reference, prompt), strict=True)]
+    total = [sum(column) for column in zip(*attention_scores(reference, prompt), strict=True)]
     p = share(0.3, N)
-    plain = scouted_rows(reference, prompt, 0.3)
+    plain = rows_after_question_pass(reference, prompt, 0.3)
     assert plain == top(total, warm_documents(prompt), p)
     for ratio, edge, edges in (
         (0.3, 1, [7, 18, 24]),
@@ -246,10 +246,10 @@ def test_scouted_rows(any_family: Tiny) -> None:
     ):
         others = [t for t in warm_documents(prompt) if t not in edges]
         wanted = share(ratio, N) - len(edges)
-        chosen = scouted_rows(reference, prompt, ratio, edge)
+        chosen = rows_after_question_pass(reference, prompt, ratio, edge)
         assert chosen == sorted([*edges, *top(total, others, wanted)])
-    one = scouted_rows(reference, prompt, 0.3, layers=[1])
-    assert one == top(evidence(reference, prompt)[1], warm_documents(prompt), p)
+    one = rows_after_question_pass(reference, prompt, 0.3, layers=[1])
+    assert one == top(attention_scores(reference, prompt)[1], warm_documents(prompt), p)
 
 
 def test_scouted_limits(any_family: Tiny) -> None:
@@ -258,7 +258,7 @@ def test_scouted_limits(any_family: Tiny) -> None:
     same("scouted 0 is PIE", scouted(reference, prompt, 0, 3), reference.pie(prompt))
     same("scouted 1 is vanilla", scouted(reference, prompt, 1), reference.vanilla(prompt.ids))
     prompt = any_family.prompt(cold=[2])
-    rows = scouted_rows(reference, prompt, 0.3, 1)
+    rows = rows_after_question_pass(reference, prompt, 0.3, 1)
     assert len(rows) == share(0.3, N) and set(rows) <= set(warm_documents(prompt))
     same(
         "scouted, cold",

@@ -14,9 +14,9 @@ import torch
 
 from tests.references.fusion import (
     always_computed,
+    attention_scores,
     edge_tokens,
-    evidence,
-    settled_layers,
+    reused_question_layers,
     settled_pass,
     stale_documents,
     top,
@@ -61,7 +61,7 @@ def trail(
     exact = Fraction(str(ratio))
     stop = max(1, depth - 1)
     used = range(min(math.ceil(Fraction(str(from_depth)) * depth), stop - 1), stop)
-    asked = evidence(reference, prompt)
+    asked = attention_scores(reference, prompt)
     first = [sum(asked[layer][t] for layer in used) for t in range(n)]
 
     wanted = math.floor(exact * Fraction(str(leads)) * n)
@@ -115,7 +115,7 @@ def trail(
         [total[t] * off[t] for t in range(n)], begin, (exact * depth - start) / (depth - 1)
     )
     goes_on = sorted({*go_on, *fixed})
-    settled = settled_layers(reference, prompt, begin, again_from, stop, prefix)
+    settled = reused_question_layers(reference, prompt, begin, again_from, stop, prefix)
     computed = [begun] * 2 + [goes_on] * (depth - 2)
     trace = settled_pass(reference, prompt, placed, computed, settled)
     return Trail(used, led, first, total, begin, go_on, trace)

@@ -31,11 +31,11 @@ class Pick:
     pool: int = 0
     dilate: int = 0
 
-    def rows(self, layout: PromptLayout, evidence: Tensor) -> Tensor:
+    def rows(self, layout: PromptLayout, attention_scores: Tensor) -> Tensor:
         """⌊ratio · n⌋ ascending rows (all candidates if that is more) by evidence `[n]`."""
         candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio)
-        rank = evidence.double()
+        rank = attention_scores.double()
         for segment in layout.documents:
             inside = slice(segment.start, segment.end)
             if self.pool and segment.tokens:

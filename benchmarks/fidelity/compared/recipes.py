@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.variants import ScoutVariant, answer_rows, random_ranks
-from service.worker.core.layer_view import CachedSegment, Evidence, LayerView
+from service.worker.core.layer_view import AttentionScores, CachedSegment, LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.forward.prefill import PrefillResult
 from service.worker.methods.fusion.base import FusionMethod
@@ -46,7 +46,7 @@ class Oracle:
     pick: Pick
 
     def run(self, case: Case) -> PrefillResult:
-        return case.prefill(PlannedRows(self.pick.rows(case.layout, case.evidence)))
+        return case.prefill(PlannedRows(self.pick.rows(case.layout, case.attention_scores)))
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class ValueWeighted:
     pick: Pick
 
     def run(self, case: Case) -> PrefillResult:
-        evidence, flops = case.scout(_TimesNorms(_value_norms(case)))
-        result = case.prefill(PlannedRows(self.pick.rows(case.layout, evidence)))
+        attention_scores, flops = case.scout(_TimesNorms(_value_norms(case)))
+        result = case.prefill(PlannedRows(self.pick.rows(case.layout, attention_scores)))
         return replace(result, flops=result.flops + flops)
 
 
@@ -80,8 +80,8 @@ class ExactFirstLayer:
     pick: Pick
 
     def run(self, case: Case) -> PrefillResult:
-        evidence, flops = case.scout(ScoutVariant(self.pick))
-        rows = self.pick.rows(case.layout, evidence)
+        attention_scores, flops = case.scout(ScoutVariant(self.pick))
+        rows = self.pick.rows(case.layout, attention_scores)
         result = case.prefill(PlannedRows(case.layout.all_rows, ((1, rows),)))
         return replace(result, flops=result.flops + flops)
 
@@ -97,17 +97,19 @@ class Tapered:
     end: float = 0.5
 
     def run(self, case: Case) -> PrefillResult:
-        evidence, flops = case.scout(ScoutVariant(self.pick))
+        attention_scores, flops = case.scout(ScoutVariant(self.pick))
         last = case.adapter.layers - 1
         by_layer = [
-            self._rows(case.layout, evidence, self.start + (self.end - self.start) * layer / last)
+            self._rows(
+                case.layout, attention_scores, self.start + (self.end - self.start) * layer / last
+            )
             for layer in range(last + 1)
         ]
         result = case.prefill(PlannedRows(by_layer[0], tuple(enumerate(by_layer))))
         return replace(result, flops=result.flops + flops)
 
-    def _rows(self, layout: PromptLayout, evidence: Tensor, factor: float) -> Tensor:
-        return replace(self.pick, ratio=self.pick.ratio * factor).rows(layout, evidence)
+    def _rows(self, layout: PromptLayout, attention_scores: Tensor, factor: float) -> Tensor:
+        return replace(self.pick, ratio=self.pick.ratio * factor).rows(layout, attention_scores)
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,10 @@ class _Besides(FusionMethod):
     ) -> Tensor | None:
         return answer_rows(weights).sum(0)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
-        left = evidence.asked.clone()
+    def rows_after_question_pass(
+        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+    ) -> Tensor:
+        left = attention_scores.asked.clone()
         left[self.done] = -1.0
         return replace(self.pick, first=0, last=0).rows(layout, left)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fidelity.compared.picking import Pick
-from service.worker.core.layer_view import Evidence, LayerView
+from service.worker.core.layer_view import AttentionScores, LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.methods.fusion.base import FusionMethod, share_of
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
@@ -86,8 +86,10 @@ class ScoutVariant(FusionMethod):
         }[self.question_rows]()
         return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
-        return self.pick.rows(layout, evidence.asked)
+    def rows_after_question_pass(
+        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+    ) -> Tensor:
+        return self.pick.rows(layout, attention_scores.asked)
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,16 @@ def map_distance(full: Tensor, other: Tensor) -> float:
     return float((other - full).norm(dim=-1).mean())
 
 
-def hit_rate(recomputed: Sequence[int], evidence: Tensor, candidates: slice) -> float | None:
+def hit_rate(
+    recomputed: Sequence[int], attention_scores: Tensor, candidates: slice
+) -> float | None:
     """|recomputed ∩ top-p of `evidence` `[n]` among `candidates`| / p, p = |recomputed|.
 
     `recomputed` are indices within `candidates`. None if nothing was recomputed.
     """
     if not recomputed:
         return None
-    of_candidates = evidence[candidates]
+    of_candidates = attention_scores[candidates]
     order = torch.sort(of_candidates, descending=True, stable=True).indices
     top = {candidates.start + int(i) for i in order[: len(recomputed)]}
     return len(top.intersection(recomputed)) / len(recomputed)

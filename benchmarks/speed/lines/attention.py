@@ -29,8 +29,12 @@ def run(setup: Setup) -> Outcome:
     seconds: dict[str, Any] = {}
     figures: list[Figure] = []
     for n in (setup.shape.tokens, setup.shape.long_tokens):
-        scattered = torch.randperm(n)[: int(0.15 * n)].sort().values
-        cases = {"15 %": scattered, "last 32": torch.arange(n - 32, n), "all": torch.arange(n)}
+        index_causal_attention = torch.randperm(n)[: int(0.15 * n)].sort().values
+        cases = {
+            "15 %": index_causal_attention,
+            "last 32": torch.arange(n - 32, n),
+            "all": torch.arange(n),
+        }
         k, v = torch.randn(2, kv_heads, n, head_dim).bfloat16()
         for name, rows in cases.items():
             q = torch.randn(len(rows), heads, head_dim).bfloat16()

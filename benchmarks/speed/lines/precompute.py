@@ -37,8 +37,8 @@ def run(setup: Setup) -> Outcome:
         def precomputed() -> None:
             prompt = fresh()
             for address in prompt.addresses(engine)[1:]:  # the instruction is not a document
-                engine.lane.add(address, id="document")
-            while engine.lane.pending:
+                engine.precompute_queue.add(address, id="document")
+            while engine.precompute_queue.pending:
                 if engine.idle:  # as the server does; asking on and on would hold up the writing
                     time.sleep(0.001)
                 engine.step()
@@ -52,7 +52,7 @@ def run(setup: Setup) -> Outcome:
 
         with torch.inference_mode():
             paired = run_paired({LANE: precomputed, PLAIN: plain}, setup.repetitions)
-        if engine.lane.counts["failed"]:
+        if engine.precompute_queue.counts["failed"]:
             raise RuntimeError("chunks could not be written")
     what = "precompute tokens/s, written to SSD, over plain prefill of as many tokens"
     figure = paired.figure(what, PLAIN, LANE, at_least(0.9))

@@ -49,7 +49,7 @@ def run(setup: Setup) -> Outcome:
         with torch.inference_mode():
             for address in engine.admission.addresses(system, documents, "none", ""):
                 assert address is not None
-                engine.lane.compute_now(address)
+                engine.precompute_queue.compute_now(address)
         store.flush(60)
         known = store.stats().new_keys
         for number in range(shape.requests):

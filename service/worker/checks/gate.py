@@ -28,14 +28,14 @@ from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.forward.prefill import PrefillResult
 from service.worker.gate.counts import Counts
+from service.worker.gate.method_trust import GatedMethod, MethodTrust, MethodTrusts
 from service.worker.gate.policy import Bounds
-from service.worker.gate.standing import Standing, Standings, Watched
 from service.worker.kv.pool import KVPool
-from service.worker.loading.precompute import PrecomputeLane
+from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
-from service.worker.sequences.opening import Opener
+from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.gate")
@@ -45,7 +45,7 @@ MAX_PENDING = 16
 
 
 @dataclass(frozen=True)
-class Checks:
+class GateSettings:
     """Which share of the answers is checked, and by what bounds they are judged."""
 
     share: float
@@ -57,25 +57,25 @@ class Checks:
 class Answered:
     """A prompt whose first token is out; logits `[vocabulary]` are that token's."""
 
-    watched: Watched
+    gated: GatedMethod
     request: Request
     addresses: list[Address | None]
     logits: Tensor
 
     @property
     def method(self) -> str:
-        return self.watched.standing.name
+        return self.gated.trust.name
 
 
 class Gate:
     """Not thread-safe but for `values`; one per engine."""
 
-    def __init__(self, adapter: DecoderAdapter, checks: Checks, shadow: Shadow) -> None:
+    def __init__(self, adapter: DecoderAdapter, checks: GateSettings, shadow: Shadow) -> None:
         self._adapter = adapter
         self._checks = checks
         self._shadow = shadow
         self._random = Random(checks.seed)
-        self._standings = Standings(checks.bounds)
+        self._trusts = MethodTrusts(checks.bounds)
         self._pending: deque[Answered] = deque()
         self._current: Answered | None = None
         self._steps: Steps[None] | None = None
@@ -83,40 +83,46 @@ class Gate:
         self.counts = Counts()
 
     @classmethod
-    def of(cls, checks: Checks, opener: Opener, pool: KVPool, lane: PrecomputeLane) -> Gate:
+    def of(
+        cls,
+        checks: GateSettings,
+        launcher: PrefillLauncher,
+        pool: KVPool,
+        precompute_queue: PrecomputeQueue,
+    ) -> Gate:
         # The planner's estimates must not learn from what spare time allows.
-        shadow = Shadow(replace(opener, planner=None), pool, lane)
-        return cls(opener.adapter, checks, shadow)
+        shadow = Shadow(replace(launcher, planner=None), pool, precompute_queue)
+        return cls(launcher.adapter, checks, shadow)
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def watch(self, name: str, fusion: FusionMethod) -> Watched | None:
+    def watch(self, name: str, fusion: FusionMethod) -> GatedMethod | None:
         """What a request gets that asks for this method; None if that needs no watching."""
         if not fusion.reads_cache:
             return None
         self.counts.begin(name)
-        return self._standings.of(name, fusion).watched()
+        return self._trusts.of(name, fusion).gated()
 
     def answered(self, sequence: Sequence, result: PrefillResult) -> None:
         """A request's first token is out: perhaps remember it, to be checked."""
-        watched, request = sequence.watched, sequence.request
-        if watched is None or result.kept_ids is not None or not request.documents:
+        gated, request = sequence.gated, sequence.request
+        if gated is None or result.kept_ids is not None or not request.documents:
             return  # a prompt that started over with other tokens is no longer the one asked for
         if sequence.fusion.reads_cache and not reuses_documents(sequence):
             return
-        standing = watched.standing
-        if not self._draw(standing):
+        trust = gated.trust
+        if not self._draw(trust):
             return
         if len(self._pending) >= MAX_PENDING:
-            self.counts.skipped(standing.name)
+            self.counts.skipped(trust.name)
             return
-        standing.sampled += 1
-        self._pending.append(Answered(watched, request, sequence.addresses, result.logits.clone()))
+        trust.sampled += 1
+        self._pending.append(Answered(gated, request, sequence.addresses, result.logits.clone()))
 
-    def _draw(self, standing: Standing) -> bool:
+    def _draw(self, trust: MethodTrust) -> bool:
         """A share of them; of a method nothing is known of, the first ones all."""
-        first = standing.sampled < self._checks.bounds.min_checks
-        unknown = first and standing.drift.level < standing.drift.top
+        first = trust.sampled < self._checks.bounds.min_checks
+        unknown = first and trust.drift.level < trust.drift.top
         return unknown or self._random.random() < self._checks.share
 
     def forget(self, keys: Collection[str]) -> None:
@@ -175,41 +181,41 @@ class Gate:
 
     def _check(self, answered: Answered) -> Steps[None]:
         """The answer's own level against full prefill; then the level below, were it used."""
-        standing, level = answered.watched.standing, answered.watched.level
-        if level == standing.drift.top:
+        trust, level = answered.gated.trust, answered.gated.level
+        if level == trust.drift.top:
             full = answered.logits
         else:
             full = yield from full_logits(self._adapter, answered.request)
-            self._observe(standing, level, full, answered.logits)
-        if not level or standing.drift.level != level:
+            self._observe(trust, level, full, answered.logits)
+        if not level or trust.drift.level != level:
             return
-        below = standing.steps[level - 1]
+        below = trust.steps[level - 1]
         fused = yield from self._shadow.steps(answered.request, answered.addresses, below)
         if fused is None:
-            self.counts.skipped(standing.name)
+            self.counts.skipped(trust.name)
         else:
-            self._observe(standing, level - 1, full, fused)
+            self._observe(trust, level - 1, full, fused)
 
-    def _observe(self, standing: Standing, level: int, full: Tensor, fused: Tensor) -> None:
+    def _observe(self, trust: MethodTrust, level: int, full: Tensor, fused: Tensor) -> None:
         seen = compare(full, fused)
-        self.counts.checked(standing.name, seen)
-        standing.observe(level, seen)
+        self.counts.checked(trust.name, seen)
+        trust.observe(level, seen)
 
     # -- for people -------------------------------------------------------------------------------
 
     def states(self) -> list[GateState]:
-        return [standing.record() for standing in self._standings.all()]
+        return [trust.record() for trust in self._trusts.all()]
 
     def reset(self, name: str = "") -> None:
         """Trust a method again, "" for all, whatever was seen of it. Checks under way count."""
-        self._standings.reset(name)
+        self._trusts.reset(name)
 
     def values(self) -> list[Sample]:
         """Counters, and per method the worst state of any of its parameters."""
         worst: dict[str, int] = {}
-        for standing in self._standings.all():
-            state = GATE_STATES.index(standing.state)
-            worst[standing.name] = max(state, worst.get(standing.name, 0))
+        for trust in self._trusts.all():
+            state = GATE_STATES.index(trust.state)
+            worst[trust.name] = max(state, worst.get(trust.name, 0))
         states: list[Sample] = [
             ("kvstitch_gate_state", {"method": method}, state) for method, state in worst.items()
         ]

@@ -16,10 +16,10 @@ from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.engine.sampler import Sampler
 from service.worker.kv.pool import KVPool
-from service.worker.loading.precompute import PrecomputeLane
+from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.model.addressing import Address
-from service.worker.sequences.opening import Opener
+from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import Sequence
 
 
@@ -27,9 +27,9 @@ from service.worker.sequences.sequence import Sequence
 class Shadow:
     """One at a time. opener: without a planner, whose estimates must not learn from spare time."""
 
-    opener: Opener
+    launcher: PrefillLauncher
     pool: KVPool
-    lane: PrecomputeLane
+    precompute_queue: PrecomputeQueue
     _sequence: Sequence | None = field(default=None, repr=False)
     _wants: int = 0  # tokens of KV that it waits for
 
@@ -58,7 +58,7 @@ class Shadow:
             sampler=Sampler(asked.sampling),
         )
         try:
-            self.opener.begin(sequence)
+            self.launcher.begin(sequence)
             yield from _loaded(sequence)
             if fusion.sparse and not _stored(sequence):
                 return None  # it would compute and store what is missing
@@ -66,7 +66,7 @@ class Shadow:
             while (kv := self.pool.reserve(self._wants)) is None:
                 yield None
             self._wants = 0
-            self.opener.open(sequence, kv)
+            self.launcher.open(sequence, kv)
             assert sequence.steps is not None
             result = yield from sequence.steps
             sequence.prefilled(result)
@@ -76,7 +76,7 @@ class Shadow:
 
     def _give_back(self, sequence: Sequence) -> None:
         self._sequence, self._wants = None, 0
-        self.opener.close(sequence)
+        self.launcher.close(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
         if sequence.kv is not None:
@@ -85,7 +85,7 @@ class Shadow:
         # Full prefill misses no chunk, so nobody else would see to it that there is one again.
         for number, address in enumerate(sequence.addresses):
             if address is not None and sequence.missed(number):
-                self.lane.add(address)
+                self.precompute_queue.add(address)
 
 
 def reuses_documents(sequence: Sequence) -> bool:

@@ -20,7 +20,7 @@ class CachedSegment(Protocol):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AttentionScores:
     """What a first pass over the stitched cache found, `[n]` fp32 each, summed over layers, zero at
     tokens of cold segments. asked: what the question's rows look at; followed: what the leads do,
     rows that a method sent after it (zero without any)."""
@@ -53,7 +53,7 @@ class LayerView:
     cached: Sequence[CachedSegment | None]
     scale: float
     flops: FlopCount
-    evidence: Evidence | None = None
+    attention_scores: AttentionScores | None = None
 
     def followed_by(
         self, rows: Tensor, q: Tensor, fresh_q: Tensor, fresh_k: Tensor, fresh_v: Tensor

@@ -81,7 +81,7 @@ class PromptLayout:
     @property
     def forced_rows(self) -> Tensor:
         """Rows that every method computes at every layer: cold segments and the question (whose
-        first layers may be those of a first pass, `service.worker.forward.scout`)."""
+        first layers may be those of a first pass, `service.worker.forward.question_pass`)."""
         cold = [self._rows(s) for s in self.segments if s.cold and s.tokens]
         return torch.cat([*cold, self.question_rows])
 
@@ -107,7 +107,7 @@ class PromptLayout:
         return torch.cat(stale) if stale else empty
 
     @property
-    def warm_rows(self) -> Tensor:
+    def cached_rows(self) -> Tensor:
         """Every row but those of cold segments, ascending."""
         warm = [self._rows(s) for s in self.segments if not s.cold and s.tokens]
         return torch.cat([*warm, self.question_rows])

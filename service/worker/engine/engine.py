@@ -14,24 +14,24 @@ import torch
 
 from kvstore import TieredStore
 from service.errors import KvstitchError
-from service.worker.checks.gate import Checks, Gate
+from service.worker.checks.gate import Gate, GateSettings
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
-from service.worker.engine.background import Background
 from service.worker.engine.explaining import Explainer
+from service.worker.engine.idle_work import IdleWork
 from service.worker.engine.sampler import sample
-from service.worker.engine.scheduler import Pace, Scheduler
+from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
 from service.worker.forward.prefill import PrefillResult
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
-from service.worker.loading.precompute import PrecomputeLane
+from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.opening import Opener
+from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.engine")
@@ -56,7 +56,7 @@ class Engine:
         max_running: int = 32,
         max_waiting: int = 256,
         planner: bool = True,
-        checks: Checks | None = None,
+        checks: GateSettings | None = None,
     ) -> None:
         self._adapter = adapter
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
@@ -64,9 +64,9 @@ class Engine:
         self.streams = loader.streams
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
-        self.lane = PrecomputeLane(adapter, store, loader)
-        self._opener = Opener(
-            adapter, self._facts, addressing, loader, self.lane.keep, self.planner
+        self.precompute_queue = PrecomputeQueue(adapter, store, loader)
+        self._launcher = PrefillLauncher(
+            adapter, self._facts, addressing, loader, self.precompute_queue.keep, self.planner
         )
         self.pool = KVPool(
             adapter.layers,
@@ -77,8 +77,10 @@ class Engine:
             device=adapter.device,
         )
         self._decoder = Decoder(adapter, self.pool)
-        self.gate = Gate.of(checks, self._opener, self.pool, self.lane) if checks else None
-        self.background = Background(self.lane, self.gate)
+        self.gate = (
+            Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
+        )
+        self.background = IdleWork(self.precompute_queue, self.gate)
         self.admission = Admission(
             adapter,
             addressing,
@@ -90,7 +92,7 @@ class Engine:
             adapter, self.admission, addressing, loader.streams, self._estimator, deciding=planner
         )
         self._events: list[Event] = []
-        self._pace = Pace()
+        self._step_budget = StepBudget()
         self.decode_steps = 0
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
 
@@ -117,7 +119,7 @@ class Engine:
         sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
         if sequence.fusion.reads_cache:
-            self._opener.begin(sequence)
+            self._launcher.begin(sequence)
 
     def explain(self, request: Request) -> None:
         """What the request would take: an ExplainedEvent once the tiers said what they hold.
@@ -139,9 +141,9 @@ class Engine:
         self._start_prefill()
         self._decode()
         self._advance_prefill()
-        if not self.background.idle and (self._pace.lane_is_due or not self._busy):
+        if not self.background.idle and (self._step_budget.idle_work_is_due or not self._busy):
             self._advance_background()
-        self._events.extend(self.lane.finished())
+        self._events.extend(self.precompute_queue.finished())
         self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
         events, self._events = self._events, []
         return events
@@ -158,7 +160,7 @@ class Engine:
         try:
             kv = self.pool.reserve(sequence.reserved_tokens)
             assert kv is not None, "the scheduler asked whether it fits"
-            self._opener.open(sequence, kv, crowded=bool(self.scheduler.running))
+            self._launcher.open(sequence, kv, crowded=bool(self.scheduler.running))
         except Exception as error:
             self._fail(sequence, error)
 
@@ -183,8 +185,8 @@ class Engine:
                 self._fail(sequence, error)
             seconds = time.monotonic() - started
             sequence.computed_s += seconds
-            self._pace.prefilled(seconds)
-            if not self.scheduler.running or not self._pace.prefill_goes_on:
+            self._step_budget.prefilled(seconds)
+            if not self.scheduler.running or not self._step_budget.prefill_goes_on:
                 return
 
     def _first_token(self, sequence: Sequence, result: PrefillResult) -> None:
@@ -197,7 +199,7 @@ class Engine:
             self._estimator.compute.add(result.flops, sequence.computed_s)
         else:
             self.planner.finished(result.flops, sequence.computed_s, sequence.segments)
-        self._opener.close(sequence)
+        self._launcher.close(sequence)
         try:
             self.scheduler.start_running(sequence)
             if self.gate is not None:
@@ -231,7 +233,7 @@ class Engine:
     def _decode(self) -> None:
         running = list(self.scheduler.running)
         if not running:
-            self._pace.decoded(0.0)
+            self._step_budget.decoded(0.0)
             return
         started = time.monotonic()
         try:
@@ -245,7 +247,7 @@ class Engine:
         for sequence, token in zip(running, tokens, strict=True):
             sequence.decode_steps += 1
             self._emit(sequence, token)
-        self._pace.decoded(time.monotonic() - started)
+        self._step_budget.decoded(time.monotonic() - started)
 
     def _emit(self, sequence: Sequence, token: int) -> None:
         """A new token: send it, or end the sequence. End tokens are not sent."""
@@ -272,7 +274,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
-        self._opener.close(sequence)
+        self._launcher.close(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
             sequence.steps = None
@@ -286,9 +288,9 @@ class Engine:
             return  # it stored what it had to compute
         for i, address in enumerate(sequence.addresses):
             if address is not None and sequence.missed(i):
-                self.lane.add(address)
+                self.precompute_queue.add(address)
 
     def _advance_background(self) -> None:
         started = time.monotonic()
         self.background.advance()
-        self._pace.lane_stepped(time.monotonic() - started)
+        self._step_budget.idle_work_stepped(time.monotonic() - started)

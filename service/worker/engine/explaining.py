@@ -100,7 +100,7 @@ class Explainer:
         seconds, flops = self._planner.forecast(prompt, loads, ratio)
         full_flops = full_prefill(self._adapter, sequence.prompt_tokens)
         out = [self._forecast_of(s, s.chunk_id in given_up) for s in segments]
-        rows = prompt.question + prompt.cold_tokens + int(ratio * prompt.tokens)
+        rows = prompt.question + prompt.uncached_tokens + int(ratio * prompt.tokens)
         return Forecast(
             prompt_tokens=prompt.tokens,
             system=out[0],
@@ -169,7 +169,7 @@ class Explainer:
             offset=len(self._addressing.prefix(request.prefix_mode, request.system)),
             device=self._adapter.device,
         )
-        if fusion.whole_layers:  # these begin with every row, and go on with a share
+        if fusion.full_layers:  # these begin with every row, and go on with a share
             return ratio
         chosen = len(fusion.start_rows(layout)) - len(request.question)
         return max(ratio, chosen / max(1, layout.tokens))

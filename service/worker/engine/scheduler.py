@@ -98,7 +98,7 @@ PREFILL_SHARE = 0.85
 LANE_SHARE = 0.05
 
 
-class Pace:
+class StepBudget:
     """How much of each kind of work one engine step does.
 
     While sequences decode, prefill gets about as long as the decode step took: the steps that fit,
@@ -132,10 +132,10 @@ class Pace:
         return self._used_s + self._step_s <= PREFILL_SHARE * self._decode_s
 
     @property
-    def lane_is_due(self) -> bool:
+    def idle_work_is_due(self) -> bool:
         return self._owed_s > 0 and self._owed_s >= self._lane_step_s
 
-    def lane_stepped(self, seconds: float) -> None:
+    def idle_work_stepped(self, seconds: float) -> None:
         self._lane_step_s = seconds
         self._owed_s = max(0.0, self._owed_s - seconds)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.worker.core.steps import Steps
-from service.worker.forward.placement import write_rows
+from service.worker.forward.kv_placement import write_rows
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows
 

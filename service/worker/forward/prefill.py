@@ -3,7 +3,7 @@
 Per layer: place cached segments' KV at their positions, compute QKV of the current rows, write
 theirs over it, let the fusion method choose which rows go on, attend by index, finish. Full
 prefill, every fusion method and precompute are this loop with other hooks. A method that scouts has
-the question run over the stitched cache first (`service.worker.forward.scout`).
+the question run over the stitched cache first (`service.worker.forward.question_pass`).
 
 It is a generator that pauses after every layer and, where a layer has many rows, within it, so that
 the engine can put decode steps of other sequences in between and drop an aborted prompt at once.
@@ -24,9 +24,9 @@ from service.worker.core.flops import FlopCount, causal_pairs
 from service.worker.core.layer_view import CachedSegment, LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.steps import Steps
+from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.layer_ops import attend_and_finish, project
-from service.worker.forward.placement import Placement, PromptKV
-from service.worker.forward.scout import Settled, scout
+from service.worker.forward.question_pass import ReusedQuestionRows, scout
 from service.worker.methods.eviction.base import EvictionMethod
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
@@ -90,7 +90,7 @@ def prefill(
     queries, and may start over with some of the rows. `progress`: of an earlier run of this prompt
     with other segments cold, and of this one.
     """
-    with Placement(adapter, layout, cached, method.key_positions(layout), kv) as placement:
+    with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placement:
         return (
             yield from _prefill(
                 adapter,
@@ -113,7 +113,7 @@ def _prefill(
     cached: Sequence[CachedSegment | None],
     method: FusionMethod,
     kv: PromptKV,
-    placement: Placement,
+    placement: KVPlacer,
     eviction: EvictionMethod | None,
     capture: Capture | None,
     arrival: Arrival | None,
@@ -122,11 +122,11 @@ def _prefill(
     n = layout.tokens
     flops = progress.flops = progress.flops or FlopCount(adapter)
     forced, question = layout.forced_rows, layout.question_rows
-    evidence, placed, settled = None, 0, Settled(0)
+    attention_scores, placed, settled = None, 0, ReusedQuestionRows(0)
     if method.scouts and len(layout.cached_document_rows):
         found = yield from scout(adapter, layout, placement, method, kv, flops, arrival)
-        evidence, placed = found.evidence, found.placed
-        begun = method.scouted_rows(layout, evidence, adapter.layers)
+        attention_scores, placed = found.attention_scores, found.placed
+        begun = method.rows_after_question_pass(layout, attention_scores, adapter.layers)
         rows = union(begun, forced)
         partly = 0 < len(begun) < len(layout.stale_document_rows)
         if found.question.layers and partly and len(forced) == len(question):
@@ -140,8 +140,8 @@ def _prefill(
         first, x = progress.layer, progress.x
         observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
     last_layer = adapter.layers - 1
-    if placed < method.unread_layers <= last_layer:
-        placement.begin(method.unread_layers)
+    if placed < method.layers_without_cache <= last_layer:
+        placement.begin(method.layers_without_cache)
     for layer in range(first, adapter.layers):
         if len(rows) == n:
             progress.layer, progress.x = layer, x
@@ -149,7 +149,7 @@ def _prefill(
         if settled.x is not None and layer == settled.layers:
             rows, forced, x = torch.cat([rows, question]), question, torch.cat([x, settled.x])
         k_all, v_all = kv.prompt_layer(layer, n)
-        if arrival is not None and layer >= max(method.unread_layers, placed):
+        if arrival is not None and layer >= max(method.layers_without_cache, placed):
             yield from arrival(layer)
         if len(rows) < n and layer >= placed:
             placement.place(layer)
@@ -168,18 +168,18 @@ def _prefill(
             cached,
             adapter.scale,
             flops,
-            evidence,
+            attention_scores,
         )
-        watched = view
+        gated = view
         if layer < settled.layers and (capture is not None or eviction is not None):
-            watched = view.followed_by(question, *settled.projected[layer])
+            gated = view.followed_by(question, *settled.projected[layer])
         if capture is not None:
-            capture(watched)
+            capture(gated)
         if eviction is not None and eviction.applies(layout):
-            kept = eviction.restart(watched)
+            kept = eviction.restart(gated)
             if kept is not None:
                 return (yield from _start_over(adapter, layout, kept, kv, eviction, flops))
-            observed.append(eviction.observe(watched))
+            observed.append(eviction.observe(gated))
         chosen = method.select(view)
         if chosen is not None:
             go_on = union(chosen, forced)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvstore import EncodedBlocks, EncodedChunk
 from service.worker.core.layer_view import CachedSegment
-from service.worker.kernels.gpu import placement_gpu
+from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.loading.chunk_stream import ChunkStream
 
 Parts = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -117,8 +117,8 @@ def _arrived(stored: CachedSegment, layer: int) -> bool:
 def _copy(stored: CachedSegment, layer: int, device: torch.device) -> Parts:
     source = stored.stored(layer) if isinstance(stored, ChunkStream) else stored
     if isinstance(source, EncodedChunk | EncodedBlocks):
-        if source.spec.codec in placement_gpu.CODECS:
-            return source.stored_layer(layer, device=device)
+        if source.spec.codec in kv_placement_gpu.CODECS:
+            return source.encoded_layer(layer, device=device)
         k, v = source.layer(layer, device=device, non_blocking=True)
     else:
         k, v = (x.to(device, non_blocking=True) for x in stored.layer(layer))

@@ -17,8 +17,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from kvstore import BlocksOutcome, EncodedBlocks, EncodedChunk, ReadOutcome
-from kvstore.format.layout import layout
-from kvstore.outcomes import Problem
+from kvstore.format.tensor_layout import tensor_layout
+from kvstore.read_outcomes import ReadProblem
 from service.worker.model.addressing import Address
 
 # About this large a part is: of much less, asking would take longer than the bytes.
@@ -27,7 +27,7 @@ PART_BYTES = 1 << 20
 
 def stored_bytes(address: Address) -> int:
     """Data bytes of the whole chunk."""
-    return layout(address.spec)[-1].end
+    return tensor_layout(address.spec)[-1].end
 
 
 def parts_of(address: Address) -> list[range]:
@@ -54,7 +54,7 @@ class ChunkStream:
         self.parts = parts_of(address) if tier is not None else [range(address.spec.layers)]
         self.nbytes = 0
         self.seconds = 0.0
-        self.problems: list[Problem] = []
+        self.problems: list[ReadProblem] = []
         self.chunk: EncodedChunk | None = None
         self.lost = False
         self.last_news_at = time.monotonic()  # asked for, or a part came
@@ -147,7 +147,7 @@ class ChunkStream:
             if not part.done():
                 part.set_result(None)
 
-    def _account(self, nbytes: int, seconds: float, problems: tuple[Problem, ...]) -> None:
+    def _account(self, nbytes: int, seconds: float, problems: tuple[ReadProblem, ...]) -> None:
         self.nbytes += nbytes
         self.seconds += seconds
         self.problems += [p for p in problems if p not in self.problems]

@@ -77,7 +77,9 @@ class Loader:
         self._lock = threading.Lock()
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
         self._lookups: ThreadPoolExecutor | None = None
-        self.streams = StreamReader(store, self._run, self._look, self._told, on_ready, decode)
+        self.streams = StreamReader(
+            store, self._run, self._look, self._merge_prefetch_note, on_ready, decode
+        )
 
     def start(self) -> None:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
@@ -100,7 +102,9 @@ class Loader:
         What a prefetch moments ago found (the tier it came from, a copy that was bad) is part of
         the outcome: the request it was made for reports it.
         """
-        return self._run(lambda: self._told(address, self._store.read(address.key, address.spec)))
+        return self._run(
+            lambda: self._merge_prefetch_note(address, self._store.read(address.key, address.spec))
+        )
 
     def load_ends(self, address: Address) -> Future[EndsOutcome]:
         """Read a chunk's sketch and its first and last blocks, nothing else of it."""
@@ -169,7 +173,7 @@ class Loader:
             while len(self._notes) > MAX_NOTES:
                 self._notes.popitem(last=False)
 
-    def _told(self, address: Address, outcome: ReadOutcome) -> ReadOutcome:
+    def _merge_prefetch_note(self, address: Address, outcome: ReadOutcome) -> ReadOutcome:
         with self._lock:
             at, note = self._notes.pop(address.key, (0.0, None))
         if note is None or time.monotonic() - at > NOTE_S:

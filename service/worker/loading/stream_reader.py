@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from kvstore import ReadOutcome, TieredStore
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.loading.estimates import TierEstimates
-from service.worker.loading.timers import Alarms
+from service.worker.loading.timers import Timers
 from service.worker.model.addressing import Address
 
 # The tier that whole chunks are handed out of by reference, in no time.
@@ -45,13 +45,13 @@ class StreamReader:
         self._store = store
         self._submit = submit
         self._look = look
-        self._told = told
+        self._merge_prefetch_note = told
         self._on_ready = on_ready
         self._decode = decode
         self._lock = threading.Lock()
         self._streams: dict[str, ChunkStream] = {}  # being read now, by key
         self._promotes = True
-        self._alarms = Alarms()
+        self._timers = Timers()
         self.estimates = TierEstimates()
         self.shared = 0
 
@@ -69,16 +69,16 @@ class StreamReader:
         """
         with self._lock:
             stream = self._streams.get(address.key)
-            joined = stream is not None
+            fused_linear = stream is not None
             if stream is None:
                 stream = ChunkStream(address, None if tier == MEMORY else tier, decode=self._decode)
                 self._streams[address.key] = stream
                 stream.turn_bytes = self._turn_bytes(stream)
             stream.users += 1
-            self.shared += joined
-        if not joined and tier == MEMORY:
+            self.shared += fused_linear
+        if not fused_linear and tier == MEMORY:
             self._read_whole(stream)
-        elif not joined:
+        elif not fused_linear:
             self._submit(lambda: self._advance(stream, 0))
         return stream
 
@@ -102,13 +102,13 @@ class StreamReader:
                 either.set_result(None)
             self._on_ready()
 
-        self._alarms.after(seconds, finish)
+        self._timers.after(seconds, finish)
         awaited.add_done_callback(lambda _: finish())
         return either
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self._alarms.close()
+        self._timers.close()
 
     def bytes_left(self) -> dict[str, float]:
         """By tier: of everything being read."""
@@ -160,7 +160,7 @@ class StreamReader:
     def _read_whole(self, stream: ChunkStream) -> None:
         address = stream.address
         try:
-            stream.whole(self._told(address, self.read(address)))
+            stream.whole(self._merge_prefetch_note(address, self.read(address)))
         except BaseException:
             stream.lose()
             raise

@@ -15,7 +15,7 @@ from collections.abc import Callable
 NEVER = float("inf")
 
 
-class Alarms:
+class Timers:
     """Safe from several threads. The thread starts with the first alarm and ends with `close`."""
 
     def __init__(self) -> None:

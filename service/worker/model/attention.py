@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import prefill_attention, wide
-from service.worker.kernels.gpu import scattered
+from service.worker.kernels.cpu import cpu_linear, prefill_attention
+from service.worker.kernels.gpu import index_causal_attention
 
 # Rows per tile. A tile reads keys only up to its last row, so half of a causal triangle is never
 # computed; smaller tiles skip more, larger ones amortise the call.
@@ -22,7 +22,7 @@ ROW_TILE = 64
 # Keys that a whole tile sees are worth a call of their own, without a mask, from this many on.
 MIN_OPEN_KEYS = 256
 
-Tell = Callable[[Tensor, Tensor], Tensor | None]
+ScoreFn = Callable[[Tensor, Tensor], Tensor | None]
 """What keys get `[n]`, of the weights `[heads, m, n]` of some rows `[m]`; None: nothing."""
 
 
@@ -50,7 +50,7 @@ def attend_rows(
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
         return kernel.attend(q, k, v, counts, scale)
     dtype = q.dtype
-    if wide.pays(q):
+    if cpu_linear.pays(q):
         q, k, v = q.float(), k.float(), v.float()
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
     # Expanded, not repeated: all query heads of a group read the same keys.
@@ -59,8 +59,8 @@ def attend_rows(
     if m == n and key_rows is None:
         out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(m, heads * d).to(dtype)
-    if key_rows is None and scattered.serves(q, d):
-        return scattered.attend(q, k, v, rows, scale)
+    if key_rows is None and index_causal_attention.serves(q, d):
+        return index_causal_attention.attend(q, k, v, rows, scale)
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
     for a, b, open_to, seen in _tiles(rows, index):
@@ -75,12 +75,12 @@ def attend_rows(
     return out.reshape(m, heads * d)
 
 
-def attend_and_tell(
+def attend_with_scores(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     rows: Tensor,
-    share: Tensor | Tell,
+    share: Tensor | ScoreFn,
     scale: float,
     *,
     key_rows: Tensor | None = None,
@@ -91,7 +91,7 @@ def attend_and_tell(
     kernel = prefill_attention.served(q, k, v)
     if kernel is not None and isinstance(share, Tensor):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
-        return kernel.attend_and_tell(q, k, v, counts, share, scale)
+        return kernel.attend_with_scores(q, k, v, counts, share, scale)
     told, attended = torch.zeros(k.shape[1], device=k.device), []
     for a in range(0, len(rows), ROW_TILE):
         tile = slice(a, a + ROW_TILE)

@@ -8,7 +8,7 @@ from pathlib import Path
 # key rotated for a short prompt would be wrong in a long one.
 STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
-_SHARED = {"__init__", "base", "joined", "norms"}
+_SHARED = {"__init__", "base", "fused_linear", "norms"}
 
 
 def families() -> frozenset[str]:

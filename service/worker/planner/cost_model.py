@@ -57,7 +57,7 @@ class PromptModel:
     method: MethodCost
     overhead_s: float
     flop_s: float
-    cold_tokens: int = 0
+    uncached_tokens: int = 0
     waiting_s: Mapping[str, float] = field(default_factory=dict)
     begun: bool = False
 
@@ -65,7 +65,7 @@ class PromptModel:
         """With the loads of these numbers computed instead."""
         loaded = [load for i, load in enumerate(self.loads) if i not in cold]
         ratio = self.method.ratio if ratio is None else ratio
-        rows = self.question + self.cold_tokens
+        rows = self.question + self.uncached_tokens
         rows += sum(self.loads[i].tokens for i in cold)
         rows = min(self.tokens, rows + int(ratio * self.tokens))
         layers, method = self.shape.layers, self.method

@@ -65,7 +65,7 @@ class Prompt:
     tokens: int
     question: int
     method: FusionMethod
-    cold_tokens: int = 0
+    uncached_tokens: int = 0
     others_bytes: Mapping[str, float] = field(default_factory=dict)
     begun: bool = False
     crowded: bool = False
@@ -141,15 +141,15 @@ class Planner:
             prompt.question,
             [self._loadable(one, waiting) for one in waiting],
             MethodCost(
-                method.whole_layers,
-                method.unread_layers,
+                method.full_layers,
+                method.layers_without_cache,
                 float(getattr(method, "ratio", 0.0)),
-                method.scouted_layers(self._adapter.layers).stop if method.scouts else 0,
-                method.settled_layers(self._adapter.layers),
+                method.question_pass_layers(self._adapter.layers).stop if method.scouts else 0,
+                method.reused_question_layers(self._adapter.layers),
             ),
             self.compute.overhead_s * crowd,
             self.compute.flop_s * crowd,
-            prompt.cold_tokens,
+            prompt.uncached_tokens,
             {t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
             prompt.begun,
         )

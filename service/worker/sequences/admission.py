@@ -14,14 +14,14 @@ from service.records import Chunk
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
 from service.worker.engine.sampler import Sampler
-from service.worker.gate.standing import Watched
+from service.worker.gate.method_trust import GatedMethod
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.registry import make_eviction, make_fusion
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
 from service.worker.sequences.sequence import Sequence
 
-Watch = Callable[[str, FusionMethod], Watched | None]
+Watch = Callable[[str, FusionMethod], GatedMethod | None]
 
 
 class Admission:
@@ -85,9 +85,9 @@ class Admission:
         addresses = self.addresses(
             request.system, request.documents, request.prefix_mode, request.tenant
         )
-        watched = self._watch(request.fusion.name, fusion) if self._watch else None
-        if watched is not None:
-            fusion = watched.fusion
+        gated = self._watch(request.fusion.name, fusion) if self._watch else None
+        if gated is not None:
+            fusion = gated.fusion
         sequence = Sequence(
             request,
             fusion,
@@ -97,10 +97,10 @@ class Admission:
             max_tokens=request.sampling.max_tokens,
             sampler=Sampler(request.sampling),
             auto_ratio=auto_ratio and fusion.reads_cache,
-            watched=watched,
+            gated=gated,
         )
-        if watched is not None and watched.note is not None:
-            sequence.warnings.append(watched.note.text)
+        if gated is not None and gated.note is not None:
+            sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
         return sequence
 

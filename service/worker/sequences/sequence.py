@@ -18,7 +18,7 @@ from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.engine.sampler import Sampler
 from service.worker.forward.prefill import PrefillResult, Progress
-from service.worker.gate.standing import Watched
+from service.worker.gate.method_trust import GatedMethod
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import EndsOutcome
 from service.worker.loading.segment_load import SegmentLoad
@@ -26,8 +26,8 @@ from service.worker.methods.eviction.base import EvictionMethod
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.model.addressing import Address
-from service.worker.sequences.fates import FateRecorder
 from service.worker.sequences.sparse_request import SegmentRead, SparseRequest
+from service.worker.sequences.token_trace import TokenTracer
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Sequence:
     sampler: Sampler
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
-    watched: Watched | None = None
-    fates: FateRecorder | None = None
+    gated: GatedMethod | None = None
+    fates: TokenTracer | None = None
 
     segments: list[SegmentLoad | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -205,7 +205,7 @@ class Sequence:
             seed=self.sampler.seed if self.request.sampling.temperature > 0 else None,
             warnings=self.warnings,
             ratio=getattr(self.fusion, "ratio", None),
-            gate=self.watched.note if self.watched else None,
+            gate=self.gated.note if self.gated else None,
             hidden_load_s=max(0.0, sum(s.load_s for s in segments) - self.stages.get("load", 0.0)),
             token_fates=None if self.fates is None else self.fates.report(),
         )

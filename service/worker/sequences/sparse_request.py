@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore import ReadOutcome
-from kvstore.format.layout import layout
+from kvstore.format.tensor_layout import tensor_layout
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
-from service.worker.forward.placement import PromptKV
+from service.worker.forward.kv_placement import PromptKV
 from service.worker.forward.prefill import PrefillResult
-from service.worker.forward.sparse.held import TokenSource, WholeChunk
+from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
 from service.worker.forward.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
 from service.worker.loading.loader import EndsOutcome, Loader
 from service.worker.methods.fusion.samkv import Method as SamKV
@@ -57,7 +57,7 @@ class SparseDocument(SegmentRead):
         return cls(
             found.tier or "cold" if found.usable else "cold",
             found.nbytes,
-            layout(address.spec)[-1].end,
+            tensor_layout(address.spec)[-1].end,
             found.seconds,
             list(found.problems),
             segment=segment,

@@ -174,13 +174,13 @@ class Server:
             self._unstored[message.id] = len(message.documents)
         system, *documents = self._addresses(message)
         if system is not None:
-            self._engine.lane.add(system)
+            self._engine.precompute_queue.add(system)
         for chunk, address in zip(message.documents, documents, strict=True):
             if address is None:
                 event = PrecomputedEvent(message.id, chunk.chunk_id, "present", 0, 0.0)
                 self._send(outlet, [event])
             else:
-                self._engine.lane.add(address, id=message.id, chunk_id=chunk.chunk_id)
+                self._engine.precompute_queue.add(address, id=message.id, chunk_id=chunk.chunk_id)
 
     def _addresses(self, message: m.Prefetch | m.Precompute | m.Purge) -> list[Address | None]:
         return self._engine.admission.addresses(

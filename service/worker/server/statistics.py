@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.stats import StoreStats
+from kvstore.store_stats import StoreStats
 from service.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.planner.planner import Planner
@@ -59,7 +59,7 @@ def engine_values(engine: Engine) -> list[Sample]:
     values.append(("kvstitch_decode_steps_total", {}, engine.decode_steps))
     values.extend(
         ("kvstitch_precomputed_chunks_total", {"status": status}, count)
-        for status, count in engine.lane.counts.items()
+        for status, count in engine.precompute_queue.counts.items()
     )
     values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
     if engine.gate is not None:

@@ -52,13 +52,13 @@ def test_map_distance_is_a_mean_over_heads_and_rows() -> None:
 
 
 def test_hit_rate_by_hand() -> None:
-    evidence = torch.tensor([9.0, 0.1, 0.5, 0.4, 0.3, 9.0])
+    attention_scores = torch.tensor([9.0, 0.1, 0.5, 0.4, 0.3, 9.0])
     documents = slice(1, 5)
-    assert hit_rate([2, 3], evidence, documents) == 1.0
-    assert hit_rate([2, 4], evidence, documents) == 0.5
-    assert hit_rate([1], evidence, documents) == 0.0
-    assert hit_rate([1, 2, 3, 4], evidence, documents) == 1.0
-    assert hit_rate([], evidence, documents) is None
+    assert hit_rate([2, 3], attention_scores, documents) == 1.0
+    assert hit_rate([2, 4], attention_scores, documents) == 0.5
+    assert hit_rate([1], attention_scores, documents) == 0.0
+    assert hit_rate([1, 2, 3, 4], attention_scores, documents) == 1.0
+    assert hit_rate([], attention_scores, documents) is None
     ties = torch.ones(6)
     assert hit_rate([1, 2], ties, documents) == 1.0  # the lower index wins
 

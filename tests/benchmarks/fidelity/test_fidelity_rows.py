@@ -40,10 +40,10 @@ def layout_of(*sizes: int) -> PromptLayout:
 
 def test_picking_by_hand() -> None:
     layout = layout_of(5, 5)  # documents at 2..6 and 7..11, n = 13
-    evidence = torch.tensor([9, 9, 0, 0, 5, 0, 0, 0, 4, 0, 3, 0, 9], dtype=torch.float32)
+    attention_scores = torch.tensor([9, 9, 0, 0, 5, 0, 0, 0, 4, 0, 3, 0, 9], dtype=torch.float32)
 
     def rows(**pick: Any) -> list[int]:
-        return Pick(**{"ends": 1.0, **pick}).rows(layout, evidence).tolist()
+        return Pick(**{"ends": 1.0, **pick}).rows(layout, attention_scores).tolist()
 
     assert rows(ratio=2 / 13, first=0) == [4, 8]
     assert rows(ratio=3 / 13, first=0) == [4, 8, 10]
@@ -65,7 +65,7 @@ def test_two_rounds_repair_twice(model: Tiny) -> None:
         run = model.stitch(Pie(), prompt.system, prompt.documents, prompt.question)
         case = Case.of(
             model.adapter, prompt, store, run.sequence,
-            prefix_mode="none", codec="raw", evidence=torch.zeros(prompt.tokens),
+            prefix_mode="none", codec="raw", attention_scores=torch.zeros(prompt.tokens),
         )  # fmt: skip
         first = case.prefill(ScoutVariant(Pick(0.2)))
         kept = [x.clone() for layer in range(5) for x in run.sequence.prompt_layer(layer, 38)]

@@ -74,7 +74,7 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
         documents = [Chunk(i, list(ids)) for i, ids in enumerate(sample.documents)]
         for address in engine.admission.addresses(sample.system, documents, asked.prefix_mode, ""):
             assert address is not None
-            engine.lane.compute_now(address)
+            engine.precompute_queue.compute_now(address)
         engine.submit(
             Request(
                 "alone",

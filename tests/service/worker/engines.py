@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.checks.gate import Checks
+from service.worker.checks.gate import GateSettings
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
@@ -55,7 +55,7 @@ class Rig:
 
     def run(self) -> None:
         """Until nothing is left, write-backs included."""
-        while not self.engine.scheduler.idle or self.engine.lane.pending:
+        while not self.engine.scheduler.idle or self.engine.precompute_queue.pending:
             self.events.extend(self.engine.step())
             if self.engine.idle:
                 time.sleep(1e-4)  # the loader's threads have the work now
@@ -84,7 +84,7 @@ class Rig:
         addresses = self.engine.admission.addresses(S, documents, prefix_mode, "")
         for address in addresses:
             if address is not None:
-                self.engine.lane.add(address, id="ingest")
+                self.engine.precompute_queue.add(address, id="ingest")
         self.run()
 
 
@@ -100,7 +100,7 @@ def rig(
     max_waiting: int = 32,
     planner: bool = False,
     threads: int = 2,
-    checks: Checks | None = None,
+    checks: GateSettings | None = None,
     decode: bool = True,
 ) -> Iterator[Rig]:
     """planner: off, or what a busy machine takes for a tiny file would decide what is loaded."""

@@ -22,9 +22,9 @@ from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.steps import Steps
-from service.worker.forward.placement import PromptKV
+from service.worker.forward.kv_placement import PromptKV
 from service.worker.forward.prefill import PrefillResult
-from service.worker.forward.sparse.held import HeldTokens, TokenSource
+from service.worker.forward.sparse.kept_tokens import KeptTokens, TokenSource
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens, make_plan
 from service.worker.methods.sparse.selection import (
@@ -70,7 +70,7 @@ def sparse_prefill(
         watch(plan)
     found = yield from fetch(_blocks_to_read(prompt.documents, selection, plan))
     held = [
-        HeldTokens((end,) if middle is None else (end, middle))
+        KeptTokens((end,) if middle is None else (end, middle))
         for end, middle in zip(prompt.ends, found, strict=True)
     ]
     return (yield from _second_pass(adapter, prompt, plan, held, method, kv, flops))
@@ -115,7 +115,7 @@ def first_pass(adapter: DecoderAdapter, prompt: SparsePrompt, flops: FlopCount) 
     rows = layout.question_rows
     kept = [*range(layout.segments[0].tokens), *fixed_tokens(prompt.documents)]
     index = torch.tensor([*kept, *rows.tolist()], device=adapter.device)
-    ends = [HeldTokens((end,)) for end in prompt.ends]
+    ends = [KeptTokens((end,)) for end in prompt.ends]
     x = adapter.embed(layout.ids[rows])
     queries = []
     for layer in range(adapter.layers):
@@ -140,7 +140,7 @@ def _second_pass(
     adapter: DecoderAdapter,
     prompt: SparsePrompt,
     plan: SparsePlan,
-    held: Sequence[HeldTokens],
+    held: Sequence[KeptTokens],
     method: SamKV,
     kv: PromptKV,
     flops: FlopCount,
@@ -213,7 +213,7 @@ def blend(new: Tensor, old: Tensor) -> Tensor:
 
 def _stored(
     prompt: SparsePrompt,
-    held: Sequence[HeldTokens],
+    held: Sequence[KeptTokens],
     layer: int,
     kept: Sequence[int],
     device: torch.device,
@@ -239,7 +239,7 @@ def _stored(
 def _with_padding(
     adapter: DecoderAdapter,
     prompt: SparsePrompt,
-    held: Sequence[HeldTokens],
+    held: Sequence[KeptTokens],
     layer: int,
     kept: Tensor,
     k_all: Tensor,

@@ -161,11 +161,11 @@ def faster(found: Kernel, plain: many_rows.Kernel) -> bool:
     try:
         x, weight = torch.ones(2, 48, 512, dtype=torch.bfloat16)
         tiles, pairs, out = plain.pack(x), found.pack(x), torch.empty_like(x[:, :48])
-        wide = _least_time(lambda: plain.product(tiles, len(x), weight))
+        cpu_linear = _least_time(lambda: plain.product(tiles, len(x), weight))
         narrow = _least_time(lambda: found.product(pairs, weight, out))
     finally:
         torch.set_num_threads(threads)
-    return wide > WORTH * narrow
+    return cpu_linear > WORTH * narrow
 
 
 def _least_time(run: Callable[[], object]) -> float:

@@ -40,7 +40,7 @@ class Kernel:
         a row sees, at least 1. Returns `[m, heads * d]`; softmax and sums in fp32."""
         return self._run(q, k, v, seen, scale, None, None)
 
-    def attend_and_tell(
+    def attend_with_scores(
         self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, share: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         """`attend`, and by key the weights of all heads and rows, a row's times its share `[m]`:

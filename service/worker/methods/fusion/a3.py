@@ -23,7 +23,7 @@ from service.worker.core.layout import PromptLayout, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.topk import stable_topk
 from service.worker.methods.fusion.base import FusionMethod, share_of
-from service.worker.model.attention import attend_and_tell
+from service.worker.model.attention import attend_with_scores
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Method(FusionMethod):
     )
 
     @property
-    def unread_layers(self) -> int:
+    def layers_without_cache(self) -> int:
         return self.selection_layer + 1
 
     @property
-    def whole_layers(self) -> int:
+    def full_layers(self) -> int:
         return self.selection_layer
 
     def check(self, model: ModelFacts) -> None:
@@ -72,4 +72,4 @@ class Method(FusionMethod):
         view.flops.score(causal_pairs(rows))
         every_row = torch.ones(len(rows), device=rows.device)
         q = view.q[start:]
-        return attend_and_tell(q, view.k, view.v, rows, every_row, view.scale)[1]
+        return attend_with_scores(q, view.k, view.v, rows, every_row, view.scale)[1]

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.worker.core.layer_view import Evidence, LayerView
+from service.worker.core.layer_view import AttentionScores, LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 
@@ -31,12 +31,12 @@ class FusionMethod:
     sparse: ClassVar[bool] = False
 
     @property
-    def unread_layers(self) -> int:
+    def layers_without_cache(self) -> int:
         """First layers at which no stored KV is looked at: they run before it is there."""
         return 0
 
     @property
-    def whole_layers(self) -> int:
+    def full_layers(self) -> int:
         """First layers that every row goes through: what runs there is not lost if a stored
         segment is computed after all."""
         return 0
@@ -44,16 +44,16 @@ class FusionMethod:
     def check(self, model: ModelFacts) -> None:
         """Raise InvalidRequest if the parameters do not fit this model."""
 
-    def scouted_layers(self, layers: int) -> range:
+    def question_pass_layers(self, layers: int) -> range:
         """Layers whose attention is evidence, of so many; a pass ends behind the last of them."""
         return range(layers)
 
-    def settled_layers(self, layers: int) -> int:
+    def reused_question_layers(self, layers: int) -> int:
         """First layers, of so many, in which the question's rows stay as the first pass left them,
         where documents are repaired in part; fewer than the pass goes through."""
         return 0
 
-    def question_shares(self, layout: PromptLayout) -> Tensor | None:
+    def question_row_weights(self, layout: PromptLayout) -> Tensor | None:
         """What each question row's attention counts for as evidence `[m]` fp32: the first pass adds
         up softmax weights over heads, rows and `scouted_layers`, each row's times this. None: ask
         `scout`, which is slower."""
@@ -67,17 +67,19 @@ class FusionMethod:
         it over layers and tiles. None: nothing to say."""
         raise NotImplementedError
 
-    def lead_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
+    def seed_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
         """Document rows, ascending, that run over the stitched cache after the question did, given
         its summed evidence `[n]`: what they look at is evidence too."""
         return layout.ids.new_empty(0)
 
-    def follow(self, rows: Tensor, asked: Tensor) -> Tensor:
+    def seed_weights(self, rows: Tensor, asked: Tensor) -> Tensor:
         """What each lead's attention counts for in that second pass `[m]`, of the leads at indices
         `rows`; `asked` is the question's evidence."""
         raise NotImplementedError
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+    def rows_after_question_pass(
+        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+    ) -> Tensor:
         """Rows to compute from the embedding on, beside the forced ones, on a model of so many
         layers. Called instead of `start_rows` after a first pass."""
         raise NotImplementedError

@@ -54,11 +54,11 @@ class Method(FusionMethod):
             )
 
     @property
-    def unread_layers(self) -> int:
+    def layers_without_cache(self) -> int:
         return self.check_layer
 
     @property
-    def whole_layers(self) -> int:
+    def full_layers(self) -> int:
         return self.check_layer
 
     def check(self, model: ModelFacts) -> None:

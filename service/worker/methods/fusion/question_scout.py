@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.core.layer_view import Evidence, LayerView
+from service.worker.core.layer_view import AttentionScores, LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.topk import stable_topk
 from service.worker.methods.fusion.base import FusionMethod, share_of
@@ -56,26 +56,32 @@ class Method(FusionMethod):
         le=0.9,
     )
 
-    def settled_layers(self, layers: int) -> int:
-        return min(round(self.again_from * layers), self.scouted_layers(layers).stop - 1)
+    def reused_question_layers(self, layers: int) -> int:
+        return min(round(self.again_from * layers), self.question_pass_layers(layers).stop - 1)
 
-    def question_shares(self, layout: PromptLayout) -> Tensor:
+    def question_row_weights(self, layout: PromptLayout) -> Tensor:
         rows = layout.question_rows
         return (rows == layout.tokens - 1).float() + self.question / len(rows)
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+    def rows_after_question_pass(
+        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+    ) -> Tensor:
         wanted = share_of(layout, self.ratio)
-        return self._best(layout, layout.stale_document_rows, evidence.asked, wanted)
+        return self._best(layout, layout.stale_document_rows, attention_scores.asked, wanted)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        return view.evidence.asked if view.layer == 0 and view.evidence is not None else None
+        return (
+            view.attention_scores.asked
+            if view.layer == 0 and view.attention_scores is not None
+            else None
+        )
 
     def _best(
-        self, layout: PromptLayout, candidates: Tensor, evidence: Tensor, wanted: int
+        self, layout: PromptLayout, candidates: Tensor, attention_scores: Tensor, wanted: int
     ) -> Tensor:
         """`wanted` of the candidates: first tokens of documents, at most half of them, then those
         with most evidence. One stable ranking, so that ties go to the lower index."""
-        rank = evidence.clone()
+        rank = attention_scores.clone()
         rank[self._edges(layout)[: wanted // 2]] = float("inf")
         return candidates[stable_topk(rank[candidates], wanted)]
 

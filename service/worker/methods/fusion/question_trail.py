@@ -29,7 +29,7 @@ from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.core.deviation import squared_deviation
-from service.worker.core.layer_view import Evidence, LayerView
+from service.worker.core.layer_view import AttentionScores, LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.topk import stable_topk
 from service.worker.methods.fusion.base import share_of
@@ -59,40 +59,46 @@ class Method(QuestionScout):
         0.33, "share of the layers, from the first, whose attention says nothing", ge=0, le=0.9
     )
 
-    def scouted_layers(self, layers: int) -> range:
+    def question_pass_layers(self, layers: int) -> range:
         stop = max(1, layers - 1)
         return range(min(math.ceil(self.from_depth * layers - 1e-9), stop - 1), stop)
 
-    def lead_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
+    def seed_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
         candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio * self.leads)
         if self.leads and share_of(layout, self.ratio):
             wanted = max(1, wanted)  # a short prompt has one too
         return candidates[stable_topk(asked[candidates], wanted)]
 
-    def follow(self, rows: Tensor, asked: Tensor) -> Tensor:
+    def seed_weights(self, rows: Tensor, asked: Tensor) -> Tensor:
         return asked[rows]
 
-    def scouted_rows(self, layout: PromptLayout, evidence: Evidence, layers: int) -> Tensor:
+    def rows_after_question_pass(
+        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+    ) -> Tensor:
         wanted = share_of(layout, self._begin(layers))
-        everything = self._joined(layout, evidence)
-        return self._chosen(layout, layout.stale_document_rows, evidence.asked, everything, wanted)
+        everything = self._joined(layout, attention_scores)
+        return self._chosen(
+            layout, layout.stale_document_rows, attention_scores.asked, everything, wanted
+        )
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        if view.layer > 0 or view.evidence is None:
+        if view.layer > 0 or view.attention_scores is None:
             return None
-        return self._joined(view.layout, view.evidence)
+        return self._joined(view.layout, view.attention_scores)
 
     def select(self, view: LayerView) -> Tensor | None:
-        if view.layer != CHECK_LAYER or view.evidence is None:
+        if view.layer != CHECK_LAYER or view.attention_scores is None:
             return None
         layout, layers = view.layout, view.flops.shape.layers
         candidates = layout.stale_document_rows
         begun = candidates[torch.isin(candidates, view.rows)]
         go_on = (self.ratio * layers - self._begin(layers)) / (layers - 1)
         off = squared_deviation(view, keys=True, values=True).sqrt()
-        rank = self._joined(layout, view.evidence) * off
-        return self._chosen(layout, begun, view.evidence.asked, rank, share_of(layout, go_on))
+        rank = self._joined(layout, view.attention_scores) * off
+        return self._chosen(
+            layout, begun, view.attention_scores.asked, rank, share_of(layout, go_on)
+        )
 
     def _chosen(
         self, layout: PromptLayout, candidates: Tensor, asked: Tensor, rank: Tensor, wanted: int
@@ -102,16 +108,18 @@ class Method(QuestionScout):
         sure = self._best(layout, candidates, asked, math.floor(self.sure * wanted + 1e-9))
         return self._best(layout, candidates, rank.index_fill(0, sure, float("inf")), wanted)
 
-    def _joined(self, layout: PromptLayout, evidence: Evidence) -> Tensor:
+    def _joined(self, layout: PromptLayout, attention_scores: AttentionScores) -> Tensor:
         """Both kinds of evidence, of the same weight over the candidates. Leads are not evidence
         for each other: all of them were read."""
         candidates = layout.stale_document_rows
-        leads = self.lead_rows(layout, evidence.asked)
-        followed = evidence.followed.index_fill(0, leads, 0.0)
+        leads = self.seed_rows(layout, attention_scores.asked)
+        followed = attention_scores.followed.index_fill(0, leads, 0.0)
         total = followed[candidates].sum()
         if not total > 0:
-            return evidence.asked
-        return evidence.asked + followed * (evidence.asked[candidates].sum() / total)
+            return attention_scores.asked
+        return attention_scores.asked + followed * (
+            attention_scores.asked[candidates].sum() / total
+        )
 
     def _begin(self, layers: int) -> float:
         """Share of the prompt's rows to begin with."""

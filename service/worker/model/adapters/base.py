@@ -2,8 +2,8 @@
 
 The stock transformers modules hold the weights; an adapter takes them apart, so that QKV of all
 rows and attention of some rows can be separated and keys are seen before RoPE. Projections that
-read the same rows are one product (`service.worker.model.adapters.joined`), in the arithmetic
-fastest for their number (`service.worker.kernels.cpu.wide`); norms are the modules' or their
+read the same rows are one product (`service.worker.model.adapters.fused_linear`), in the arithmetic
+fastest for their number (`service.worker.kernels.cpu.cpu_linear`); norms are the modules' or their
 kernel's (`service.worker.model.adapters.norms`). Knows no cache, no method, no request.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps, run
-from service.worker.kernels.cpu import wide
-from service.worker.model.adapters.joined import Joined, join
+from service.worker.kernels.cpu import cpu_linear
+from service.worker.model.adapters.fused_linear import Joined, join
 from service.worker.model.adapters.norms import add_and_norm, norm
 from service.worker.model.rope import RotaryTable
 from service.worker.model.supported import families
@@ -79,9 +79,9 @@ class DecoderAdapter:
 
         batch, here and below: the rows are of different sequences, whose number must not decide how
         they are computed."""
-        block, joined = self.blocks[layer], self._qkv[layer]
+        block, fused_linear = self.blocks[layer], self._qkv[layer]
         normed = norm(block.input_layernorm, x)
-        out = wide.linear(normed, joined.weight, joined.bias, batch=batch)
+        out = cpu_linear.linear(normed, fused_linear.weight, fused_linear.bias, batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
         first_v = self.heads + self.kv_heads
         q, k = self.normalise(
@@ -103,28 +103,30 @@ class DecoderAdapter:
         """`finish`, paused where many rows take long."""
         block = self.blocks[layer]
         o_proj = block.self_attn.o_proj
-        projected = wide.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
+        projected = cpu_linear.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
         x, normed = add_and_norm(block.post_attention_layernorm, x, projected)
         return x + (yield from self._mlp(layer, normed, batch))
 
     def _mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
-        mlp, joined = self.blocks[layer].mlp, self._gate_up[layer]
+        mlp, fused_linear = self.blocks[layer].mlp, self._gate_up[layer]
         down = mlp.down_proj
-        if joined.bias is None and down.bias is None:
-            gate, up = joined.weight.chunk(2)
+        if fused_linear.bias is None and down.bias is None:
+            gate, up = fused_linear.weight.chunk(2)
             # Said by its name: whoever computes it within a product knows functions, not modules.
             silu = self.config.hidden_act in ("silu", "swish")
             parts = (x, gate, up, down.weight, F.silu if silu else mlp.act_fn)
-            if wide.serves_mlp(*parts, batch=batch):
-                return (yield from wide.gated_mlp(*parts))
-        gate, up = wide.linear(x, joined.weight, joined.bias, batch=batch).chunk(2, dim=-1)
-        return wide.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias, batch=batch)
+            if cpu_linear.serves_mlp(*parts, batch=batch):
+                return (yield from cpu_linear.gated_mlp(*parts))
+        gate, up = cpu_linear.linear(x, fused_linear.weight, fused_linear.bias, batch=batch).chunk(
+            2, dim=-1
+        )
+        return cpu_linear.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias, batch=batch)
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Next-token logits in fp32 of the last layer's rows: `[m, vocabulary]`."""
         head = self.model.lm_head
         x = norm(self.model.model.norm, x)
-        return wide.linear(x, head.weight, head.bias, batch=batch).float()
+        return cpu_linear.linear(x, head.weight, head.bias, batch=batch).float()
 
     @property
     def end_ids(self) -> frozenset[int]:

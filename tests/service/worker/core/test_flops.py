@@ -20,8 +20,8 @@ from tests.references.fusion import (
     finished_rows,
     flops,
     legolink_rows,
-    scouted_rows,
-    settled_layers,
+    reused_question_layers,
+    rows_after_question_pass,
 )
 from tests.references.trail import trail
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
@@ -58,7 +58,7 @@ def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
             begun, goes_on = (sorted({*r, *fixed}) for r in (found.begin, found.go_on))
             return [begun] * 2 + [goes_on] * (layers - 2)
         case QuestionScout():
-            rows = scouted_rows(reference, prompt, method.ratio, method.edge)
+            rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
         case CacheBlend():
             return cacheblend_computed(reference, prompt, [method.ratio])
         case A3():
@@ -74,10 +74,10 @@ def settled_by(model: Tiny, method: FusionMethod) -> int:
     reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
     if isinstance(method, QuestionTrail):
         begin = trail(reference, prompt, method.ratio).begin
-        return settled_layers(reference, prompt, begin, 0.33, layers - 1)
+        return reused_question_layers(reference, prompt, begin, 0.33, layers - 1)
     if isinstance(method, QuestionScout):
-        rows = scouted_rows(reference, prompt, method.ratio, method.edge)
-        return settled_layers(reference, prompt, rows, 0.33, layers)
+        rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
+        return reused_question_layers(reference, prompt, rows, 0.33, layers)
     return 0
 
 
@@ -100,11 +100,11 @@ METHODS = [
 def first_pass(model: Tiny, rows: list[int], layers: int) -> float:
     """It scores whole rectangles; its last layer ends with the scores."""
     shape = shape_of(model)
-    wide = shape.heads * shape.head_dim
+    cpu_linear = shape.heads * shape.head_dim
     linear = flops(shape, [rows] * layers, [[]] * layers) - 2 * shape.hidden * shape.vocabulary
-    mlp = 2 * wide * shape.hidden + 6 * shape.hidden * shape.mlp
+    mlp = 2 * cpu_linear * shape.hidden + 6 * shape.hidden * shape.mlp
     pairs = len(rows) * len(IDS)
-    return linear + (layers - 1) * len(rows) * mlp + (2 * layers - 1) * pairs * 2 * wide
+    return linear + (layers - 1) * len(rows) * mlp + (2 * layers - 1) * pairs * 2 * cpu_linear
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__module__.rpartition(".")[2])

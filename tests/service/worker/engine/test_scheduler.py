@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.engine.scheduler import LANE_SHARE, Pace
+from service.worker.engine.scheduler import LANE_SHARE, StepBudget
 from service.worker.forward import layer_ops as prefill_tiles
 from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, rig
 from tests.service.worker.tiny import Tiny
 
 
 def steps_between_decodes(decode_s: float, step_s: float) -> int:
-    pace = Pace()
+    pace = StepBudget()
     pace.prefilled(step_s)
     pace.decoded(decode_s)
     steps = 1
@@ -30,24 +30,24 @@ def test_prefill_gets_about_as_long_as_a_decode_step(
 
 
 def test_the_background_gets_its_share_under_load() -> None:
-    pace, lane = Pace(), 0
+    pace, precompute_queue = StepBudget(), 0
     for _ in range(1000):
         pace.decoded(1.0)
         pace.prefilled(1.0)
-        if pace.lane_is_due:
-            pace.lane_stepped(2.0)
-            lane += 1
-    assert lane * 2.0 == pytest.approx(2000 * LANE_SHARE, rel=0.1)
+        if pace.idle_work_is_due:
+            pace.idle_work_stepped(2.0)
+            precompute_queue += 1
+    assert precompute_queue * 2.0 == pytest.approx(2000 * LANE_SHARE, rel=0.1)
 
 
 def test_a_background_without_work_saves_nothing_up() -> None:
-    pace = Pace()
-    pace.lane_stepped(1.0)
+    pace = StepBudget()
+    pace.idle_work_stepped(1.0)
     for _ in range(1000):
         pace.decoded(1.0)
     for _ in range(3):
-        pace.lane_stepped(1.0)
-        assert not pace.lane_is_due
+        pace.idle_work_stepped(1.0)
+        assert not pace.idle_work_is_due
 
 
 def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
@@ -100,12 +100,12 @@ def test_precompute_is_done_though_requests_never_pause(model: Tiny) -> None:
     with rig(model) as r:
         for address in r.engine.admission.addresses([], DOCUMENTS, "none", "")[1:]:
             assert address is not None
-            r.engine.lane.add(address, id="ingest")
+            r.engine.precompute_queue.add(address, id="ingest")
         names = [r.submit(VANILLA, max_tokens=5)]
-        while r.engine.lane.pending and len(names) < 500:
+        while r.engine.precompute_queue.pending and len(names) < 500:
             if len(r.engine.scheduler.active) < 3:
                 names.append(r.submit(VANILLA, max_tokens=5))
             r.events.extend(r.engine.step())
-        assert not r.engine.lane.pending
+        assert not r.engine.precompute_queue.pending
         assert r.engine.scheduler.active  # there was always a request
         r.run()

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
 from service.records import Method
-from service.worker.forward import placement as place
+from service.worker.forward import kv_placement as place
 from service.worker.forward.transfers import Parts, Transfers
-from service.worker.kernels.gpu import placement_gpu
+from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.loading import chunk_stream as streaming
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
@@ -31,7 +31,7 @@ LAYERS = 3
 
 
 @dataclass
-class Watched:
+class GatedMethod:
     """A side that remembers what was asked of it."""
 
     events: list[str] = field(default_factory=list)
@@ -75,12 +75,12 @@ def every_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_layer_is_copied_ahead() -> None:
-    side = Watched()
+    side = GatedMethod()
     chunks = [chunk_of("raw"), chunk_of("int8", seed=1)]
     transfers = Transfers(chunks, LAYERS, CPU, side)
     for layer in range(LAYERS):
         for chunk, parts in zip(chunks, transfers.layer(layer), strict=True):
-            assert_same(parts, chunk.stored_layer(layer))
+            assert_same(parts, chunk.encoded_layer(layer))
         transfers.begin(layer + 1)
     transfers.finish()
     waits = ["wait for 2"]
@@ -88,15 +88,15 @@ def test_the_next_layer_is_copied_ahead() -> None:
 
 
 def test_a_layer_that_was_not_begun_is_copied_when_it_is_asked_for() -> None:
-    side = Watched()
+    side = GatedMethod()
     transfers = Transfers([chunk_of("raw")], LAYERS, CPU, side)
     transfers.begin(0)
-    assert_same(transfers.layer(2)[0], chunk_of("raw").stored_layer(2))
+    assert_same(transfers.layer(2)[0], chunk_of("raw").encoded_layer(2))
     assert side.events == ["copy", "copy", "wait for 1"]
 
 
 def test_what_has_not_arrived_is_not_begun(tmp_path: Path) -> None:
-    chunk, side = chunk_of("raw"), Watched()
+    chunk, side = chunk_of("raw"), GatedMethod()
     stream = in_parts(chunk, tmp_path, 2, decode=False)
     transfers = Transfers([chunk, stream], LAYERS, CPU, side)
     transfers.begin(1)
@@ -121,8 +121,8 @@ def test_in_which_form(tmp_path: Path, codec: str, kind: str) -> None:
         stored = in_parts(chunk, tmp_path, LAYERS, decode=kind != "in parts")
     for layer in range(LAYERS):
         (parts,) = Transfers([stored], LAYERS, CPU).layer(layer)
-        if codec in placement_gpu.CODECS and kind != "in parts, decoded":
-            assert_same(parts, chunk.stored_layer(layer))
+        if codec in kv_placement_gpu.CODECS and kind != "in parts, decoded":
+            assert_same(parts, chunk.encoded_layer(layer))
         else:
             k, v = chunk.layer(layer)
             assert_same(parts, ((k,), (v,)))
@@ -168,8 +168,8 @@ class Counted(Transfers):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Placement goes through transfers."""
-    monkeypatch.setattr(placement_gpu, "serves", lambda kv: True)
-    monkeypatch.setattr(placement_gpu, "place", place_in_torch)
+    monkeypatch.setattr(kv_placement_gpu, "serves", lambda kv: True)
+    monkeypatch.setattr(kv_placement_gpu, "place", place_in_torch)
     monkeypatch.setattr(place, "Transfers", Counted)
     Counted.begun, Counted.finished = [], 0
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvstore import ChunkSpec, MemoryTier, TieredStore, encode_chunk
-from kvstore.tiers.testing.fake import FakeTier
+from kvstore.tiers.testing.fake_tier import FakeTier
 from service.worker.loading import loader as module
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Address

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore import ChunkSpec, MemoryTier, RedisTier
 from kvstore.tiers.base import Tier
-from kvstore.tiers.testing.fake import FakeTier
+from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import Method
 from service.worker.loading import chunk_stream as streaming
 from service.worker.model.addressing import Address

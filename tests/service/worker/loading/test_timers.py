@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.worker.loading.timers import Alarms
+from service.worker.loading.timers import Timers
 
 
 @pytest.fixture
-def alarms() -> Iterator[Alarms]:
-    out = Alarms()
+def alarms() -> Iterator[Timers]:
+    out = Timers()
     yield out
     out.close()
 
@@ -22,7 +22,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "alarms"]
 
 
-def test_in_order_and_not_before_their_time(alarms: Alarms) -> None:
+def test_in_order_and_not_before_their_time(alarms: Timers) -> None:
     """Set in any order, also while it sleeps until a later one."""
     rang: list[tuple[float, float]] = []
     over = threading.Event()
@@ -41,7 +41,7 @@ def test_in_order_and_not_before_their_time(alarms: Alarms) -> None:
     assert all(at >= after for after, at in rang)
 
 
-def test_one_thread_for_many(alarms: Alarms) -> None:
+def test_one_thread_for_many(alarms: Timers) -> None:
     assert not threads()
     left = threading.Semaphore(0)
     for number in range(200):
@@ -53,7 +53,7 @@ def test_one_thread_for_many(alarms: Alarms) -> None:
     assert len(threads()) == 1
 
 
-def test_closed_it_calls_nobody(alarms: Alarms) -> None:
+def test_closed_it_calls_nobody(alarms: Timers) -> None:
     called = threading.Event()
     alarms.after(0.05, called.set)
     alarms.close()

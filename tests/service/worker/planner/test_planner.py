@@ -95,7 +95,7 @@ def test_what_comes_in_one_piece_holds_up_no_layer_of_the_others(model: Tiny) ->
     """A short system prompt beside long documents is worth its read, not its computing."""
     flop_s = 1e-8
     nothing = PromptModel(model.adapter, 1036, 20, [], MethodCost(), 0.0, flop_s)
-    computing = replace(nothing, cold_tokens=16).seconds() - nothing.seconds()
+    computing = replace(nothing, uncached_tokens=16).seconds() - nothing.seconds()
     documents = [Loadable(500, "ssd", computing, 5)] * 2
     system = Loadable(16, "ssd", computing / 10)
     plan = replace(nothing, loads=[system, *documents])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
-from kvstore.tiers.ssd.scan import chunk_path
+from kvstore.tiers.ssd.directory_scan import chunk_path
 from service.metrics import WORKER_METRICS
 from service.worker.server.statistics import store_values
 from tests.kvstore.chunks import make_chunk, make_key

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import memory, wide
-from service.worker.model.adapters.joined import join
+from service.worker.kernels.cpu import cpu_linear, memory
+from service.worker.model.adapters.fused_linear import join
 from tests.service.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.
@@ -22,7 +22,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 23, 24, 47, 48, 49, 130])
-@pytest.mark.parametrize("outs", [8, wide.TILE, wide.TILE + 40])
+@pytest.mark.parametrize("outs", [8, cpu_linear.TILE, cpu_linear.TILE + 40])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
 def test_linear_is_the_exact_product(
@@ -30,21 +30,21 @@ def test_linear_is_the_exact_product(
 ) -> None:
     """On every side of both thresholds, whole and broken tiles, and by torch's bfloat16; of a width
     that no kernel takes."""
-    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: slow)
+    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: slow)
     x, weight = drawn(rows, 72, seed=1) * 8, drawn(outs, 72, seed=2)
     added = drawn(outs, seed=3) if bias else None
-    ours = wide.linear(x, weight, added)
+    ours = cpu_linear.linear(x, weight, added)
     expected = x.double() @ weight.double().t() + (0 if added is None else added.double())
     assert ours.dtype == torch.bfloat16 and ours.is_contiguous()
     assert_close("wide.linear", ours.double(), expected, 2 * BF16)
 
 
-@pytest.mark.parametrize("inner", [16, wide.TILE, 2 * wide.TILE + 24])
+@pytest.mark.parametrize("inner", [16, cpu_linear.TILE, 2 * cpu_linear.TILE + 24])
 def test_gated_mlp_is_the_exact_one(inner: int) -> None:
     x = drawn(60, 72, seed=1) * 8
     gate, up = drawn(inner, 72, seed=2), drawn(inner, 72, seed=3)
     down = drawn(72, inner, seed=4)
-    ours = run(wide.gated_mlp(x, gate, up, down, F.silu))
+    ours = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
     middle = F.silu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
     assert ours.dtype == torch.bfloat16
     assert_close("wide.gated_mlp", ours.double(), middle @ down.double().t(), BF16)
@@ -55,15 +55,15 @@ def test_a_cpu_that_is_fast_at_one_16_bit_type_need_not_be_at_the_other(
     tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: False)
+    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: False)
     x = drawn(60, 32, seed=1)
-    assert not wide.slow_narrow(x) and wide.slow_narrow(x.half()) == (not tiles)
+    assert not cpu_linear.slow_narrow(x) and cpu_linear.slow_narrow(x.half()) == (not tiles)
 
 
 def test_full_precision_is_left_alone() -> None:
     x, weight = drawn(100, 16, seed=1).float(), drawn(8, 16, seed=2).float()
-    assert not wide.pays(x)
-    assert wide.linear(x, weight).equal(F.linear(x, weight))
+    assert not cpu_linear.pays(x)
+    assert cpu_linear.linear(x, weight).equal(F.linear(x, weight))
 
 
 @pytest.mark.parametrize("rows", [3, (memory.MIN_BYTES >> 8) + 3])
@@ -82,8 +82,8 @@ def test_joined_modules_go_on_working(bias: bool) -> None:
     modules = [nn.Linear(12, outs, bias=bias) for outs in (8, 4, 4)]
     x = torch.randn(5, 12)
     before = torch.cat([m(x) for m in modules], -1)
-    joined = join(*modules)
-    assert_close("joined", F.linear(x, joined.weight, joined.bias), before, 1e-6)
+    fused_linear = join(*modules)
+    assert_close("joined", F.linear(x, fused_linear.weight, fused_linear.bias), before, 1e-6)
     assert torch.cat([m(x) for m in modules], -1).equal(before)
-    joined.weight.zero_()
+    fused_linear.weight.zero_()
     assert not any(m.weight.any() for m in modules)

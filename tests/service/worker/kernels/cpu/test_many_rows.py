@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import few_rows, many_rows, many_rows_bf16, wide
+from service.worker.kernels.cpu import cpu_linear, few_rows, many_rows, many_rows_bf16
 from service.worker.kernels.cpu.library import load
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
@@ -32,7 +32,7 @@ def slow_bf16(kernel: many_rows.Kernel, monkeypatch: pytest.MonkeyPatch) -> None
     """Whatever this CPU is, it multiplies bfloat16 slower than fp32, and has the kernel."""
     monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
     monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
-    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: True)
+    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: True)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -95,9 +95,9 @@ def test_threads_change_nothing(kernel, threads: int) -> None:
 @pytest.mark.parametrize("rows", [3, 64, 150])
 def test_an_mlp_in_steps_is_the_exact_one_rounded(kernel, rows: int) -> None:
     """Also of an intermediate size that is no multiple of a step, and weights that are views."""
-    x, joined = drawn(rows, 128, seed=1) * 4, drawn(2 * 1120, 128, seed=2)
+    x, fused_linear = drawn(rows, 128, seed=1) * 4, drawn(2 * 1120, 128, seed=2)
     down = drawn(128, 1120 + 32, seed=3)[:, :1120]
-    gate, up = joined.chunk(2)
+    gate, up = fused_linear.chunk(2)
     steps = kernel.gated_mlp(x, gate, up, down, F.silu)
     inner = F.silu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
     assert_close("mlp", run(steps).double(), inner @ down.double().t(), BF16)
@@ -128,13 +128,13 @@ def test_it_is_what_bfloat16_goes_through(
     """`wide` hands over what it serves where such a CPU is slow at bfloat16, and nothing else."""
     x, gate, up = drawn(70, 64, seed=1), drawn(96, 64, seed=2), drawn(96, 64, seed=3)
     down, bias = drawn(64, 96, seed=4), drawn(96, seed=5)
-    assert wide.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
-    assert wide.serves_mlp(x, gate, up, down, F.silu)
-    mlp = run(wide.gated_mlp(x, gate, up, down, F.silu))
+    assert cpu_linear.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
+    assert cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    mlp = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
     assert mlp.equal(run(kernel.gated_mlp(x, gate, up, down, F.silu)))
-    monkeypatch.setattr(wide, "_narrow_is_slow", lambda: False)
-    assert wide.linear(x, gate, bias).equal(F.linear(x, gate, bias))
-    assert not wide.serves_mlp(x, gate, up, down, F.silu)
+    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: False)
+    assert cpu_linear.linear(x, gate, bias).equal(F.linear(x, gate, bias))
+    assert not cpu_linear.serves_mlp(x, gate, up, down, F.silu)
 
 
 def test_rows_of_a_batch_do_not_depend_on_its_size(

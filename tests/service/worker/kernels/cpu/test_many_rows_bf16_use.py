@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import few_rows, library, many_rows, many_rows_bf16, wide
+from service.worker.kernels.cpu import cpu_linear, few_rows, library, many_rows, many_rows_bf16
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
@@ -162,11 +162,11 @@ def test_other_mlps_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyP
 def test_it_is_what_bfloat16_goes_through(kernel, plain, fast_bf16: None) -> None:
     """`wide` hands over what it serves, and the rest to those that come after it."""
     x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
-    assert wide.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
-    assert wide.serves_mlp(x, gate, up, down, F.silu)
-    ours = run(wide.gated_mlp(x, gate, up, down, F.silu))
+    assert cpu_linear.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
+    assert cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    ours = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
     assert ours.equal(run(kernel.gated_mlp(x, gate, up, down)))
-    gelu = run(wide.gated_mlp(x, gate, up, down, F.gelu))
+    gelu = run(cpu_linear.gated_mlp(x, gate, up, down, F.gelu))
     assert gelu.equal(run(plain.gated_mlp(x, gate, up, down, F.gelu)))
 
 
@@ -174,11 +174,11 @@ def test_a_cpu_that_has_it_is_not_slow_at_bfloat16(
     fast_bf16: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the kernel does not take is then torch's, in bfloat16."""
-    monkeypatch.setattr(wide, "_narrow_is_slow", wide._narrow_is_slow.__wrapped__)
+    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", cpu_linear._narrow_is_slow.__wrapped__)
     x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
     x, gate = x[:, :40], gate[:, :40]
-    assert not wide.slow_narrow(x) and not wide.serves_mlp(x, gate, up, down, F.silu)
-    assert wide.linear(x, gate, bias).equal(F.linear(x, gate, bias))
+    assert not cpu_linear.slow_narrow(x) and not cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    assert cpu_linear.linear(x, gate, bias).equal(F.linear(x, gate, bias))
 
 
 @pytest.mark.parametrize("act, named", [("silu", True), ("swish", True), ("gelu", False)])
@@ -187,7 +187,7 @@ def test_an_adapter_calls_silu_by_its_name(
 ) -> None:
     adapter = adapter_for(random_model(tiny_config("qwen3", hidden_act=act, **WIDTHS)))
     asked = Mock(return_value=False)
-    monkeypatch.setattr(wide, "serves_mlp", asked)
+    monkeypatch.setattr(cpu_linear, "serves_mlp", asked)
     adapter.finish(0, torch.ones(30, 64), torch.ones(30, 96))
     (call,) = asked.call_args_list
     assert call.args[4] is (F.silu if named else adapter.blocks[0].mlp.act_fn)

@@ -11,7 +11,7 @@ from torch import Tensor
 from service.worker.kernels.cpu import prefill_attention
 from service.worker.kernels.cpu.library import load
 from service.worker.kernels.cpu.prefill_attention import KEYS, QUERIES, Kernel
-from service.worker.model.attention import attend_and_tell, attend_rows
+from service.worker.model.attention import attend_rows, attend_with_scores
 from tests.service.worker.tiny import assert_close
 
 SCALE = 0.2
@@ -86,7 +86,7 @@ def test_what_rows_look_at(kernel: Kernel, shape: tuple[int, int, int, int, int]
     """Every row's weights times its share, by key; beside attention as it is without."""
     q, k, v, rows = drawn(shape, size)
     share = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)) + 0.1
-    attended, told = kernel.attend_and_tell(q, k, v, rows + 1, share, SCALE)
+    attended, told = kernel.attend_with_scores(q, k, v, rows + 1, share, SCALE)
     assert attended.equal(kernel.attend(q, k, v, rows + 1, SCALE))
     expected = looked_at(q, k, rows + 1, share)
     assert told.dtype == torch.float32 and not told[int(rows[-1]) + 1 :].any()
@@ -98,11 +98,11 @@ def test_shares_of_any_dtype_but_not_of_any_number(kernel: Kernel) -> None:
     """A method of somebody else's gives them."""
     q, k, v, rows = drawn(SHAPES[4])
     share = torch.arange(len(rows)) * 2
-    told = kernel.attend_and_tell(q, k, v, rows + 1, share.float(), SCALE)[1]
+    told = kernel.attend_with_scores(q, k, v, rows + 1, share.float(), SCALE)[1]
     for other in (share, share.double(), share.float().repeat_interleave(2)[::2]):
-        assert kernel.attend_and_tell(q, k, v, rows + 1, other, SCALE)[1].equal(told)
+        assert kernel.attend_with_scores(q, k, v, rows + 1, other, SCALE)[1].equal(told)
     with pytest.raises(ValueError, match="one number a row"):
-        kernel.attend_and_tell(q, k, v, rows + 1, share[1:].float(), SCALE)
+        kernel.attend_with_scores(q, k, v, rows + 1, share[1:].float(), SCALE)
 
 
 def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +113,14 @@ def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyP
     keys, values = k[:, key_rows].contiguous(), v[:, key_rows].contiguous()
     given = (q, keys, values, rows, share, SCALE)
     monkeypatch.setattr(prefill_attention, "kernel", lambda: None)
-    attended, told = attend_and_tell(*given, key_rows=key_rows)
+    attended, told = attend_with_scores(*given, key_rows=key_rows)
     monkeypatch.setattr(prefill_attention, "kernel", lambda: kernel)
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            results.append(attend_and_tell(*given, key_rows=key_rows))
+            results.append(attend_with_scores(*given, key_rows=key_rows))
     finally:
         torch.set_num_threads(before)
     assert results[0][1].equal(results[1][1])

@@ -113,9 +113,9 @@ def test_threads_change_nothing(kernel: Kernel, threads: int) -> None:
 def test_queries_are_read_where_they_lie(kernel: Kernel) -> None:
     """Query heads that are a part of a wider row."""
     case = Case.of([20, 30], kv_heads=1, group=2, d=32)
-    wide = torch.cat([case.q, case.q], 1)
+    cpu_linear = torch.cat([case.q, case.q], 1)
     assert case.ours(kernel).equal(
-        Case(wide[:, :2], case.k, case.v, case.starts, case.lengths).ours(kernel)
+        Case(cpu_linear[:, :2], case.k, case.v, case.starts, case.lengths).ours(kernel)
     )
 
 

@@ -73,8 +73,8 @@ def test_as_the_modules(kernel: Kernel, family: str, width: int) -> None:
 def test_it_is_the_exact_norm_rounded_twice(kernel: Kernel, width: int) -> None:
     """eps large enough to be seen."""
     x, weight, eps = drawn(19, width, seed=1), weight_of(width), 0.25
-    wide = x.double()
-    exact = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+    cpu_linear = x.double()
+    exact = weight.double() * cpu_linear / (cpu_linear.square().mean(-1, keepdim=True) + eps).sqrt()
     gap = (kernel.norm(x, weight, eps).double() - exact).abs()
     assert bool((gap <= exact.abs() * 2 * 2**-8 * 1.02).all())
 
@@ -116,8 +116,8 @@ def test_heads_are_read_where_they_lie(kernel: Kernel, width: int) -> None:
 
 
 def test_rows_are_read_where_they_lie(kernel: Kernel) -> None:
-    weight, wide = weight_of(64), drawn(20, 200, seed=1)
-    x, y = wide[::2, 3:67], wide[10:, 100:164]
+    weight, cpu_linear = weight_of(64), drawn(20, 200, seed=1)
+    x, y = cpu_linear[::2, 3:67], cpu_linear[10:, 100:164]
     added, normed = kernel.add_and_norm(x, y, weight, EPS)
     assert added.equal(x + y) and normed.equal(kernel.norm(x + y, weight, EPS))
     assert kernel.norm(x, weight, EPS).equal(kernel.norm(x.contiguous(), weight, EPS))
@@ -208,8 +208,8 @@ def test_a_family_agrees_with_and_without(
     kernel: Kernel, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every norm of a layer and the last one; and all of them go through the kernel."""
-    wide = {"hidden_size": 96, "rms_norm_eps": 0.5}
-    adapter = adapter_for(random_model(tiny_config(family, **wide), dtype=torch.bfloat16))
+    cpu_linear = {"hidden_size": 96, "rms_norm_eps": 0.5}
+    adapter = adapter_for(random_model(tiny_config(family, **cpu_linear), dtype=torch.bfloat16))
     x, attended = drawn(11, 96, seed=1), drawn(11, adapter.heads * adapter.head_dim, seed=2)
 
     def layer(found: Callable[[], Any]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from service.worker.forward.placement import write_rows
+from service.worker.forward.kv_placement import write_rows
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.cpu.library import load
 from service.worker.kernels.cpu.rotation import Kernel

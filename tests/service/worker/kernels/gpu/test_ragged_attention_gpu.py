@@ -84,8 +84,8 @@ def decode(device: str) -> None:
     if device == "cuda":
         narrow = random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16)
         ours, allowed = adapter_for(narrow.to(device)), 0.1
-        for wide, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
-            wide.copy_(own)
+        for cpu_linear, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
+            cpu_linear.copy_(own)
     for ragged in (False, True):
         expected = decoded(SimpleNamespace(adapter=exact), (*LENGTHS, 200), ragged)
         with (

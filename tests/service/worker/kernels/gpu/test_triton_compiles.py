@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.worker.kernels.gpu import placement_gpu, ragged_attention_gpu, scattered
+from service.worker.kernels.gpu import (
+    index_causal_attention,
+    kv_placement_gpu,
+    ragged_attention_gpu,
+)
 from tests.service.worker.kernels.gpu.interpreter import needs_triton
 
 pytestmark = needs_triton
@@ -65,24 +69,41 @@ def test_attention_of_one_token(
     assert join.metadata.shared <= ROOM[capability]
 
 
-@pytest.mark.parametrize("codec", placement_gpu.CODECS)
+@pytest.mark.parametrize("codec", kv_placement_gpu.CODECS)
 def test_placement_rounds_every_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     """As torch does: no product is fused into a sum."""
     stored = [INT8, INT8, FP16, FP16] if codec == "int8" else [BF16] * 4
     types = [*stored, INT64, FP32, FP32, BF16, BF16, "i32", "i64", "i64"]
-    constants = {"SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": placement_gpu.ROWS}
+    constants = {"SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": kv_placement_gpu.ROWS}
     made = compiled(
-        tmp_path, monkeypatch, placement_gpu._kernel, 90, types, constants, **placement_gpu.OPTIONS
+        tmp_path,
+        monkeypatch,
+        kv_placement_gpu._kernel,
+        90,
+        types,
+        constants,
+        **kv_placement_gpu.OPTIONS,
     )
     assert "mul" in made.asm["ptx"] and "fma" not in made.asm["ptx"]
 
 
 def test_attention_of_scattered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     types = [*[BF16] * 3, INT64, BF16, "i32", "fp32", *["i64"] * 6]
-    constants = {"GROUP": 4, "D": 128, "ROWS": scattered.ROWS, "KEYS": scattered.KEYS}
+    constants = {
+        "GROUP": 4,
+        "D": 128,
+        "ROWS": index_causal_attention.ROWS,
+        "KEYS": index_causal_attention.KEYS,
+    }
     made = compiled(
-        tmp_path, monkeypatch, scattered._kernel, 80, types, constants, **scattered.OPTIONS
+        tmp_path,
+        monkeypatch,
+        index_causal_attention._kernel,
+        80,
+        types,
+        constants,
+        **index_causal_attention.OPTIONS,
     )
     assert made.metadata.shared <= ROOM[80]

@@ -9,12 +9,18 @@ import torch
 
 from service.worker.core.flops import FlopCount, full_prefill
 from service.worker.core.layout import PromptLayout
-from service.worker.forward.placement import Placement
+from service.worker.forward.kv_placement import KVPlacer
 from service.worker.forward.prefill import prefill
-from service.worker.forward.scout import Scouted, scout
+from service.worker.forward.question_pass import QuestionPassResult, scout
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from tests.references.fusion import edge_tokens, evidence, scouted, scouted_rows, share
+from tests.references.fusion import (
+    attention_scores,
+    edge_tokens,
+    rows_after_question_pass,
+    scouted,
+    share,
+)
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
@@ -28,7 +34,7 @@ class FromWeights(QuestionScout):
 
     left_out: ClassVar[int] = -1
 
-    def question_shares(self, layout: PromptLayout) -> None:
+    def question_row_weights(self, layout: PromptLayout) -> None:
         return None
 
     def scout(
@@ -50,20 +56,20 @@ def evidence_of(
     cached = [None if c else model.precompute(ids) for ids, c in zip(segments, cold, strict=True)]
     method = method or QuestionScout()
     positions = method.key_positions(run.layout)
-    placement = Placement(model.adapter, run.layout, cached, positions, run.sequence)
+    placement = KVPlacer(model.adapter, run.layout, cached, positions, run.sequence)
     flops = FlopCount(model.adapter)
     steps = scout(model.adapter, run.layout, placement, method, run.sequence, flops)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            scouted: Scouted = end.value
-            return scouted.evidence.asked
+            scouted: QuestionPassResult = end.value
+            return scouted.attention_scores.asked
 
 
 def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:
     """The last row's and half the mean row's, summed over layers and heads."""
-    expected = torch.tensor(evidence(any_model.reference, any_model.prompt())).sum(0)
+    expected = torch.tensor(attention_scores(any_model.reference, any_model.prompt())).sum(0)
     assert_close("scout: evidence", evidence_of(any_model), expected)
 
 
@@ -95,7 +101,7 @@ def test_is_the_reference(any_model: Tiny, ratio: float, edge: int) -> None:
     """Rows, logits and KV at every layer."""
     prompt = any_model.prompt()
     ours = any_model.stitch(QuestionScout(ratio=ratio, edge=edge))
-    assert document_rows(ours) == scouted_rows(any_model.reference, prompt, ratio, edge)
+    assert document_rows(ours) == rows_after_question_pass(any_model.reference, prompt, ratio, edge)
     assert_same("question scout", ours, scouted(any_model.reference, prompt, ratio, edge))
 
 

@@ -59,8 +59,8 @@ def test_is_the_reference(any_model: Tiny, ratio: float, given: dict[str, Any]) 
 def test_evidence_and_rows_by_layer(any_family: Tiny) -> None:
     expected = trail(any_family.reference, any_family.prompt(), 0.3)
     shown = views(any_family, QuestionTrail(ratio=0.3))
-    assert shown[0].evidence is not None
-    assert_close("trail: evidence", shown[0].evidence.asked, torch.tensor(expected.asked))
+    assert shown[0].attention_scores is not None
+    assert_close("trail: evidence", shown[0].attention_scores.asked, torch.tensor(expected.asked))
     assert documents_of(shown[0]) == documents_of(shown[1]) == expected.begin
     assert documents_of(shown[2]) == documents_of(shown[-1]) == expected.go_on
     assert set(expected.go_on) < set(expected.begin)

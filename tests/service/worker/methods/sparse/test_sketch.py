@@ -81,7 +81,9 @@ def test_alpha_of_vanishing_attention() -> None:
     assert alpha_of(column, -1) == math.inf
 
 
-def wide(blocks: int, layers: int = 3, kv_heads: int = 2, heads: int = 6, d: int = 16) -> Sketch:
+def cpu_linear(
+    blocks: int, layers: int = 3, kv_heads: int = 2, heads: int = 6, d: int = 16
+) -> Sketch:
     """A made-up sketch whose layers and blocks differ in scale by orders of magnitude."""
     source = torch.Generator().manual_seed(blocks)
 
@@ -109,7 +111,7 @@ def wide(blocks: int, layers: int = 3, kv_heads: int = 2, heads: int = 6, d: int
 def test_through_the_store(blocks: int) -> None:
     """Vectors come back to half a step of their own scale; the rest exactly. Means of init and
     local blocks, which nothing asks for, are zero."""
-    whole = wide(blocks)
+    whole = cpu_linear(blocks)
     stored = whole.tensors()
     back = Sketch.of(stored)
     assert back.mass.equal(whole.mass)

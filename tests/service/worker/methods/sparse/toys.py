@@ -16,7 +16,7 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.steps import Steps, run
 from service.worker.forward.prefill import PrefillResult, prefill
-from service.worker.forward.sparse.held import TokenSource
+from service.worker.forward.sparse.kept_tokens import TokenSource
 from service.worker.forward.sparse.prefill import (
     BlockSets,
     SparsePrompt,

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.gpu import gpu
-from service.worker.kernels.gpu.gpu import tl
+from service.worker.kernels.gpu import triton_check
+from service.worker.kernels.gpu.triton_check import tl
 
 ROWS, KEYS = 64, 64
 OPTIONS = {"enable_fp_fusion": True}
@@ -27,7 +27,7 @@ TOLERANCE = 2**-6
 def serves(q: Tensor, head_dim: int) -> bool:
     """Whether the kernel takes queries like these."""
     on_gpu = _kernel is not None and q.device.type == "cuda"
-    fits = q.dtype in gpu.NARROW and head_dim in (32, 64, 128, 256)
+    fits = q.dtype in triton_check.NARROW and head_dim in (32, 64, 128, 256)
     return on_gpu and fits and right(q.device, head_dim)
 
 
@@ -35,7 +35,7 @@ def serves(q: Tensor, head_dim: int) -> bool:
 def right(device: torch.device, d: int) -> bool:
     """Whether the kernel compiles on this device for heads of d and gives what torch gives."""
     name = f"attention of scattered rows, heads of {d}"
-    return gpu.agree(name, lambda: _compared(device, d), TOLERANCE)
+    return triton_check.agree(name, lambda: _compared(device, d), TOLERANCE)
 
 
 def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
@@ -107,4 +107,4 @@ def _tile(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-_kernel = gpu.jit(_tile)
+_kernel = triton_check.jit(_tile)

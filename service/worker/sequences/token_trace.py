@@ -23,7 +23,7 @@ from service.worker.methods.sparse.plan import SparsePlan
 
 
 @dataclass
-class FateRecorder:
+class TokenTracer:
     """Of one prompt. A prompt that is taken up again (a stored segment was lost) goes through
     layers a second time: what is noted per layer is then replaced."""
 
@@ -44,11 +44,11 @@ class FateRecorder:
     def capture(self, view: LayerView) -> None:
         """A layer of the loop: its rows, and how the method ranks there."""
         self._rows[view.layer] = view.rows
-        if view.evidence is not None:
+        if view.attention_scores is not None:
             # Rows that a first pass sent keep the KV it gave them, unless they are computed again.
-            stop = self.method.scouted_layers(self.layers).stop
+            stop = self.method.question_pass_layers(self.layers).stop
             if view.layer < stop:
-                led = self.method.lead_rows(view.layout, view.evidence.asked)
+                led = self.method.seed_rows(view.layout, view.attention_scores.asked)
                 self._rows[view.layer] = union(view.rows, led)
         # Looking must not count as work of the prompt.
         ranked = self.method.ranking(replace(view, flops=FlopCount(view.flops.shape)))

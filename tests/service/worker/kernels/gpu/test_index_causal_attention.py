@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.worker.kernels.gpu import scattered
+from service.worker.kernels.gpu import index_causal_attention
 from service.worker.model.attention import attend_rows
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 from tests.service.worker.tiny import assert_close
@@ -32,7 +32,7 @@ def compare(device: str) -> None:
         expected = attend_rows(q, k, v, index, d**-0.5)
         on = [t.bfloat16() if device == "cuda" else t for t in (q, k, v)]
         q, k, v = (t.to(device) for t in on)
-        ours = scattered.attend(q, k, v, index.to(device), d**-0.5)
+        ours = index_causal_attention.attend(q, k, v, index.to(device), d**-0.5)
         assert_close("scattered rows", ours.float().cpu(), expected, BF16 * 2)
 
 
@@ -44,9 +44,9 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_the_gpu() -> None:
-    assert scattered.right(torch.device("cuda"), 64)
+    assert index_causal_attention.right(torch.device("cuda"), 64)
     compare("cuda")
 
 
 def test_a_cpu_is_left_to_torch() -> None:
-    assert not scattered.serves(torch.zeros(2, 4, 64, dtype=torch.bfloat16), 64)
+    assert not index_causal_attention.serves(torch.zeros(2, 4, 64, dtype=torch.bfloat16), 64)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tiers.testing.fake import FakeTier
+from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import Chunk, Method
 from service.worker.model.addressing import Address
 from tests.service.worker import engines
@@ -86,7 +86,7 @@ def test_purged_at_any_moment_it_stays_away(model: Tiny, tmp_path: Path, method:
             rounds = max(rounds, moment + busy_rounds(r))
             r.run()
             assert stored(r) == [0, 1, 2, 4], f"purged in round {moment}"
-            assert r.engine.lane.counts["failed"] == 0
+            assert r.engine.precompute_queue.counts["failed"] == 0
         moment += 4
     assert rounds > 20
 
@@ -100,7 +100,7 @@ def test_a_purge_comes_after_writes_under_way(model: Tiny, method: Method) -> No
         r.submit(method, DOCUMENTS)
         tier.block("put")
         busy_rounds(r)
-        assert r.engine.lane.pending == 3
+        assert r.engine.precompute_queue.pending == 3
         threading.Timer(0.1, tier.release).start()
         purge(r)
         r.run()

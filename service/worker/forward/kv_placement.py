@@ -13,7 +13,7 @@ from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.forward.transfers import Transfers
 from service.worker.kernels.cpu import rotation
-from service.worker.kernels.gpu import placement_gpu
+from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.rope import RotaryTable
 
@@ -24,7 +24,7 @@ class PromptKV(Protocol):
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]: ...
 
 
-class Placement:
+class KVPlacer:
     """Puts a prompt's cached segments at their positions `[n]` in its cache, a layer at a time in
     ascending order. Use as a context manager."""
 
@@ -43,7 +43,7 @@ class Placement:
         self._kv = kv
         self._transfers: Transfers | None = None
 
-    def __enter__(self) -> Placement:
+    def __enter__(self) -> KVPlacer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,17 +53,19 @@ class Placement:
     def begin(self, layer: int) -> None:
         """The first layer that will be placed is on its way to a GPU while others are computed."""
         k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
-        if placement_gpu.serves(k_all):
+        if kv_placement_gpu.serves(k_all):
             self._begun(k_all.device).begin(layer)
 
     def place(self, layer: int) -> None:
         """Decode a layer, turn its keys, straight into the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
         rope, positions = self._adapter.rope, self._positions
-        if placement_gpu.serves(k_all):
+        if kv_placement_gpu.serves(k_all):
             transfers = self._begun(k_all.device)
             for (span, _), parts in zip(self._segments, transfers.layer(layer), strict=True):
-                placement_gpu.place(*parts, positions[span], rope, k_all[:, span], v_all[:, span])
+                kv_placement_gpu.place(
+                    *parts, positions[span], rope, k_all[:, span], v_all[:, span]
+                )
             transfers.begin(layer + 1)
             return
         found = [(span.start, *stored.layer(layer)) for span, stored in self._segments]

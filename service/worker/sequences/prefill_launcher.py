@@ -28,10 +28,10 @@ from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
 from service.worker.planner.planner import FASTER, LATE, Planner, Prompt
-from service.worker.sequences.fates import FateRecorder
 from service.worker.sequences.planner_view import asked, awaited, expected, prompt_of
 from service.worker.sequences.sequence import Sequence
 from service.worker.sequences.sparse_request import SparseRequest
+from service.worker.sequences.token_trace import TokenTracer
 
 
 class SegmentLost(Exception):
@@ -39,7 +39,7 @@ class SegmentLost(Exception):
 
 
 @dataclass(frozen=True)
-class Opener:
+class PrefillLauncher:
     """keep: stores chunks that a sparse prompt had to compute. planner: None to load whatever is
     stored, however long it takes."""
 
@@ -78,7 +78,7 @@ class Opener:
         if self.planner is not None and slow:
             waiting = [asked(load, tiers[load.address.key]) for load in slow]
             absent = sum(len(x.address.ids) for x in loads if x.address.key not in tiers)
-            prompt = replace(self._prompt(sequence, []), cold_tokens=absent)
+            prompt = replace(self._prompt(sequence, []), uncached_tokens=absent)
             for number in self.planner.recompute(prompt, waiting):
                 slow[number].compute(FASTER)
             if self.planner.compute.measured:  # else what the prompt computed says more
@@ -115,7 +115,7 @@ class Opener:
             ratio = self.planner.ratio(self._prompt(sequence, loads), waiting)
             sequence.fusion = replace(sequence.fusion, ratio=ratio)  # type: ignore[call-arg]
         if sequence.request.token_fates:
-            sequence.fates = FateRecorder(
+            sequence.fates = TokenTracer(
                 sequence.fusion, self.adapter.layers, self.adapter.kv_heads
             )
         layout = sequence.layout = self._layout(sequence)
@@ -209,7 +209,7 @@ class Opener:
         if not planner.compute.measured and progress.flops is not None:
             planner.compute.add(progress.flops.total, sequence.computed_s)
         loads = awaited(sequence)
-        begun = layer > 0 and progress.layer >= sequence.fusion.whole_layers > 0
+        begun = layer > 0 and progress.layer >= sequence.fusion.full_layers > 0
         prompt = replace(self._prompt(sequence, loads), begun=begun, crowded=crowded)
         for number in planner.recompute(prompt, [expected(load) for load in loads]):
             loads[number].compute(LATE)

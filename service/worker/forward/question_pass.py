@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import Evidence
+from service.worker.core.layer_view import AttentionScores
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import Steps
-from service.worker.forward.placement import Placement, PromptKV, write_rows
+from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_rows
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.attention import Tell, attend_and_tell, attend_rows
+from service.worker.model.attention import ScoreFn, attend_rows, attend_with_scores
 
 Prepare = Callable[[int], Steps[None]]
-Shares = Callable[[int], Tensor | Tell]
+Shares = Callable[[int], Tensor | ScoreFn]
 """What the attention of each row counts for in a layer `[m]`, or what to make of it."""
 
 
@@ -37,7 +37,7 @@ Projected = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass
-class Settled:
+class ReusedQuestionRows:
     """The question's rows in the first layers, as the first pass leaves them: their projections
     there, and their hidden rows as they come into the layer after."""
 
@@ -47,46 +47,48 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Scouted:
+class QuestionPassResult:
     """placed: first layers at which the cache is in place now."""
 
-    evidence: Evidence
+    attention_scores: AttentionScores
     placed: int
-    question: Settled
+    question: ReusedQuestionRows
 
 
 def scout(
     adapter: DecoderAdapter,
     layout: PromptLayout,
-    placement: Placement,
+    placement: KVPlacer,
     method: FusionMethod,
     kv: PromptKV,
     flops: FlopCount,
     arrival: Callable[[int], Steps[None]] | None = None,
-) -> Steps[Scouted]:
+) -> Steps[QuestionPassResult]:
     """The question's pass and, if the method asks for it, the leads'. `arrival` waits until the
     cache has a layer."""
-    looked = method.scouted_layers(adapter.layers)
+    looked = method.question_pass_layers(adapter.layers)
 
     def place_cache(layer: int) -> Steps[None]:
         if arrival is not None:
             yield from arrival(layer)
         placement.place(layer)
 
-    shares = method.question_shares(layout)
+    shares = method.question_row_weights(layout)
 
-    def asked(layer: int) -> Tensor | Tell:
+    def asked(layer: int) -> Tensor | ScoreFn:
         return partial(method.scout, layer, layout=layout) if shares is None else shares
 
     look = partial(_look, adapter, layout, kv, flops, looked)
-    question = Settled(method.settled_layers(adapter.layers))
+    question = ReusedQuestionRows(method.reused_question_layers(adapter.layers))
     found = yield from look(layout.question_rows, asked, place_cache, question)
-    leads = method.lead_rows(layout, found)
+    leads = method.seed_rows(layout, found)
     if not len(leads):
-        return Scouted(Evidence(found, torch.zeros_like(found)), looked.stop, question)
-    followed = method.follow(leads, found)
+        return QuestionPassResult(
+            AttentionScores(found, torch.zeros_like(found)), looked.stop, question
+        )
+    followed = method.seed_weights(leads, found)
     second = yield from look(leads, lambda layer: followed)
-    return Scouted(Evidence(found, second), looked.stop, question)
+    return QuestionPassResult(AttentionScores(found, second), looked.stop, question)
 
 
 def _look(
@@ -98,13 +100,13 @@ def _look(
     rows: Tensor,
     shares: Shares,
     prepare: Prepare | None = None,
-    settled: Settled | None = None,
+    settled: ReusedQuestionRows | None = None,
 ) -> Steps[Tensor]:
     """Run `rows` up to the last layer of `looked`; their evidence `[n]`. `prepare`: before a layer,
     if its cache is not in place yet; `settled` remembers the first layers."""
-    n, seen = layout.tokens, layout.warm_rows
+    n, seen = layout.tokens, layout.cached_rows
     everything = len(seen) == n
-    evidence = torch.zeros(n, dtype=torch.float32, device=layout.ids.device)
+    attention_scores = torch.zeros(n, dtype=torch.float32, device=layout.ids.device)
     x = adapter.embed(layout.ids[rows])
     pairs = float(len(rows)) * len(seen)
     last_layer = looked.stop - 1
@@ -122,13 +124,13 @@ def _look(
         keys, values = (k_all, v_all) if everything else (k_all[:, seen], v_all[:, seen])
         key_rows = None if everything else seen
         if layer in looked:
-            attended, told = attend_and_tell(
+            attended, told = attend_with_scores(
                 q, keys, values, rows, shares(layer), adapter.scale, key_rows=key_rows
             )
             if everything:
-                evidence += told
+                attention_scores += told
             else:
-                evidence.index_add_(0, seen, told)
+                attention_scores.index_add_(0, seen, told)
         else:
             attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
         flops.project(len(rows))
@@ -138,4 +140,4 @@ def _look(
             flops.score(pairs)  # weighting values costs what scoring does
             flops.finish(len(rows))
         yield None
-    return evidence
+    return attention_scores

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from service.records import GateState, Method, Report
-from service.worker.checks.gate import Checks, Gate
+from service.worker.checks.gate import Gate, GateSettings
 from service.worker.gate.policy import Bounds
 from tests.service.worker.engines import Rig
 
 BROKEN = Method("full_reuse")  # of a random model, whose attention to places is far from flat
-ALL = Checks(1.0, Bounds(min_checks=4, recovery=3))
+ALL = GateSettings(1.0, Bounds(min_checks=4, recovery=3))
 
 
 def gate_of(r: Rig) -> Gate:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from service.records import Chunk, Method
-from service.worker.checks.gate import MAX_PENDING, Checks
+from service.worker.checks.gate import MAX_PENDING, GateSettings
 from service.worker.core.request import ExplainedEvent, Request
+from service.worker.gate.method_trust import MAX_KNOWN
 from service.worker.gate.policy import Bounds
-from service.worker.gate.standing import MAX_KNOWN
 from service.worker.methods.registry import make_fusion
-from tests.service.worker.checks.checking import ALL, BROKEN, ask, check, gate_of, state_of
+from tests.service.worker.checks.gated_engine import ALL, BROKEN, ask, check, gate_of, state_of
 from tests.service.worker.engines import DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import Q, S, Tiny
 
@@ -108,14 +108,14 @@ def test_checks_and_precompute_take_turns(model: Tiny) -> None:
             r.events.extend(r.engine.step())
         for address in r.engine.admission.addresses(S, many, "none", ""):
             assert address is not None
-            r.engine.lane.add(address, id="ingest")
-        checks, chunks = gate_of(r).pending, r.engine.lane.pending
+            r.engine.precompute_queue.add(address, id="ingest")
+        checks, chunks = gate_of(r).pending, r.engine.precompute_queue.pending
         while gate_of(r).pending > checks // 2:
             r.events.extend(r.engine.step())
-        assert 0 < r.engine.lane.pending < chunks
+        assert 0 < r.engine.precompute_queue.pending < chunks
         r.run()
         check(r)
-        assert r.engine.lane.counts["failed"] == 0
+        assert r.engine.precompute_queue.counts["failed"] == 0
 
 
 def test_a_fault_in_a_check_ends_that_check_only(model: Tiny) -> None:
@@ -152,7 +152,7 @@ def test_auto_is_at_least_the_raised_ratio(model: Tiny) -> None:
     """And with full prefill there is none to choose."""
     asked = Method("a3", {"ratio": "auto"})
     bounds = Bounds(min_checks=2, agreement=1.0, kl=1e-6, recovery=2)
-    with rig(model, checks=Checks(1.0, bounds), planner=True) as r:
+    with rig(model, checks=GateSettings(1.0, bounds), planner=True) as r:
         r.precompute()
         ratios = [ask(r, asked, max_tokens=1)[1].ratio for _ in range(12)]
     told = [ratio for ratio in ratios if ratio is not None]

@@ -14,8 +14,8 @@ import torch
 
 from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
 from service.worker.core.layout import PromptLayout
-from service.worker.forward.placement import Placement
-from service.worker.kernels.gpu import placement_gpu
+from service.worker.forward.kv_placement import KVPlacer
+from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
 from service.worker.model.rope import RotaryTable
@@ -41,7 +41,7 @@ def chunk_of(codec: str, tokens: int, heads: int, d: int, dtype: torch.dtype) ->
 
 def compare(device: str) -> None:
     """Raises AssertionError where kernel and torch differ, or more is written than asked for."""
-    for codec, case, dtype in product(placement_gpu.CODECS, CASES, DTYPES[device]):
+    for codec, case, dtype in product(kv_placement_gpu.CODECS, CASES, DTYPES[device]):
         tokens, heads, d = case
         chunk = chunk_of(codec, tokens, heads, d, dtype)
         table = RotaryTable(10000.0 ** -(torch.arange(0, d, 2, device=device) / d), 1.25, 500)
@@ -50,8 +50,8 @@ def compare(device: str) -> None:
         k, v = (x.to(device) for x in chunk.layer(1))
         cache = torch.zeros(2, heads, tokens + 9, d, dtype=dtype, device=device)
         k_out, v_out = cache[:, :, 4 : 4 + tokens]
-        stored = chunk.stored_layer(1, device=device)
-        placement_gpu.place(*stored, positions, table, k_out, v_out)
+        stored = chunk.encoded_layer(1, device=device)
+        kv_placement_gpu.place(*stored, positions, table, k_out, v_out)
         assert k_out.transpose(0, 1).equal(table.turn(positions)(k)), (codec, case, dtype, "k")
         assert v_out.transpose(0, 1).equal(v), (codec, case, dtype, "v")
         assert not cache[:, :, :4].any() and not cache[:, :, 4 + tokens :].any()
@@ -76,11 +76,11 @@ def through_place(device: str) -> None:
     def placed(by_kernel: bool) -> torch.Tensor:
         cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
         with (
-            patch.object(placement_gpu, "serves", lambda _: by_kernel),
-            patch.object(placement_gpu, "place", wraps=placement_gpu.place) as used,
+            patch.object(kv_placement_gpu, "serves", lambda _: by_kernel),
+            patch.object(kv_placement_gpu, "place", wraps=kv_placement_gpu.place) as used,
         ):
             kv = SimpleNamespace(prompt_layer=lambda layer, n: tuple(cache[:, :, :n]))
-            with Placement(adapter, layout, cached, layout.all_rows + 11, kv) as placement:
+            with KVPlacer(adapter, layout, cached, layout.all_rows + 11, kv) as placement:
                 placement.place(1)
         assert used.call_count == (4 if by_kernel else 0)
         if by_kernel:
@@ -104,9 +104,9 @@ def test_in_the_interpreter(check: Callable[[str], None]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_the_gpu(check: Callable[[str], None]) -> None:
-    assert placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
+    assert kv_placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
     check("cuda")
 
 
 def test_a_cpu_is_left_to_torch() -> None:
-    assert not placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16))
+    assert not kv_placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16))

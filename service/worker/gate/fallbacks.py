@@ -16,7 +16,7 @@ MOST_RATIO = 0.6
 """Above it a full prefill costs hardly more, and cannot be wrong."""
 
 
-def ladder(fusion: FusionMethod) -> list[FusionMethod]:
+def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
     """The method as asked for, with its ratio doubled as often as makes sense where it has one,
     and full prefill."""
     steps = [fusion]

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Collection
 
 from service.worker.checks.gate import Gate
-from service.worker.loading.precompute import PrecomputeLane
+from service.worker.loading.precompute_queue import PrecomputeQueue
 
 log = logging.getLogger("kvstitch.engine")
 
 
-class Background:
+class IdleWork:
     """Steps of the lane, and of the gate where there is one; neither waits for the other's end."""
 
-    def __init__(self, lane: PrecomputeLane, gate: Gate | None) -> None:
-        self._lane = lane
+    def __init__(self, precompute_queue: PrecomputeQueue, gate: Gate | None) -> None:
+        self._lane = precompute_queue
         self._gate = gate
         self._lane_is_next = True
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
 from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
-from service.worker.gate.ladder import FULL, ladder
+from service.worker.gate.fallbacks import FULL, fallbacks
 from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of, mean_kl
 from service.worker.methods.fusion.base import FusionMethod
 
@@ -22,7 +22,7 @@ OK, RAISED, FULL_PREFILL = GATE_STATES
 
 
 @dataclass
-class Standing:
+class MethodTrust:
     """Of one method with its parameters. sampled: checks that were taken at this level."""
 
     name: str
@@ -38,11 +38,11 @@ class Standing:
             return OK
         return FULL_PREFILL if self.drift.level == self.drift.top else RAISED
 
-    def watched(self) -> Watched:
+    def gated(self) -> GatedMethod:
         """For a request that asks for it now."""
         level = self.drift.level
         note = None if level == 0 else GateNote(self.state, self.described(level), self.why)
-        return Watched(self, level, self.steps[level], note)
+        return GatedMethod(self, level, self.steps[level], note)
 
     def observe(self, level: int, seen: Observation) -> None:
         """Count a check; a change of level is logged."""
@@ -88,43 +88,45 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Watched:
+class GatedMethod:
     """What one request got: the level it was answered at, whatever becomes of the method later.
     note: what its answer says of that, None if it got what it asked for."""
 
-    standing: Standing
+    trust: MethodTrust
     level: int
     fusion: FusionMethod
     note: GateNote | None
 
 
-class Standings:
+class MethodTrusts:
     """All of them, by method and parameters, latest asked for last."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._known: OrderedDict[FusionMethod, Standing] = OrderedDict()
+        self._known: OrderedDict[FusionMethod, MethodTrust] = OrderedDict()
 
-    def of(self, name: str, fusion: FusionMethod) -> Standing:
+    def of(self, name: str, fusion: FusionMethod) -> MethodTrust:
         found = self._known.get(fusion)
         if found is None:
-            steps = ladder(fusion)
-            found = self._known[fusion] = Standing(name, steps, Drift(self._bounds, len(steps) - 1))
+            steps = fallbacks(fusion)
+            found = self._known[fusion] = MethodTrust(
+                name, steps, Drift(self._bounds, len(steps) - 1)
+            )
             if len(self._known) > MAX_KNOWN:
                 self._forget_one()
         self._known.move_to_end(fusion)
         return found
 
-    def all(self) -> list[Standing]:
+    def all(self) -> list[MethodTrust]:
         """Safe to call from another thread."""
         return list(self._known.values())
 
     def reset(self, name: str) -> None:
         """Those of a method, "" for all, as if they had just been asked for the first time."""
-        for standing in self.all():
-            if name in ("", standing.name):
-                log.info("%s was reset from %s", standing.described(0), standing.state)
-                standing.reset()
+        for trust in self.all():
+            if name in ("", trust.name):
+                log.info("%s was reset from %s", trust.described(0), trust.state)
+                trust.reset()
 
     def _forget_one(self) -> None:
         """The longest unasked one, of those that are fine if there are such beside the newest."""

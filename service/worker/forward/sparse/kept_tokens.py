@@ -42,7 +42,7 @@ class WholeChunk:
 
 
 @dataclass(frozen=True)
-class HeldTokens:
+class KeptTokens:
     """Tokens of one document from one or two reads (its ends; the middle blocks chosen later)."""
 
     sources: tuple[TokenSource, ...]

@@ -4,7 +4,7 @@ turned to their positions, laid out by head, in one pass instead of a dozen.
 Stored KV are taken as the codecs raw and int8 keep them (`kvstore.format.codecs`). The result is
 that of decoding, then `service.worker.model.rope`, then copying, to the bit: an answer does not
 depend on who placed its cache. Before its first use on a device the kernel is run once against just
-that (`service.worker.kernels.gpu.gpu`). Knows no segment and no model.
+that (`service.worker.kernels.gpu.triton_check`). Knows no segment and no model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.gpu import gpu
-from service.worker.kernels.gpu.gpu import tl
+from service.worker.kernels.gpu import triton_check
+from service.worker.kernels.gpu.triton_check import tl
 from service.worker.model.rope import RotaryTable
 
 CODECS = ("raw", "int8")
@@ -29,14 +29,14 @@ MAX_HEAD_DIM = 256
 def serves(kv: Tensor) -> bool:
     """Whether the kernel writes into a cache `[kv_heads, tokens, d]` like this."""
     on_gpu = _kernel is not None and kv.device.type == "cuda"
-    fits = kv.dtype in gpu.NARROW and kv.shape[2] <= MAX_HEAD_DIM and kv.stride(2) == 1
+    fits = kv.dtype in triton_check.NARROW and kv.shape[2] <= MAX_HEAD_DIM and kv.stride(2) == 1
     return on_gpu and fits and right(kv.device)
 
 
 @cache
 def right(device: torch.device) -> bool:
     """Whether the kernel compiles on this device and gives what torch gives, to the bit."""
-    return gpu.agree("placing stored rows", lambda: _compared(device), 0.0)
+    return triton_check.agree("placing stored rows", lambda: _compared(device), 0.0)
 
 
 def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -113,4 +113,4 @@ def _place_rows(
     tl.store(v_out + place + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
 
 
-_kernel = gpu.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")
+_kernel = triton_check.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")

@@ -8,14 +8,14 @@ import pytest
 
 from service.errors import InvalidRequest
 from service.parameters import parameter
-from service.worker.gate.ladder import ladder
+from service.worker.gate.fallbacks import fallbacks
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.registry import fusion_methods, make_fusion
 
 
 def ratios(fusion: FusionMethod) -> list[float]:
-    *steps, last = ladder(fusion)
+    *steps, last = fallbacks(fusion)
     assert isinstance(last, Vanilla)
     return [float(getattr(step, "ratio", -1)) for step in steps]
 
@@ -39,7 +39,7 @@ def test_the_ratio_is_doubled(asked: float, steps: list[float]) -> None:
 def test_every_method_ends_in_full_prefill(name: str) -> None:
     """By way of valid parameters, and by none where it has no ratio."""
     fusion = make_fusion(name, {})
-    steps = ladder(fusion)
+    steps = fallbacks(fusion)
     assert steps[0] == fusion and isinstance(steps[-1], Vanilla)
     assert (len(steps) > 2) == hasattr(fusion, "ratio")
     for step in steps[1:-1]:

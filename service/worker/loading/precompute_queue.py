@@ -39,7 +39,7 @@ class Task:
     bytes: int = 0
 
 
-class PrecomputeLane:
+class PrecomputeQueue:
     """A queue of chunks; `advance` runs one step of one of them."""
 
     def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:

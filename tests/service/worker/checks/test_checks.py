@@ -7,7 +7,15 @@ import torch
 
 from service.records import Chunk, Method
 from service.worker.checks.comparison import WORST_NATS, compare
-from tests.service.worker.checks.checking import ALL, BROKEN, ask, check, gate_of, state_of, values
+from tests.service.worker.checks.gated_engine import (
+    ALL,
+    BROKEN,
+    ask,
+    check,
+    gate_of,
+    state_of,
+    values,
+)
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, random_model, tiny_config, tiny_of
 
@@ -78,8 +86,12 @@ def test_a_ratio_is_raised_step_by_step(model: Tiny) -> None:
                 ratio = 1.0 if report.ratio is None else report.ratio
                 seen.append((ratio, report.gate.state))
     steps = list(dict.fromkeys(seen))
-    ladder = [(0.05, "ok"), *[(r, "ratio_raised") for r in (0.1, 0.2, 0.4)], (1.0, "full_prefill")]
-    assert steps == ladder[: len(steps)] and len(steps) >= 2
+    fallbacks = [
+        (0.05, "ok"),
+        *[(r, "ratio_raised") for r in (0.1, 0.2, 0.4)],
+        (1.0, "full_prefill"),
+    ]
+    assert steps == fallbacks[: len(steps)] and len(steps) >= 2
     assert seen.count(steps[0]) == 4
 
 
@@ -169,6 +181,6 @@ def test_without_a_gate_nothing_is_watched(model: Tiny) -> None:
         r.precompute()
         name = r.submit(PIE)
         sequence = r.engine.scheduler.find(name)
-        assert sequence is not None and sequence.watched is None
+        assert sequence is not None and sequence.gated is None
         r.run()
         assert r.done(name).report.gate is None

@@ -13,7 +13,7 @@ from service.records import Chunk, Method, Report, SegmentFates
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
-from service.worker.sequences.fates import FateRecorder
+from service.worker.sequences.token_trace import TokenTracer
 from tests.references.samkv_toys import LONG
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config, tiny_of
@@ -93,7 +93,7 @@ def test_rows_that_a_first_pass_sent_are_computed_too(model: Tiny, leads: float)
 
 def changed_layers(model: Tiny, method: FusionMethod) -> None:
     layers = model.adapter.layers
-    fates = FateRecorder(method, layers, model.adapter.kv_heads)
+    fates = TokenTracer(method, layers, model.adapter.kv_heads)
     ours = model.stitch(method, capture=fates.capture)
     fates.prefilled(ours.layout, ours.result)
     reused = model.stitch(Pie())
