@@ -20,7 +20,9 @@ class Example:
 @cache
 def examples() -> dict[tuple[str, str], Example]:
     """By method, in lower case, and path as it is routed."""
-    text = files("service.gateway.http").joinpath("openapi_examples.json").read_text(encoding="utf-8")
+    text = (
+        files("service.gateway.http").joinpath("openapi_examples.json").read_text(encoding="utf-8")
+    )
     return {_key(route): Example(**recorded) for route, recorded in json.loads(text).items()}
 
 
