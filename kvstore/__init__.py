@@ -20,16 +20,16 @@ from kvstore.errors import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.format.blocks import EncodedBlocks
 from kvstore.format.chunk import EncodedChunk, encode_chunk
-from kvstore.format.header import ChunkHeader, parse_header
-from kvstore.format.keys import chunk_key
-from kvstore.format.spec import BLOCK_TOKENS, ChunkSpec
-from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
+from kvstore.format.chunk_blocks import EncodedBlocks
+from kvstore.format.chunk_header import ChunkHeader, parse_header
+from kvstore.format.chunk_keys import chunk_key
+from kvstore.format.chunk_spec import BLOCK_TOKENS, ChunkSpec
+from kvstore.read_outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
 from kvstore.store import TieredStore
-from kvstore.tiers.memory import MemoryTier
-from kvstore.tiers.redis.tier import RedisTier
-from kvstore.tiers.ssd.tier import SsdTier
+from kvstore.tiers.memory_tier import MemoryTier
+from kvstore.tiers.redis.redis_tier import RedisTier
+from kvstore.tiers.ssd.ssd_tier import SsdTier
 
 __all__ = [
     "BLOCK_TOKENS",

@@ -27,7 +27,7 @@ class ChunkCorrupt(ChunkError):
 
 
 class ChunkRefused(ChunkError):
-    """The bytes are sound but belong to another model, layout, codec or format version."""
+    """The bytes are sound but belong to another model, tensor_layout, codec or format version."""
 
 
 class ChunkSpecError(ChunkError, ValueError):

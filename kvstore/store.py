@@ -14,21 +14,21 @@ from typing import Self
 
 from torch import Tensor
 
-from kvstore import extras
-from kvstore.format.blocks import check_selection, select
+from kvstore import tiered_extras
+from kvstore.circuit_breaker import BreakerSettings
+from kvstore.deletion_epoch import DeletionEpoch
+from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.chunk import EncodedChunk
-from kvstore.format.extra import encode_extra
-from kvstore.format.keys import require_chunk_key, require_extra_name
-from kvstore.format.spec import ChunkSpec
-from kvstore.guarded import GuardedTier
-from kvstore.outcomes import BlocksOutcome, ExtraOutcome, Problem, ReadOutcome
-from kvstore.purges import Purges
-from kvstore.singleflight import SingleFlight
-from kvstore.sparse import read_blocks
-from kvstore.stats import StoreStats
+from kvstore.format.chunk_blocks import block_selection, check_selection
+from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.extra_tensors import encode_extra
+from kvstore.read_outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem
+from kvstore.single_flight import SingleFlight
+from kvstore.store_stats import StoreStats
+from kvstore.tiered_blocks import read_blocks
 from kvstore.tiers.base import Tier
-from kvstore.tiers.breaker import BreakerSettings
-from kvstore.writebehind import QueueLimits, WriteBehind
+from kvstore.write_behind import QueueLimits, WriteBehindQueue
 
 
 class TieredStore:
@@ -49,11 +49,11 @@ class TieredStore:
     ) -> None:
         if len({tier.name for tier in tiers}) != len(tiers):
             raise ValueError("tiers must have different names")
-        self._tiers = [GuardedTier(tier, breaker or BreakerSettings()) for tier in tiers]
-        self._writer = WriteBehind(write_behind or QueueLimits(), self._settle)
+        self._tiers = [FaultTolerantTier(tier, breaker or BreakerSettings()) for tier in tiers]
+        self._writer = WriteBehindQueue(write_behind or QueueLimits(), self._settle)
         self._reads: SingleFlight[tuple[str, ChunkSpec | None], ReadOutcome] = SingleFlight()
         self._puts: SingleFlight[str, bool] = SingleFlight()
-        self._purges = Purges()
+        self._purges = DeletionEpoch()
         self._lock = threading.Lock()
         self._new_keys = 0
         self._already_present = 0
@@ -65,7 +65,7 @@ class TieredStore:
         Raises:
             TierError: a tier cannot work at all (directory taken, package missing, bad URL).
         """
-        started: list[GuardedTier] = []
+        started: list[FaultTolerantTier] = []
         try:
             for guarded in self._tiers:
                 guarded.tier.start()
@@ -151,7 +151,7 @@ class TieredStore:
         Raises:
             ChunkSpecError: the chunk has no such layer or block.
         """
-        selection = select(layer_blocks)
+        selection = block_selection(layer_blocks)
         if expect is not None:
             check_selection(selection, expect)
         return read_blocks(self._tiers, require_chunk_key(key), selection, expect)
@@ -177,7 +177,7 @@ class TieredStore:
         """
         require_chunk_key(key)
         extra = encode_extra(name, version, tensors)
-        return extras.put_extra(self._tiers, self._writer, self._purges, key, extra)
+        return tiered_extras.put_extra(self._tiers, self._writer, self._purges, key, extra)
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
         """Extra tensors of a chunk, without its k and v; copied into the memory tier.
@@ -189,7 +189,7 @@ class TieredStore:
         """
         require_chunk_key(key)
         require_extra_name(name)
-        return extras.read_extra(self._tiers, self._purges, key, name, version)
+        return tiered_extras.read_extra(self._tiers, self._purges, key, name, version)
 
     def locate(self, keys: Collection[str]) -> dict[str, str]:
         """Key to the fastest tier that holds it; keys that no tier holds are absent."""
@@ -263,7 +263,7 @@ class TieredStore:
     def _read(self, key: str, expect: ChunkSpec | None) -> ReadOutcome:
         started = time.perf_counter()
         since = self._purges.now()
-        problems: list[Problem] = []
+        problems: list[ReadProblem] = []
         outcome = ReadOutcome(None, None, 0, 0.0)
         for position, guarded in enumerate(self._tiers):
             attempt = guarded.read(key, expect)
@@ -278,7 +278,7 @@ class TieredStore:
         return replace(outcome, seconds=seconds, problems=tuple(problems))
 
     def _promote(
-        self, key: str, chunk: EncodedChunk, faster: Sequence[GuardedTier], since: int
+        self, key: str, chunk: EncodedChunk, faster: Sequence[FaultTolerantTier], since: int
     ) -> None:
         def keep() -> None:
             for guarded in faster:

@@ -9,12 +9,12 @@ from torch import Tensor
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import BlockDigests
+from kvstore.format.chunk_header import ChunkHeader, build_header, parse_header
+from kvstore.format.chunk_spec import ChunkSpec
 from kvstore.format.codecs import codec
 from kvstore.format.codecs.base import Role
-from kvstore.format.decode import decode_layer, stored_layer
-from kvstore.format.header import ChunkHeader, build_header, parse_header
-from kvstore.format.layout import layout
-from kvstore.format.spec import ChunkSpec
+from kvstore.format.layer_decoding import decode_layer, encoded_layer
+from kvstore.format.tensor_layout import tensor_layout
 
 __all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]
 
@@ -70,7 +70,7 @@ class EncodedChunk:
             raw = raw.to(device, non_blocking=non_blocking)
         return decode_layer(self.spec, raw)
 
-    def stored_layer(
+    def encoded_layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """What the codec stores of one layer's k and v (``Codec.parts``), not decoded; with
@@ -83,7 +83,7 @@ class EncodedChunk:
         raw = self.layer_bytes(layer)
         if device is not None:
             raw = raw.to(device, non_blocking=True)
-        return stored_layer(self.spec, raw)
+        return encoded_layer(self.spec, raw)
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
         """Check the data of these layers (all by default) against the header's digests.
@@ -116,7 +116,7 @@ def encode_chunk(
             values the codec cannot carry.
     """
     _check_tensors(spec, k, v)
-    entries = layout(spec)
+    entries = tensor_layout(spec)
     chunk_codec = codec(spec.codec)
     data = allocate(entries[-1].end, pin=pin)
     view = view_bytes(data)
@@ -137,9 +137,9 @@ def encode_chunk(
     return EncodedChunk(build_header(spec, digests), data)
 
 
-class ChunkCheck:
+class ChunkVerifier:
     """Verifies a chunk while it arrives, a layer at a time, as
-    :class:`kvstore.format.blocks.BlocksCheck`.
+    :class:`kvstore.format.chunk_blocks.BlockVerifier`.
 
     Args:
         expect: refuse any other spec, before the data are looked at.

@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from kvstore.format.byte_ranges import ByteRange
 from kvstore.format.chunk import EncodedChunk
-from kvstore.format.header import ChunkHeader
-from kvstore.format.ranges import ByteRange
+from kvstore.format.chunk_header import ChunkHeader
 
 # memory: holds the objects themselves, so whole chunks need no second verification.
 # disk:   this machine's; written at once by put, in the background by promotion.
@@ -21,14 +21,14 @@ from kvstore.format.ranges import ByteRange
 TierKind = Literal["memory", "disk", "shared"]
 
 
-Arrived = Callable[[ChunkHeader, Tensor, int], None]
+ChunkProgress = Callable[[ChunkHeader, Tensor, int], None]
 """What a reader is told while its data come: the chunk's header, the data being filled, and how
 many of its bytes are in place (those are not touched again). Called by the reading thread, never
 with less than before; a tier may call it rarely or not at all. What it raises ends the read."""
 
 
 @dataclass(frozen=True)
-class Usage:
+class TierUsage:
     """What a tier holds now. ``None`` where the tier cannot tell cheaply or has no bound.
 
     Attributes:
@@ -77,7 +77,7 @@ class Tier(Protocol):
         """
         ...
 
-    def read(self, key: str, arrived: Arrived | None = None) -> EncodedChunk | None:
+    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
         """The whole chunk, data not verified; None when there is no such chunk."""
         ...
 
@@ -86,7 +86,7 @@ class Tier(Protocol):
         key: str,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: Arrived | None = None,
+        arrived: ChunkProgress | None = None,
     ) -> Tensor | None:
         """Some ranges of the data section (ascending, disjoint), one after the other.
 
@@ -129,4 +129,4 @@ class Tier(Protocol):
         """Keys of all chunks, in no order."""
         ...
 
-    def usage(self) -> Usage: ...
+    def usage(self) -> TierUsage: ...

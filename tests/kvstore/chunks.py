@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, chunk_key, encode_chunk
-from kvstore.format.blocks import Selection, ranges_of
-from kvstore.format.ranges import gather, total_bytes
+from kvstore.format.byte_ranges import gather, total_bytes
+from kvstore.format.chunk_blocks import BlockSelection, selection_ranges
 
 
 def make_spec(
@@ -52,9 +52,9 @@ def make_key(number: int = 0) -> str:
     )
 
 
-def gathered(chunk: EncodedChunk, selection: Selection) -> Tensor:
+def gathered(chunk: EncodedChunk, selection: BlockSelection) -> Tensor:
     """The bytes of some blocks, one range after the other."""
-    ranges = ranges_of(selection, chunk.spec)
+    ranges = selection_ranges(selection, chunk.spec)
     data = torch.empty(total_bytes(ranges), dtype=torch.uint8)
     gather(chunk.data, ranges, data)
     return data

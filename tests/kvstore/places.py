@@ -4,7 +4,7 @@ import redis
 import torch
 
 from kvstore import MemoryTier, RedisTier, SsdTier
-from kvstore.tiers.ssd.scan import chunk_path
+from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_key, make_spec
 
 KEY = make_key()

@@ -12,7 +12,7 @@ from kvstore import (
     TieredStore,
     TierUnavailable,
 )
-from kvstore.tiers.testing.fake import FakeTier
+from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 KEY = make_key()

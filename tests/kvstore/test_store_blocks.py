@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.format.blocks import ranges_of, select
+from kvstore.format.chunk_blocks import block_selection, selection_ranges
 from kvstore.format.codecs import codec_names
-from kvstore.tiers.testing.fake import FakeTier
+from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.places import EVERYTHING, KEY, PICKED, check, spec_of
 
@@ -120,7 +120,9 @@ def test_bytes_sent_by_redis(redis_at):
             outcome = store.read_blocks(KEY, PICKED)
             received = sent() - before - own
         header = chunk.header.data_start
-        replies = [header] + [one.nbytes for one in ranges_of(select(PICKED), chunk.spec)]
+        replies = [header] + [
+            one.nbytes for one in selection_ranges(block_selection(PICKED), chunk.spec)
+        ]
         framing = sum(len(f"${size}\r\n") + len("\r\n") for size in replies)
         assert outcome.nbytes == sum(replies) == store.stats().tier("redis").bytes["read_blocks"]
         # INFO's own reply changes length by a digit or two.

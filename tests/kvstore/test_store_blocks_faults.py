@@ -20,8 +20,8 @@ from kvstore import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.tiers.breaker import BreakerSettings
-from kvstore.tiers.ssd.scan import chunk_path
+from kvstore.circuit_breaker import BreakerSettings
+from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk
 from tests.kvstore.places import KEY, PICKED, check, spec_of
 from tests.redis_server import redis_server

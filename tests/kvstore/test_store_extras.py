@@ -7,8 +7,8 @@ import redis
 import torch
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.tiers.testing.fake import FakeTier
-from kvstore.writebehind import QueueLimits
+from kvstore.tiers.testing.fake_tier import FakeTier
+from kvstore.write_behind import QueueLimits
 from tests.kvstore.chunks import make_chunk, make_key
 
 KEY = make_key()

@@ -17,9 +17,9 @@ from kvstore import (
     TierTimeout,
     TierUnavailable,
 )
-from kvstore.format.extra import encode_extra
-from kvstore.tiers.breaker import BreakerSettings
-from kvstore.tiers.ssd.scan import extra_path
+from kvstore.circuit_breaker import BreakerSettings
+from kvstore.format.extra_tensors import encode_extra
+from kvstore.tiers.ssd.directory_scan import extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.test_store_extras import KEY, OTHER, SKETCH, holds
 

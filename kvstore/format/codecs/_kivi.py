@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import ChunkSpecError
-from kvstore.format.affine import dequantise, pack, quantise, unpack
-from kvstore.format.codecs.base import Part, Role
-from kvstore.format.spec import ChunkSpec
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.codecs.base import EncodedPart, Role
+from kvstore.format.group_quantisation import dequantise, pack, quantise, unpack
 
 _TOKENS, _CHANNELS = 0, 2
 
@@ -38,16 +38,16 @@ class KiviCodec:
     bits: int
     group: int = 32
 
-    def parts(self, role: Role, spec: ChunkSpec) -> tuple[Part, ...]:
+    def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
         packed_channels = -(-spec.head_dim * self.bits // 8)
         shape = [spec.tokens, spec.kv_heads, spec.head_dim]
         axis = _axis(role)
         shape[axis] = -(-shape[axis] // self.group)
         tokens_per_row = self.group if role == "k" else 1
         return (
-            Part("", torch.uint8, (spec.tokens, spec.kv_heads, packed_channels)),
-            Part(".scale", torch.bfloat16, tuple(shape), tokens_per_row),
-            Part(".min", spec.torch_dtype, tuple(shape), tokens_per_row),
+            EncodedPart("", torch.uint8, (spec.tokens, spec.kv_heads, packed_channels)),
+            EncodedPart(".scale", torch.bfloat16, tuple(shape), tokens_per_row),
+            EncodedPart(".min", spec.torch_dtype, tuple(shape), tokens_per_row),
         )
 
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:

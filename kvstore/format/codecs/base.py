@@ -7,13 +7,13 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kvstore.format.spec import ChunkSpec
+from kvstore.format.chunk_spec import ChunkSpec
 
 Role = Literal["k", "v"]
 
 
 @dataclass(frozen=True)
-class Part:
+class EncodedPart:
     """One stored tensor of one layer's k or v.
 
     Attributes:
@@ -41,7 +41,7 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
-    def parts(self, role: Role, spec: ChunkSpec) -> tuple[Part, ...]:
+    def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
         """The stored tensors, the main one first."""
         ...
 

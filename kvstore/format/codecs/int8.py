@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import ChunkSpecError
-from kvstore.format.codecs.base import Part, Role
-from kvstore.format.spec import ChunkSpec
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.codecs.base import EncodedPart, Role
 
 _LEVELS = 127.0
 _LARGEST = _LEVELS * torch.finfo(torch.float16).max
@@ -25,10 +25,10 @@ _LARGEST = _LEVELS * torch.finfo(torch.float16).max
 class Int8Codec:
     name = "int8"
 
-    def parts(self, role: Role, spec: ChunkSpec) -> tuple[Part, ...]:
+    def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
         return (
-            Part("", torch.int8, spec.shape),
-            Part(".scale", torch.float16, (spec.tokens, spec.kv_heads)),
+            EncodedPart("", torch.int8, spec.shape),
+            EncodedPart(".scale", torch.float16, (spec.tokens, spec.kv_heads)),
         )
 
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvstore.format.codecs.base import Part, Role
-from kvstore.format.spec import ChunkSpec
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.codecs.base import EncodedPart, Role
 
 
 class RawCodec:
     name = "raw"
 
-    def parts(self, role: Role, spec: ChunkSpec) -> tuple[Part, ...]:
-        return (Part("", spec.torch_dtype, spec.shape),)
+    def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
+        return (EncodedPart("", spec.torch_dtype, spec.shape),)
 
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
         return (x,)

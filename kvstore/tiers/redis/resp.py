@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.format.ranges import Progress
+from kvstore.format.byte_ranges import ByteProgress
 
 _SCATTER = 64  # buffers per call
 _LONGEST_LINE = 1 << 10
@@ -35,7 +35,7 @@ class ProtocolError(Exception):
 
 
 @dataclass(frozen=True)
-class Deviation:
+class UnexpectedValue:
     """The first value that is not as expected.
 
     Attributes:
@@ -102,8 +102,8 @@ class Replies:
         return value
 
     def values(
-        self, values: Sequence[memoryview], progress: Progress | None = None
-    ) -> Deviation | None:
+        self, values: Sequence[memoryview], progress: ByteProgress | None = None
+    ) -> UnexpectedValue | None:
         """Fill each of these (none of them empty) with the value of one reply.
 
         Args:
@@ -150,7 +150,7 @@ class Replies:
                 raise _refusal(self._line(bytes(came[good:filled]))[0])
         self.expected -= count
 
-    def _deviation(self, number: int, came: bytes) -> Deviation:
+    def _deviation(self, number: int, came: bytes) -> UnexpectedValue:
         """What stands where frame ``number`` was expected, as far as it has come."""
         if number:
             while len(came) < 2:
@@ -159,7 +159,7 @@ class Replies:
                 raise ProtocolError(f"a value that does not end: {came[:16]!r}")
             came = came[2:]
         head, _ = self._line(came)
-        return Deviation(number, None if head in _NIL else _length(head))
+        return UnexpectedValue(number, None if head in _NIL else _length(head))
 
     def _line(self, came: bytes) -> tuple[bytes, bytes]:
         """The first line of ``came`` and what comes next, and what has come after it."""

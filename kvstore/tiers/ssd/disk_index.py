@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from kvstore.errors import TierFull
-from kvstore.tiers.ssd.scan import StoredFile
+from kvstore.tiers.ssd.directory_scan import StoredFile
 
 
 class DiskIndex:

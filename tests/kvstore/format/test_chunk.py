@@ -45,11 +45,13 @@ def test_a_layer_as_it_is_stored(codec_name):
     spec = make_spec(codec_name)
     k, v = make_tensors(spec)
     chunk = encode_chunk(spec, k, v)
-    for role, expected, stored in zip("kv", (k[2], v[2]), chunk.stored_layer(2), strict=True):
+    for role, expected, stored in zip("kv", (k[2], v[2]), chunk.encoded_layer(2), strict=True):
         for part, whole in zip(codec(codec_name).encode(role, expected), stored, strict=True):
             assert part.dtype == whole.dtype and torch.equal(part, whole)
         assert stored[0].untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
-    for here, there in zip(chunk.stored_layer(2), chunk.stored_layer(2, device="cpu"), strict=True):
+    for here, there in zip(
+        chunk.encoded_layer(2), chunk.encoded_layer(2, device="cpu"), strict=True
+    ):
         assert all(map(torch.equal, here, there))
 
 

@@ -14,9 +14,9 @@ from kvstore import (
     SsdTier,
     TierUnavailable,
 )
-from kvstore.format.blocks import BlocksCheck, ranges_of, select
+from kvstore.format.chunk_blocks import BlockVerifier, block_selection, selection_ranges
 from kvstore.format.codecs import codec_names
-from kvstore.tiers.testing.fake import FakeTier
+from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 
@@ -60,14 +60,14 @@ def test_put_and_read_back(tier, codec):
 @pytest.mark.parametrize("codec", codec_names())
 def test_ranges_alone(tier, codec, picked):
     chunk = make_chunk(make_spec(codec, tokens=150))
-    selection = select(picked)
-    ranges = ranges_of(selection, chunk.spec)
+    selection = block_selection(picked)
+    ranges = selection_ranges(selection, chunk.spec)
     assert tier.read_ranges(make_key(), chunk.header, ranges) is None
     tier.put(make_key(), chunk)
     got = tier.read_ranges(make_key(), chunk.header, ranges)
     want = [chunk.data[start:end] for _, start, end in ranges]
     assert got.dtype == torch.uint8 and torch.equal(got, torch.cat([got[:0], *want]))
-    blocks, bad = BlocksCheck(selection).result(chunk.header, got)
+    blocks, bad = BlockVerifier(selection).result(chunk.header, got)
     assert not bad and blocks.nbytes == got.numel()
 
 
@@ -76,7 +76,7 @@ def test_ranges_of_another_chunk_are_refused(tier):
     other = make_chunk(make_spec(tokens=200))
     tier.put(make_key(), make_chunk(make_spec(tokens=70)))
     with pytest.raises(ChunkCorrupt):
-        tier.read_ranges(make_key(), other.header, ranges_of({1: (2, 3)}, other.spec))
+        tier.read_ranges(make_key(), other.header, selection_ranges({1: (2, 3)}, other.spec))
 
 
 def test_extras(tier):
@@ -169,7 +169,7 @@ def test_not_started(tier):
 
 def test_many_threads(tier):
     chunks = [make_chunk(seed=n) for n in range(6)]
-    ranges = ranges_of({0: (0,), 2: (0, 1)}, make_spec())
+    ranges = selection_ranges({0: (0,), 2: (0, 1)}, make_spec())
     parts = [torch.cat([chunk.data[start:end] for _, start, end in ranges]) for chunk in chunks]
     extras = [torch.full((100 + n,), n, dtype=torch.uint8) for n in range(6)]
     wrong: list[str] = []

@@ -8,7 +8,7 @@ import redis
 import torch
 
 from kvstore import ChunkCorrupt, RedisTier, TieredStore, TierError, TierTimeout, TierUnavailable
-from kvstore.format.blocks import ranges_of
+from kvstore.format.chunk_blocks import selection_ranges
 from tests.kvstore.chunks import gathered, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.tiers.redis.fake_redis import Script, bulk, serving
 
@@ -165,7 +165,7 @@ def test_readers_together_get_their_own(redis_at):
         for _ in range(15):
             if not same_chunk(tier.read(key), chunk):
                 wrong.append(f"chunk {number}")
-            got = tier.read_ranges(key, chunk.header, ranges_of(picked, chunk.spec))
+            got = tier.read_ranges(key, chunk.header, selection_ranges(picked, chunk.spec))
             if not torch.equal(got, gathered(chunk, picked)):
                 wrong.append(f"blocks of {number}")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.tiers.redis.resp import Deviation, ProtocolError, Replies, ServerError, command
+from kvstore.tiers.redis.resp import ProtocolError, Replies, ServerError, UnexpectedValue, command
 from tests.kvstore.tiers.redis.fake_redis import bulk
 
 
@@ -114,7 +114,7 @@ def test_the_first_value_that_is_not_as_expected(what, number, dribble):
         replies.expected = 3
         found = replies.values(views(places(5, 5, 5)))
         took = time.monotonic() - begun
-        assert found == Deviation(number, nbytes) and replies.expected == 3
+        assert found == UnexpectedValue(number, nbytes) and replies.expected == 3
         replies._connection.shutdown(socket.SHUT_RD)
     assert took < 0.25, "waited for a timeout"
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvstore import TierFull
-from kvstore.tiers.ssd.scan import chunk_path, extra_path
+from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import make_chunk, make_key
-from tests.kvstore.tiers.ssd.test_ssd import files, started
+from tests.kvstore.tiers.ssd.test_ssd_tier import files, started
 
 
 def test_extras_are_counted_evicted_and_adopted_with_their_chunk(tmp_path):

@@ -1,0 +1,73 @@
+"""A circuit breaker: after failures a tier is left alone for a while. Knows nothing of tiers.
+
+    closed ── N failures in a row, or one timeout ──> open
+    open ── cool-down over ──> half-open: one caller may probe, the others are turned away
+    half-open ── probe succeeds ──> closed;  probe fails ──> open for another cool-down
+
+A timeout opens it at once, because each further try would cost another timeout. So a dead tier
+costs its callers one timeout per cool-down (plus those already waiting when it opened).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["closed", "open", "half-open"]
+
+
+@dataclass(frozen=True)
+class BreakerSettings:
+    """``failures`` in a row that open it; ``cooldown_s`` seconds until the next probe."""
+
+    failures: int = 3
+    cooldown_s: float = 5.0
+
+
+class CircuitBreaker:
+    """Ask ``allow`` before each call; report ``succeeded`` or ``failed`` after it."""
+
+    def __init__(
+        self, settings: BreakerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._opened_at: float | None = None
+        self._probing = False
+
+    @property
+    def state(self) -> State:
+        with self._lock:
+            if self._opened_at is None:
+                return "closed"
+            return "half-open" if self._cooled() else "open"
+
+    def allow(self) -> bool:
+        """Whether the caller may try; True obliges it to report the result."""
+        with self._lock:
+            if self._opened_at is None:
+                return True
+            if self._probing or not self._cooled():
+                return False
+            self._probing = True
+            return True
+
+    def succeeded(self) -> None:
+        with self._lock:
+            self._failures = 0
+            self._opened_at = None
+            self._probing = False
+
+    def failed(self, *, timeout: bool = False) -> None:
+        with self._lock:
+            self._failures += 1
+            if self._probing or timeout or self._failures >= self._settings.failures:
+                self._opened_at = self._clock()
+            self._probing = False
+
+    def _cooled(self) -> bool:
+        assert self._opened_at is not None
+        return self._clock() - self._opened_at >= self._settings.cooldown_s

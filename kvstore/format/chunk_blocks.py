@@ -1,0 +1,208 @@
+"""Some blocks of some layers: which bytes they are, whether they are sound, and their tensors.
+
+A block is 64 neighbouring tokens. The selected blocks of a layer are kept as if they were a whole
+layer with only those tokens (see ``tensor_layout.py``). So they move to a device in one copy, and
+every codec decodes them like a layer.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import ChunkCorrupt, ChunkSpecError
+from kvstore.format.buffers import view_bytes
+from kvstore.format.byte_ranges import ByteRange
+from kvstore.format.chunk_header import ChunkHeader
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.layer_decoding import decode_layer, encoded_layer
+from kvstore.format.tensor_layout import blocks_layout, layer_entries
+
+BlockSelection = Mapping[int, tuple[int, ...]]
+"""Layer to its blocks; both ascending, no block twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBlocks:
+    """Some blocks of one layer as they are stored.
+
+    Attributes:
+        blocks: their numbers, ascending.
+        data: host uint8, laid out as a layer that has only their tokens. Never write into it.
+    """
+
+    blocks: tuple[int, ...]
+    data: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedBlocks:
+    """Sound blocks of one chunk, still encoded.
+
+    Attributes:
+        spec: the spec of the whole chunk.
+        layers: layer to its blocks; a layer that was asked for without blocks has none.
+    """
+
+    spec: ChunkSpec
+    layers: Mapping[int, LayerBlocks]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the encoded blocks."""
+        return sum(layer.data.numel() for layer in self.layers.values())
+
+    @property
+    def count(self) -> int:
+        """Number of (layer, block) pairs."""
+        return sum(len(layer.blocks) for layer in self.layers.values())
+
+    def tokens(self, layer: int) -> Tensor:
+        """Which tokens of the chunk the rows of ``layer(layer)`` are: int64 ``[n]``, ascending."""
+        spans = [self.spec.block_span(block) for block in self._layer(layer).blocks]
+        if not spans:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.cat([torch.arange(start, stop) for start, stop in spans])
+
+    def layer(
+        self, layer: int, *, device: torch.device | str | None = None, non_blocking: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """k (before RoPE) and v of one layer's blocks, ``[n, kv_heads, head_dim]``.
+
+        With ``device`` the encoded bytes are moved first and decoded there.
+
+        Raises:
+            ChunkSpecError: the layer was not asked for.
+        """
+        held = self._layer(layer)
+        tokens = blocks_layout(self.spec, held.blocks).tokens
+        raw = held.data
+        if device is not None:
+            raw = raw.to(device, non_blocking=non_blocking)
+        if not tokens:
+            shape = (0, self.spec.kv_heads, self.spec.head_dim)
+            empty = torch.empty(shape, dtype=self.spec.torch_dtype, device=raw.device)
+            return empty, empty
+        return decode_layer(replace(self.spec, tokens=tokens), raw)
+
+    def encoded_layer(
+        self, layer: int, *, device: torch.device | str | None = None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """As ``EncodedChunk.encoded_layer``, of the tokens of one layer's blocks.
+
+        Raises:
+            ChunkSpecError: the layer was not asked for, or without blocks.
+        """
+        held = self._layer(layer)
+        if not held.blocks:
+            raise ChunkSpecError(f"layer {layer} was asked for without blocks")
+        tokens = blocks_layout(self.spec, held.blocks).tokens
+        raw = held.data if device is None else held.data.to(device, non_blocking=True)
+        return encoded_layer(replace(self.spec, tokens=tokens), raw)
+
+    def _layer(self, layer: int) -> LayerBlocks:
+        if layer not in self.layers:
+            raise ChunkSpecError(f"layer {layer} was not asked for")
+        return self.layers[layer]
+
+
+def block_selection(layer_blocks: Mapping[int, Collection[int]]) -> BlockSelection:
+    """Layers and blocks in ascending order, each block once."""
+    return {layer: tuple(sorted(set(layer_blocks[layer]))) for layer in sorted(layer_blocks)}
+
+
+def check_selection(selection: BlockSelection, spec: ChunkSpec) -> None:
+    """Check that a chunk has these layers and blocks.
+
+    Raises:
+        ChunkSpecError: it does not; the message names the first that is missing.
+    """
+    for layer, blocks in selection.items():
+        if not 0 <= layer < spec.layers:
+            raise ChunkSpecError(f"layer {layer} is outside a chunk of {spec.layers} layers")
+        if blocks and not 0 <= blocks[0] <= blocks[-1] < spec.blocks:
+            wrong = blocks[0] if blocks[0] < 0 else blocks[-1]
+            raise ChunkSpecError(f"block {wrong} is outside a chunk of {spec.blocks} blocks")
+
+
+def selection_ranges(selection: BlockSelection, spec: ChunkSpec) -> list[ByteRange]:
+    """Where the blocks lie, ascending; neighbours of one layer are one range.
+
+    Raises:
+        ChunkSpecError: the chunk has no such layer.
+    """
+    ranges: list[ByteRange] = []
+    for layer, blocks in selection.items():
+        base = layer_entries(spec, layer)[0].start
+        ranges.extend(
+            ByteRange(layer, base + start, base + end)
+            for start, end in blocks_layout(spec, blocks).ranges
+        )
+    return ranges
+
+
+class BlockVerifier:
+    """Verifies blocks while they arrive, a layer at a time: what was just copied is still in the
+    cache, and what a disk or a socket delivers meanwhile costs no time.
+
+    Args:
+        selection: the blocks being read. Their bytes arrive in the order of ``selection_ranges``.
+    """
+
+    def __init__(self, selection: BlockSelection) -> None:
+        self._layers = list(selection.items())
+        self._checked = 0
+        self._end = 0  # of the layers that were checked
+        self._next_end = 0
+        self._bad: dict[int, list[int]] = {}
+
+    def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
+        """Check every layer that lies in the first ``done`` bytes of ``data``."""
+        if done < self._next_end:
+            return
+        view = view_bytes(data)
+        while self._checked < len(self._layers):
+            layer, blocks = self._layers[self._checked]
+            end = self._end + blocks_layout(header.spec, blocks).nbytes
+            if end > done:
+                self._next_end = end
+                return
+            wrong = header.bad_blocks(layer, blocks, view[self._end : end])
+            if wrong:
+                self._bad[layer] = wrong
+            self._checked += 1
+            self._end = end
+
+    def result(
+        self, header: ChunkHeader, data: Tensor
+    ) -> tuple[EncodedBlocks, list[tuple[int, int]]]:
+        """The sound blocks, and (layer, block) of those that differ from what was written.
+
+        Raises:
+            ChunkCorrupt: ``data`` has another length than those blocks.
+        """
+        self(header, data, data.numel())
+        ends = accumulate(blocks_layout(header.spec, blocks).nbytes for _, blocks in self._layers)
+        borders = [0, *ends]
+        if borders[-1] != data.numel():
+            raise ChunkCorrupt(f"the blocks have {data.numel()} bytes, not {borders[-1]}")
+        layers: dict[int, LayerBlocks] = {}
+        for (layer, blocks), (start, end) in zip(self._layers, pairwise(borders), strict=True):
+            held = LayerBlocks(blocks, data[start:end])
+            wrong = self._bad.get(layer)
+            layers[layer] = _without(held, wrong, header.spec) if wrong else held
+        bad = [(layer, block) for layer, wrong in self._bad.items() for block in wrong]
+        return EncodedBlocks(header.spec, layers), bad
+
+
+def _without(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
+    """The same layer with the bytes of the wrong blocks cut out."""
+    pieces = [held.data[:0]]
+    for of_tensor in blocks_layout(spec, held.blocks).pieces:
+        for block, piece in zip(held.blocks, of_tensor, strict=True):
+            if block not in wrong:
+                pieces.append(held.data[piece])
+    kept = tuple(block for block in held.blocks if block not in wrong)
+    return LayerBlocks(kept, torch.cat(pieces))

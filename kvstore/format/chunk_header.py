@@ -1,0 +1,151 @@
+"""The header of a chunk: what it is, and a digest of every 64-token block of every tensor.
+
+Everything except the digests follows from the spec, so a parsed header must describe exactly the
+layout of its own spec. The header carries a checksum of itself (see ``safetensors_header.py``), so
+its digests can be trusted and any block can be verified without the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstore.format.checksum import BlockDigests, Buffer
+from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.safetensors_header import build_sealed, parse_sealed
+from kvstore.format.tensor_layout import (
+    TensorEntry,
+    blocks_layout,
+    descriptions,
+    layer_entries,
+    tensor_layout,
+)
+
+FORMAT = "kvstitch-chunk"
+VERSION = "2"
+
+
+@dataclass(frozen=True)
+class ChunkHeader:
+    """A validated header.
+
+    Attributes:
+        raw: the header's bytes as stored, length prefix and padding included.
+        spec: what the chunk is.
+        digests: tensor name to the digests of its blocks.
+        nbytes: bytes of the data section.
+    """
+
+    raw: bytes
+    spec: ChunkSpec
+    digests: Mapping[str, BlockDigests]
+    nbytes: int
+
+    @property
+    def tensors(self) -> dict[str, TensorEntry]:
+        """Name to place, in file order."""
+        return {entry.name: entry for entry in tensor_layout(self.spec)}
+
+    @property
+    def data_start(self) -> int:
+        """Offset of the data section in the file; a multiple of 64."""
+        return len(self.raw)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole container."""
+        return len(self.raw) + self.nbytes
+
+    def layer_range(self, layer: int) -> tuple[int, int]:
+        """Bytes ``[start, end)`` of one layer in the data section; all layers are of one size.
+
+        Raises:
+            ChunkSpecError: no such layer.
+        """
+        if not 0 <= layer < self.spec.layers:
+            raise ChunkSpecError(f"layer {layer} is outside a chunk of {self.spec.layers} layers")
+        size = self.nbytes // self.spec.layers
+        return layer * size, (layer + 1) * size
+
+    def bad_blocks(self, layer: int, blocks: Sequence[int], raw: memoryview) -> list[int]:
+        """Which of these blocks of a layer differ from what was written.
+
+        Args:
+            layer: its number.
+            blocks: ascending.
+            raw: their bytes, laid out as a layer that has only their tokens.
+
+        Raises:
+            ChunkCorrupt: ``raw`` has another length than those blocks.
+        """
+        places = blocks_layout(self.spec, tuple(blocks))
+        if len(raw) != places.nbytes:
+            raise ChunkCorrupt(f"layer {layer} has {len(raw)} bytes, not {places.nbytes}")
+        bad: set[int] = set()
+        for entry, pieces in zip(layer_entries(self.spec, layer), places.pieces, strict=False):
+            contents = map(raw.__getitem__, pieces)
+            bad.update(self.digests[entry.name].differing(blocks, contents))
+        return sorted(bad)
+
+    def verify_layer(self, layer: int, raw: memoryview) -> None:
+        """Check one layer's bytes.
+
+        Raises:
+            ChunkCorrupt: its length or a block differs; the message names them.
+        """
+        bad = self.bad_blocks(layer, range(self.spec.blocks), raw)
+        if bad:
+            raise ChunkCorrupt(f"layer {layer} differs in blocks {', '.join(map(str, bad))}")
+
+
+def build_header(spec: ChunkSpec, digests: Mapping[str, BlockDigests]) -> ChunkHeader:
+    """The header of a chunk whose tensors have these digests."""
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": spec.fingerprint,
+        "codec": spec.codec,
+        "dtype": spec.dtype,
+        "layers": str(spec.layers),
+        "kv_heads": str(spec.kv_heads),
+        "head_dim": str(spec.head_dim),
+        "tokens": str(spec.tokens),
+    }
+    entries = tensor_layout(spec)
+    ordered = {entry.name: digests[entry.name] for entry in entries}
+    metadata.update((f"blocks.{name}", of_tensor.text) for name, of_tensor in ordered.items())
+    return ChunkHeader(build_sealed(metadata, entries), spec, ordered, entries[-1].end)
+
+
+def parse_header(buffer: Buffer) -> ChunkHeader:
+    """Parse and check a header; ``buffer`` may run on into the data.
+
+    Raises:
+        ChunkCorrupt: truncated, not a chunk, or any header byte differs from what was written.
+        ChunkRefused: a sound header of a format version or codec that is not known here.
+    """
+    sealed = parse_sealed(buffer)
+    metadata = sealed.metadata
+    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+        raise ChunkRefused(f"format {metadata.get('format')!r} version {metadata.get('version')!r}")
+    try:
+        spec = ChunkSpec(
+            fingerprint=metadata["fingerprint"],
+            codec=metadata["codec"],
+            dtype=metadata["dtype"],
+            layers=int(metadata["layers"]),
+            kv_heads=int(metadata["kv_heads"]),
+            head_dim=int(metadata["head_dim"]),
+            tokens=int(metadata["tokens"]),
+        )
+        entries = tensor_layout(spec)
+    except ChunkSpecError as error:
+        raise ChunkRefused(str(error)) from error
+    except (KeyError, ValueError) as error:
+        raise ChunkCorrupt(f"metadata incomplete: {error}") from error
+    digests: dict[str, BlockDigests] = {}
+    for name, description in descriptions(spec).items():
+        if sealed.tensors.get(name) != description:
+            raise ChunkCorrupt(f"tensor {name} is not laid out as its spec says")
+        text = metadata.get(f"blocks.{name}", "")
+        digests[name] = BlockDigests.parse(text, spec.blocks)
+    return ChunkHeader(sealed.raw, spec, digests, entries[-1].end)

@@ -1,0 +1,123 @@
+"""Extra tensors beside a chunk, such as a sketch of it: a small container of their own.
+
+    metadata: format, name, version of the contents, checksum of the data section
+
+They have a name and a version of their own, can be added to a chunk long after it was written, and
+are read without its k and v. Knows no key, no tier and nothing of what the tensors mean.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
+from kvstore.format.buffers import allocate, typed_view, view_bytes
+from kvstore.format.checksum import checksum, matches
+from kvstore.format.chunk_keys import require_extra_name
+from kvstore.format.safetensors_header import (
+    SAFETENSORS_DTYPES,
+    StoredTensor,
+    build_sealed,
+    parse_sealed,
+)
+
+FORMAT = "kvstitch-extra"
+FORMAT_VERSION = "1"
+
+_DTYPES = {text: dtype for dtype, text in SAFETENSORS_DTYPES.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedExtra:
+    """Immutable extra tensors.
+
+    Attributes:
+        name: what they are, e.g. ``"sketch"``.
+        version: of whoever computes them.
+        raw: the whole container, host uint8.
+        tensors: views of ``raw``: never write into them.
+    """
+
+    name: str
+    version: int
+    raw: Tensor
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return self.raw.numel()
+
+
+def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> EncodedExtra:
+    """Put tensors (any device, shape and layout) into a container.
+
+    Raises:
+        ChunkSpecError: bad name, or a dtype that safetensors does not have.
+    """
+    require_extra_name(name)
+    for key, tensor in tensors.items():
+        if tensor.dtype not in SAFETENSORS_DTYPES:
+            raise ChunkSpecError(f"{name} tensor {key!r} has dtype {tensor.dtype}")
+    places: list[StoredTensor] = []
+    offset = 0
+    # The largest elements first, so that all are aligned.
+    for key in sorted(tensors, key=lambda key: (-tensors[key].dtype.itemsize, key)):
+        tensor = tensors[key]
+        end = offset + tensor.numel() * tensor.dtype.itemsize
+        places.append(StoredTensor(key, tensor.dtype, tuple(tensor.shape), offset, end))
+        offset = end
+    data = allocate(offset)
+    for place in places:
+        source = tensors[place.name].detach().contiguous().view(-1).view(torch.uint8)
+        data[place.start : place.end].copy_(source)
+    metadata = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "version": str(version),
+        "checksum": checksum(view_bytes(data)),
+    }
+    header = torch.frombuffer(bytearray(build_sealed(metadata, places)), dtype=torch.uint8)
+    raw = torch.cat([header, data])
+    return EncodedExtra(name, version, raw, _views(raw, header.numel(), places))
+
+
+def parse_extra(raw: Tensor, name: str, version: int) -> EncodedExtra:
+    """Check a container (host uint8) and give its tensors as views.
+
+    Raises:
+        ChunkCorrupt: a byte differs from what was written.
+        ChunkRefused: sound, but of another name or version.
+    """
+    buffer = view_bytes(raw)
+    sealed = parse_sealed(buffer)
+    stated = {key: sealed.metadata.get(key) for key in ("format", "format_version", "name")}
+    wanted = {"format": FORMAT, "format_version": FORMAT_VERSION, "name": name}
+    if stated != wanted or sealed.metadata.get("version") != str(version):
+        found = f"{stated['name']!r} version {sealed.metadata.get('version')!r}"
+        raise ChunkRefused(f"extra is {found}, not {name!r} version {version}")
+    start = len(sealed.raw)
+    if not matches(sealed.metadata.get("checksum", ""), buffer[start:]):
+        raise ChunkCorrupt(f"checksum of extra {name!r} differs")
+    places = [_place(key, stated) for key, stated in sealed.tensors.items()]
+    return EncodedExtra(name, version, raw, _views(raw, start, places))
+
+
+def _place(name: str, stated: object) -> StoredTensor:
+    """What the header says of one tensor; the header is sealed, so only a bug can make it wrong."""
+    match stated:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]}:
+            known = _DTYPES.get(dtype)
+            if known is not None and prod(shape) * known.itemsize == end - start:
+                return StoredTensor(name, known, tuple(shape), start, end)
+    raise ChunkCorrupt(f"extra tensor {name!r} is not described as we do")
+
+
+def _views(raw: Tensor, base: int, places: list[StoredTensor]) -> dict[str, Tensor]:
+    return {
+        place.name: typed_view(raw[base + place.start : base + place.end], place.dtype, place.shape)
+        for place in places
+    }

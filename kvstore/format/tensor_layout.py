@@ -1,0 +1,146 @@
+"""Where the tensors of a chunk lie in its data section; follows from the spec alone.
+
+    | layer 0                             | layer 1 ...
+    | k.0 | v.0 | k.0.scale | v.0.scale   |
+    | block 0 | block 1 | ... |             each tensor's rows run along the tokens
+
+So a layer is one byte range, all layers look alike, and a block of 64 tokens is one byte range of
+each tensor. The bytes of some blocks of a layer, one range after the other, are laid out as a layer
+that has only their tokens:
+
+    in the chunk    | k: 0 1 2 3 4 | v: 0 1 2 3 4 | k.scale: 0 1 2 3 4 | ...
+    blocks 1 and 4  | k: 1 4 | v: 1 4 | k.scale: 1 4 | ...
+
+Knows no header, no checksum and no bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from kvstore.errors import ChunkSpecError
+from kvstore.format.chunk_spec import BLOCK_TOKENS, ChunkSpec
+from kvstore.format.codecs import codec
+from kvstore.format.codecs.base import EncodedPart, Role
+from kvstore.format.safetensors_header import StoredTensor
+
+ROLES: tuple[Role, Role] = ("k", "v")
+
+
+@dataclass(frozen=True)
+class TensorEntry(StoredTensor):
+    """A tensor of a chunk; ``tokens_per_row`` tokens share a row of its first dimension."""
+
+    tokens_per_row: int = 1
+
+    def blocks_range(self, first: int, last: int) -> tuple[int, int]:
+        """Bytes ``[start, end)`` of the neighbouring blocks ``first`` to ``last`` (included)."""
+        row_bytes = (self.end - self.start) // self.shape[0]
+        block_bytes = row_bytes * (BLOCK_TOKENS // self.tokens_per_row)
+        end = self.start + (last + 1) * block_bytes
+        return self.start + first * block_bytes, min(end, self.end)
+
+
+@dataclass(frozen=True)
+class BlocksLayout:
+    """Where some blocks of a layer lie, counted from the start of that layer.
+
+    Attributes:
+        tokens: how many they hold.
+        nbytes: how many bytes.
+        ranges: where they lie in the chunk, ascending; neighbours are one range.
+        pieces: of every tensor of the layer, where each of the blocks lies in the bytes of the
+            ranges one after the other.
+    """
+
+    tokens: int
+    nbytes: int
+    ranges: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[slice, ...], ...]
+
+
+@lru_cache(maxsize=256)
+def tensor_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
+    """Where every tensor of a chunk of this spec lies.
+
+    Raises:
+        ChunkSpecError: unknown codec.
+    """
+    entries: list[TensorEntry] = []
+    offset = 0
+    for layer in range(spec.layers):
+        for role, part in _layer_parts(spec):
+            size = part.dtype.itemsize
+            for length in part.shape:
+                size *= length
+            name = f"{role}.{layer}{part.suffix}"
+            end = offset + size
+            entries.append(
+                TensorEntry(name, part.dtype, part.shape, offset, end, part.tokens_per_row)
+            )
+            offset = end
+    return tuple(entries)
+
+
+@lru_cache(maxsize=256)
+def descriptions(spec: ChunkSpec) -> dict[str, dict[str, object]]:
+    """What a header must say of every tensor; shared, so never to be changed."""
+    return {entry.name: entry.description() for entry in tensor_layout(spec)}
+
+
+@lru_cache(maxsize=256)
+def layer_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
+    """One layer alone, starting at byte 0; the tensors are named as in layer 0."""
+    return tensor_layout(replace(spec, layers=1))
+
+
+def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
+    """One layer's tensors in file order.
+
+    Raises:
+        ChunkSpecError: no such layer.
+    """
+    if not 0 <= layer < spec.layers:
+        raise ChunkSpecError(f"layer {layer} is outside a chunk of {spec.layers} layers")
+    entries = tensor_layout(spec)
+    count = len(entries) // spec.layers
+    return entries[layer * count : (layer + 1) * count]
+
+
+@lru_cache(maxsize=4096)
+def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
+    """Where these blocks (ascending) lie; the same in every layer."""
+    spans = map(spec.block_span, blocks)
+    tokens = sum(stop - start for start, stop in spans)
+    if not tokens:
+        return BlocksLayout(0, 0, (), ())
+    neighbours = list(consecutive_runs(blocks))
+    ranges: list[tuple[int, int]] = []
+    for entry in layer_layout(spec):
+        for first, last in neighbours:
+            start, end = entry.blocks_range(first, last)
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]
+            ranges.append((start, end))
+    compact = layer_layout(replace(spec, tokens=tokens))
+    pieces = tuple(
+        tuple(slice(*entry.blocks_range(place, place)) for place in range(len(blocks)))
+        for entry in compact
+    )
+    return BlocksLayout(tokens, compact[-1].end, tuple(ranges), pieces)
+
+
+def consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs ``(first, last)`` of consecutive numbers in an ascending sequence."""
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[first], numbers[place - 1]
+            first = place
+
+
+def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, EncodedPart]]:
+    """Main tensors first, then scales: k and v are one size, so what follows them is aligned."""
+    parts = [(role, codec(spec.codec).parts(role, spec)) for role in ROLES]
+    most = max(len(of_role) for _, of_role in parts)
+    return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]

@@ -1,0 +1,126 @@
+"""A Redis server by way of redis-py, with bounded waits and this package's errors. Knows no chunk.
+
+Retries, back-off and the circuit breaker are the store's business. The redis package is imported
+by ``start``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvstore.errors import TierError, TierFull, TierTimeout, TierUnavailable
+from kvstore.tiers.redis.resp import ProtocolError, Replies, ServerError
+from kvstore.tiers.redis.value_connections import ValueConnections
+
+# Errors that say nothing about the command.
+_NOT_NOW = ("LOADING", "MASTERDOWN", "NOAUTH")
+
+
+class RedisClient:
+    """One server.
+
+    Args:
+        url: ``redis://host:port/db``, ``rediss://`` or ``unix://``.
+        timeout_s: longest wait for one socket operation, connecting included.
+        name: of the tier, for messages.
+    """
+
+    def __init__(self, url: str, timeout_s: float, name: str) -> None:
+        self._url = url
+        self._timeout = timeout_s
+        self._name = name
+        # redis-py's types are too loose for strict checking; results are checked where used.
+        self._client: Any = None
+        self._errors: Any = None
+        self._bulk: ValueConnections | None = None
+
+    def start(self) -> None:
+        """Prepare the client. Connects at first use, so a Redis that is down delays nothing.
+
+        Raises:
+            TierError: the redis package is missing or the URL is malformed.
+        """
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            raise TierError("the Redis tier needs the redis package: pip install redis") from error
+        self._errors = redis.exceptions
+        settings = {
+            "socket_timeout": self._timeout,
+            "socket_connect_timeout": self._timeout,
+            "socket_keepalive": True,
+            # redis-py would retry three times with back-off: a dead server would cost seconds.
+            "retry": Retry(NoBackoff(), 0),
+        }
+        try:
+            self._client = redis.Redis.from_url(self._url, **settings)
+            # RESP3 would let the server send what nobody asked for in between.
+            pool = redis.ConnectionPool.from_url(self._url, protocol=2, **settings)
+        except ValueError as error:
+            raise TierError(f"bad Redis URL: {error}") from error
+        self._bulk = ValueConnections(pool)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            bulk.close()
+        if client is not None:
+            client.close()
+
+    @contextmanager
+    def __call__(self) -> Iterator[Any]:
+        """The client, for as long as the block runs.
+
+        Raises:
+            TierUnavailable, TierTimeout, TierFull, TierError: in place of redis-py's errors.
+        """
+        client = self._client
+        if client is None:
+            raise TierUnavailable(f"tier {self._name} is not started")
+        with self._errors_as_ours():
+            yield client
+
+    @contextmanager
+    def values(self, give_up_at: float) -> Iterator[Replies]:
+        """A connection that carries values only, for as long as the block runs.
+
+        Args:
+            give_up_at: latest time (``time.monotonic``) for a reply.
+
+        Raises:
+            TierUnavailable, TierTimeout, TierError: in place of the errors of sockets and replies.
+        """
+        bulk = self._bulk
+        if bulk is None:
+            raise TierUnavailable(f"tier {self._name} is not started")
+        with self._errors_as_ours():
+            try:
+                with bulk.lend(give_up_at) as replies:
+                    yield replies
+            except ServerError as error:
+                not_now = str(error).startswith(_NOT_NOW)
+                kind = TierUnavailable if not_now else TierError
+                raise kind(f"{self._name}: {error}") from error
+            except ProtocolError as error:
+                raise TierUnavailable(f"{self._name}: {error}") from error
+            except TimeoutError as error:
+                raise TierTimeout(f"{self._name}: {error}") from error
+            except OSError as error:
+                raise TierUnavailable(f"{self._name}: {error}") from error
+
+    @contextmanager
+    def _errors_as_ours(self) -> Iterator[None]:
+        errors = self._errors
+        try:
+            yield
+        except errors.TimeoutError as error:
+            raise TierTimeout(f"{self._name}: {error}") from error
+        except errors.ConnectionError as error:
+            raise TierUnavailable(f"{self._name}: {error}") from error
+        except errors.OutOfMemoryError as error:
+            raise TierFull(f"{self._name}: {error}") from error
+        except errors.RedisError as error:
+            raise TierError(f"{self._name}: {error}") from error

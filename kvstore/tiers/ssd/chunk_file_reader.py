@@ -1,0 +1,157 @@
+"""Reading chunk files: the header, the whole chunk or some ranges of it. Knows no directory.
+
+A whole file that is not in the page cache is read past it (O_DIRECT), in segments, several at a
+time: the disk works in parallel and writes into place, and the first layers are handed on while
+the rest is under way. The page cache would cost a copy and pages that the memory tier makes
+superfluous; what it holds anyway (chunks written lately) is taken from there.
+"""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+
+from torch import Tensor
+
+from kvstore.errors import ChunkCorrupt, TierUnavailable
+from kvstore.format.buffers import BufferPool, view_bytes
+from kvstore.format.byte_ranges import ByteProgress, ByteRange, runs, total_bytes
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.chunk_header import ChunkHeader, parse_header
+from kvstore.tiers.base import ChunkProgress
+from kvstore.tiers.ssd.directory_scan import StoredFile
+from kvstore.tiers.ssd.file_io import is_cached, read_fully, read_scattered
+
+_PAGE = 4096  # what O_DIRECT wants offsets, lengths and addresses to be multiples of
+_STEP = 1 << 20  # of a read from the page cache: still in the CPU's cache when it is verified
+_SEGMENT = 2 << 20  # of a read past it
+_DIRECT_FROM = 1 << 20  # smaller files are not worth it
+
+
+class ChunkFileReader:
+    """Reads open files into buffers that are used again.
+
+    Args:
+        pin: read into pinned memory.
+        streams: segments of one disk read at a time.
+    """
+
+    def __init__(self, *, pin: bool, streams: int) -> None:
+        self._pin = pin
+        self._streams = streams
+        self._buffers = BufferPool()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        self._threads = ThreadPoolExecutor(self._streams, thread_name_prefix="kvstore-disk")
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        self._buffers.clear()
+
+    def header(self, fd: int, file: StoredFile) -> ChunkHeader:
+        """Raises ChunkCorrupt, ChunkRefused."""
+        header = bytearray(file.header_bytes)
+        read_fully(fd, [memoryview(header)], 0)
+        return _parse(header, file)
+
+    def chunk(self, fd: int, file: StoredFile, arrived: ChunkProgress | None) -> EncodedChunk:
+        """Raises ChunkCorrupt, ChunkRefused, and what ``arrived`` raises."""
+        whole = self._buffers.allocate(-(-file.file_bytes // _PAGE) * _PAGE, pin=self._pin)
+        data = whole[file.header_bytes : file.file_bytes]
+        view = view_bytes(whole)
+        header: ChunkHeader | None = None
+
+        def progress(done: int) -> None:
+            nonlocal header
+            if header is None and done >= file.header_bytes:
+                header = _parse(view[: file.header_bytes], file)
+            if header is not None and arrived is not None:
+                arrived(header, data, done - file.header_bytes)
+
+        direct = (
+            file.file_bytes >= _DIRECT_FROM
+            and whole.data_ptr() % _PAGE == 0
+            and not is_cached(fd, file.file_bytes - 1)
+            and _bypass_page_cache(fd)
+        )
+        if direct:
+            self._read_segments(fd, view, file.file_bytes, progress)
+        else:
+            for start in range(0, file.file_bytes, _STEP):
+                end = min(start + _STEP, file.file_bytes)
+                read_fully(fd, [view[start:end]], start)
+                progress(end)
+        assert header is not None
+        return EncodedChunk(header, data)
+
+    def ranges(
+        self,
+        fd: int,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: ChunkProgress | None,
+    ) -> Tensor:
+        """Raises ChunkCorrupt, and what ``arrived`` raises."""
+        data = self._buffers.allocate(total_bytes(ranges), pin=self._pin)
+        rest = view_bytes(data)
+        parts: list[tuple[int, memoryview]] = []
+        for start, end in runs(ranges):
+            parts.append((header.data_start + start, rest[: end - start]))
+            rest = rest[end - start :]
+        read_scattered(fd, parts, partial(arrived, header, data) if arrived else None)
+        return data
+
+    def _read_segments(self, fd: int, view: memoryview, size: int, progress: ByteProgress) -> None:
+        if self._threads is None:
+            raise TierUnavailable("closed")
+        reads: list[Future[None]] = []
+        try:
+            for start in range(0, size, _SEGMENT):
+                segment = view[start : start + _SEGMENT]
+                end = min(start + _SEGMENT, size)
+                reads.append(self._threads.submit(_read_segment, fd, segment, start, end - start))
+            for number, read in enumerate(reads):
+                read.result()
+                progress(min((number + 1) * _SEGMENT, size))
+        finally:
+            # Nobody may read from a descriptor that is closed, and perhaps another file's by then.
+            for read in reads:
+                read.cancel()
+            wait(reads)
+
+
+def _read_segment(fd: int, segment: memoryview, offset: int, nbytes: int) -> None:
+    """Fill the segment, the last one up to the file's end."""
+    try:
+        got = os.preadv(fd, [segment], offset)
+    except OSError:  # what is wrong with the disk shows again below
+        got = 0
+    if got < nbytes:  # a short read need not end on a page, and cannot be continued past it
+        _use_page_cache(fd)
+        read_fully(fd, [segment[got:nbytes]], offset + got)
+
+
+def _bypass_page_cache(fd: int) -> bool:
+    """Whether the filesystem and the system allow it; only for this descriptor."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # e.g. tmpfs before Linux 6.6
+        return False
+    return True
+
+
+def _use_page_cache(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDONLY)
+
+
+def _parse(header: bytearray | memoryview, file: StoredFile) -> ChunkHeader:
+    parsed = parse_header(header)
+    if parsed.file_bytes != file.file_bytes:
+        raise ChunkCorrupt(f"file has {file.file_bytes} bytes, its header says {parsed.file_bytes}")
+    return parsed

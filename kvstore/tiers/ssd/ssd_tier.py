@@ -1,0 +1,271 @@
+"""Chunks as files in one directory, bounded in bytes, least recently used out first.
+
+    root/.lock                    held while started: one owner per directory
+    root/tmp/<key>.<n>            being written; swept at start
+    root/ab/cd/<key>.safetensors  visible chunks, keys that start with "abcd"
+    root/ab/cd/<key>.<name>.extra extra tensors of that chunk; they go when it goes
+
+A chunk is written to tmp, fsynced and renamed, and the directories are fsynced too: after a crash
+at any moment a file is either whole or absent. Extra tensors are not fsynced: what a crash makes
+of them fails its checksum and is computed again. The index is rebuilt at start from the files
+themselves (header checked, size compared, data left to the check on read), in order of mtime,
+which a read renews. Knows no other tier and verifies no data.
+"""
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from kvstore.errors import TierFull, TierUnavailable
+from kvstore.format.buffers import allocate, view_bytes
+from kvstore.format.byte_ranges import ByteRange
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.chunk_header import ChunkHeader
+from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
+from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
+from kvstore.tiers.ssd.directory_scan import (
+    TEMPORARY,
+    ScanReport,
+    StoredFile,
+    chunk_path,
+    extra_path,
+    scan,
+)
+from kvstore.tiers.ssd.disk_index import DiskIndex
+from kvstore.tiers.ssd.file_io import lock_file, read_fully, write_atomically, write_file
+
+
+class SsdTier:
+    """A directory of chunks that survives restarts.
+
+    Args:
+        root: the directory; created at start. One process at a time may own it.
+        capacity_bytes: bound on the sum of file sizes, files being written included.
+        pin: read into pinned memory.
+        streams: reads of the disk under way at a time.
+        fsync: off only where losing recent chunks in a power cut does not matter.
+        name: label in outcomes and metrics.
+    """
+
+    kind: TierKind = "disk"
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        capacity_bytes: int,
+        *,
+        pin: bool = False,
+        streams: int = 4,
+        fsync: bool = True,
+        name: str = "ssd",
+    ) -> None:
+        self.name = name
+        self.scan = ScanReport(0, 0, 0)
+        self._root = Path(root)
+        self._capacity = capacity_bytes
+        self._files = ChunkFileReader(pin=pin, streams=streams)
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._index = DiskIndex(capacity_bytes)
+        self._evictions = 0
+        self._temporary = itertools.count()
+        self._lock_fd: int | None = None
+
+    def start(self) -> None:
+        """Take the directory, sweep what a crash left, rebuild the index.
+
+        Raises:
+            TierUnavailable: another process owns the directory.
+        """
+        (self._root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock_fd = lock_file(self._root / ".lock")
+        except OSError as error:
+            raise TierUnavailable(
+                f"{self._root} is in use: give each process its own directory"
+            ) from error
+        try:
+            with self._lock:
+                self.scan, found = scan(self._root)
+                self._index.adopt(found)
+                self._make_room(0)
+            self._files.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._index.clear()
+            if self._lock_fd is not None:
+                os.close(self._lock_fd)
+                self._lock_fd = None
+        self._files.close()
+
+    def put(self, key: str, chunk: EncodedChunk) -> None:
+        target = chunk_path(self._root, require_chunk_key(key))
+        with self._lock:
+            self._require_started()
+            if key in self._index:
+                return
+            self._reserve(chunk.nbytes)
+        buffers = [memoryview(chunk.header_bytes), view_bytes(chunk.data)]
+        with self._reserved(chunk.nbytes):
+            write_atomically(
+                self._temporary_path(key), target, self._root, buffers, sync=self._fsync
+            )
+        with self._lock:
+            # Another thread may have written the same chunk meanwhile.
+            self._index.enter(key, StoredFile(chunk.header.data_start, chunk.nbytes))
+
+    def read_header(self, key: str) -> ChunkHeader | None:
+        with self._opened(key) as found:
+            return self._files.header(*found) if found else None
+
+    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
+        with self._opened(key) as found:
+            return self._files.chunk(*found, arrived) if found else None
+
+    def read_ranges(
+        self,
+        key: str,
+        header: ChunkHeader,
+        ranges: Sequence[ByteRange],
+        arrived: ChunkProgress | None = None,
+    ) -> Tensor | None:
+        with self._opened(key) as found:
+            return self._files.ranges(found[0], header, ranges, arrived) if found else None
+
+    def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
+        target = extra_path(self._root, require_chunk_key(key), require_extra_name(name))
+        nbytes = raw.numel()
+        with self._lock:
+            self._require_started()
+            if self._index.use(key) is None:
+                return False
+            self._reserve(nbytes)
+        temporary = self._temporary_path(key)
+        try:
+            with self._reserved(nbytes):
+                write_file(temporary, [view_bytes(raw)], sync=False)
+                with self._lock:
+                    # One step with its entry: no delete may come between and leave the file.
+                    if key in self._index:
+                        os.replace(temporary, target)
+                        self._index.enter_extra(key, name, nbytes)
+                        return True
+        finally:
+            temporary.unlink(missing_ok=True)
+        with self._lock:
+            self._index.release(nbytes)
+        return False
+
+    def read_extra(self, key: str, name: str) -> Tensor | None:
+        path = extra_path(self._root, require_chunk_key(key), require_extra_name(name))
+        with self._lock:
+            self._require_started()
+            file = self._index.use(key)
+        if file is None:
+            return None
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # never there, removed behind our back, or deleted just now
+            with self._lock:
+                if self._index.get(key) is file:
+                    self._index.remove_extra(key, name)
+            return None
+        try:
+            raw = allocate(os.fstat(fd).st_size)
+            read_fully(fd, [view_bytes(raw)], 0)
+            return raw
+        finally:
+            os.close(fd)
+
+    def contains(self, keys: Collection[str]) -> set[str]:
+        with self._lock:
+            self._require_started()
+            return {key for key in keys if key in self._index}
+
+    def delete(self, keys: Collection[str]) -> int:
+        with self._lock:
+            self._require_started()
+            return sum(self._remove(key) for key in set(keys))
+
+    def keys(self) -> Iterable[str]:
+        with self._lock:
+            return list(self._index)
+
+    def usage(self) -> TierUsage:
+        with self._lock:
+            return TierUsage(len(self._index), self._index.used, self._capacity, self._evictions)
+
+    def _require_started(self) -> None:
+        if self._lock_fd is None:
+            raise TierUnavailable(f"tier {self.name} is not started")
+
+    def _temporary_path(self, key: str) -> Path:
+        return self._root / TEMPORARY / f"{key}.{next(self._temporary)}"
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:
+        """An open descriptor outlives eviction, so a reader never sees half a file."""
+        path = chunk_path(self._root, require_chunk_key(key))
+        with self._lock:
+            self._require_started()
+            file = self._index.use(key)
+        if file is None:
+            yield None
+            return
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # removed behind our back
+            with self._lock:
+                if self._index.get(key) is file:
+                    self._remove(key)
+            yield None
+            return
+        try:
+            os.utime(fd)
+            yield fd, file
+        finally:
+            os.close(fd)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Take the bytes now, so that several writers together stay within the bound."""
+        self._make_room(nbytes)
+        self._index.reserve(nbytes)
+
+    @contextmanager
+    def _reserved(self, nbytes: int) -> Iterator[None]:
+        """Give the bytes back when the writing inside fails."""
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._index.release(nbytes)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise TierFull(f"no space left under the SSD tier: {error.strerror}") from error
+            raise
+
+    def _make_room(self, nbytes: int) -> None:
+        while (key := self._index.oldest_beyond(nbytes)) is not None:
+            self._remove(key)
+            self._evictions += 1
+
+    def _remove(self, key: str) -> bool:
+        file = self._index.get(key)
+        if file is None:
+            return False
+        # The books last: if an unlink fails, the chunk is still counted and can be deleted again.
+        for name in file.extras:
+            extra_path(self._root, key, name).unlink(missing_ok=True)
+        chunk_path(self._root, key).unlink(missing_ok=True)
+        self._index.remove(key)
+        return True

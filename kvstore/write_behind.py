@@ -1,0 +1,156 @@
+"""Writes that nobody waits for: a bounded queue and one thread.
+
+When the queue is full the oldest write is dropped and counted: the newest chunks are the likeliest
+to be asked for elsewhere. Knows tiers only as things that take chunks and extra tensors.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kvstore.fault_tolerant_tier import FaultTolerantTier
+from kvstore.format.chunk import EncodedChunk
+from kvstore.format.extra_tensors import EncodedExtra
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Bounds of the queue, whichever is reached first; chunks in it stay in memory."""
+
+    items: int = 256
+    bytes: int = 1 << 30
+    drain_s: float = 5.0  # longest wait for the queue at close
+
+
+Item = EncodedChunk | EncodedExtra
+
+
+@dataclass(frozen=True)
+class _Write:
+    tier: FaultTolerantTier
+    key: str
+    item: Item
+
+    @property
+    def extra(self) -> str | None:
+        """Name of the extra tensors; None for a chunk."""
+        return self.item.name if isinstance(self.item, EncodedExtra) else None
+
+    def run(self) -> None:
+        if isinstance(self.item, EncodedExtra):
+            self.tier.put_extra(self.key, self.item)
+        else:
+            self.tier.put(self.key, self.item)
+
+
+class WriteBehindQueue:
+    """The queue and its thread.
+
+    Args:
+        limits: bounds.
+        chores: called about once a second by the same thread.
+    """
+
+    def __init__(self, limits: QueueLimits, chores: Callable[[], None]) -> None:
+        self._limits = limits
+        self._chores = chores
+        self._changed = threading.Condition()
+        self._queue: deque[_Write] = deque()
+        self._queued_bytes = 0
+        self._current: _Write | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        with self._changed:
+            return self._dropped
+
+    @property
+    def pending(self) -> int:
+        with self._changed:
+            return len(self._queue) + (self._current is not None)
+
+    def start(self) -> None:
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kvstore-writer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what can be written within ``drain_s``; the rest is dropped and counted."""
+        if self._thread is None:
+            return
+        self.flush(self._limits.drain_s)
+        with self._changed:
+            self._stopping = True
+            while self._queue:
+                self._drop_oldest()
+            self._changed.notify_all()
+        self._thread.join()
+        self._thread = None
+
+    def submit(self, tier: FaultTolerantTier, key: str, item: Item) -> None:
+        """Queue a write unless the same one is waiting already.
+
+        Writes are done in order, so extra tensors that follow their chunk find it.
+        """
+        write = _Write(tier, key, item)
+        with self._changed:
+            # Extra tensors may come again in another version: only chunks never change.
+            if write.extra is None and self._holds(tier, key):
+                return
+            self._queue.append(write)
+            self._queued_bytes += item.nbytes
+            while len(self._queue) > self._limits.items or self._queued_bytes > self._limits.bytes:
+                self._drop_oldest()
+            self._changed.notify_all()
+
+    def holds(self, tier: FaultTolerantTier, key: str) -> bool:
+        """Whether that chunk's write is waiting or under way."""
+        with self._changed:
+            return self._holds(tier, key)
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Forget the waiting writes of these keys; one under way is waited for."""
+        with self._changed:
+            kept = [write for write in self._queue if write.key not in keys]
+            self._queue = deque(kept)
+            self._queued_bytes = sum(write.item.nbytes for write in kept)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._current is None or self._current.key not in keys)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is waiting or under way; False when the timeout (s) ran out."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._queue and self._current is None, timeout
+            )
+
+    def _holds(self, tier: FaultTolerantTier, key: str) -> bool:
+        waiting = (*self._queue, self._current) if self._current else self._queue
+        return any(w.tier is tier and w.key == key and w.extra is None for w in waiting)
+
+    def _drop_oldest(self) -> None:
+        self._queued_bytes -= self._queue.popleft().item.nbytes
+        self._dropped += 1
+
+    def _run(self) -> None:
+        chores_due = time.monotonic() + 1.0
+        while True:
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._stopping, timeout=1.0)
+                if self._stopping:
+                    return
+                if self._queue:
+                    self._current = self._queue.popleft()
+                    self._queued_bytes -= self._current.item.nbytes
+            if self._current is not None:
+                self._current.run()
+            if time.monotonic() >= chores_due:
+                self._chores()
+                chores_due = time.monotonic() + 1.0

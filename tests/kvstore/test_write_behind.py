@@ -1,0 +1,127 @@
+import threading
+import time
+
+import pytest
+
+from kvstore import TierError
+from kvstore.circuit_breaker import BreakerSettings
+from kvstore.fault_tolerant_tier import FaultTolerantTier
+from kvstore.format.extra_tensors import encode_extra
+from kvstore.tiers.testing.fake_tier import FakeTier
+from kvstore.write_behind import QueueLimits, WriteBehindQueue
+from tests.kvstore.chunks import make_chunk, make_key
+
+CHUNK = make_chunk()
+
+
+@pytest.fixture
+def fake():
+    return FakeTier()
+
+
+@pytest.fixture
+def guarded(fake):
+    return FaultTolerantTier(fake, BreakerSettings())
+
+
+def writer(limits=None):
+    queue = WriteBehindQueue(limits or QueueLimits(), lambda: None)
+    queue.start()
+    return queue
+
+
+def blocked(fake, guarded, queue):
+    """Put the thread into a write of key 0 that does not return."""
+    fake.block("put")
+    queue.submit(guarded, make_key(0), CHUNK)
+    while fake.calls["put"] == 0:
+        time.sleep(0.001)
+
+
+def test_written_in_the_background(fake, guarded):
+    queue = writer()
+    for n in range(5):
+        queue.submit(guarded, make_key(n), CHUNK)
+    assert queue.flush(10) and queue.pending == 0
+    assert set(fake.keys()) == {make_key(n) for n in range(5)}
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    "limits", [QueueLimits(items=3), QueueLimits(bytes=3 * CHUNK.nbytes)], ids=["items", "bytes"]
+)
+def test_a_full_queue_drops_the_oldest_and_counts(fake, guarded, limits):
+    queue = writer(limits)
+    blocked(fake, guarded, queue)
+    for n in range(1, 7):
+        queue.submit(guarded, make_key(n), CHUNK)
+    assert (queue.dropped, queue.pending) == (3, 4)
+    fake.release()
+    assert queue.flush(10)
+    assert set(fake.keys()) == {make_key(n) for n in (0, 4, 5, 6)}
+    queue.close()
+
+
+def test_the_same_write_waits_once(fake, guarded):
+    queue = writer()
+    blocked(fake, guarded, queue)
+    for _ in range(3):
+        queue.submit(guarded, make_key(0), CHUNK)
+        queue.submit(guarded, make_key(1), CHUNK)
+    assert queue.pending == 2 and queue.holds(guarded, make_key(1))
+    fake.release()
+    assert queue.flush(10) and fake.calls["put"] == 2
+    queue.close()
+
+
+def test_extra_tensors_that_wait_are_not_their_chunk(fake, guarded):
+    queue = writer()
+    blocked(fake, guarded, queue)
+    for version in (1, 2):
+        queue.submit(guarded, make_key(1), encode_extra("sketch", version, {}))
+    assert not queue.holds(guarded, make_key(1))
+    queue.submit(guarded, make_key(1), CHUNK)
+    assert queue.holds(guarded, make_key(1)) and queue.pending == 4
+    fake.release()
+    assert queue.flush(10) and fake.contains([make_key(1)])
+    queue.close()
+
+
+def test_discard_forgets_what_waits(fake, guarded):
+    queue = writer()
+    blocked(fake, guarded, queue)
+    for n in (1, 2):
+        queue.submit(guarded, make_key(n), CHUNK)
+    queue.discard({make_key(1)})
+    fake.release()
+    assert queue.flush(10)
+    assert set(fake.keys()) == {make_key(0), make_key(2)} and queue.dropped == 0
+    queue.close()
+
+
+def test_flush_gives_up(fake, guarded):
+    queue = writer(QueueLimits(drain_s=0))
+    blocked(fake, guarded, queue)
+    assert not queue.flush(0.01)
+    fake.release()
+    queue.close()
+
+
+def test_close_drops_what_does_not_go_and_counts(fake, guarded):
+    queue = writer(QueueLimits(drain_s=0.05))
+    blocked(fake, guarded, queue)
+    queue.submit(guarded, make_key(1), CHUNK)
+    threading.Timer(1.0, fake.release).start()
+    queue.close()
+    assert queue.dropped == 1 and set(fake.keys()) == {make_key(0)}
+
+
+def test_a_failing_tier_does_not_stop_the_thread(fake, guarded):
+    queue = writer()
+    fake.fail("put", TierError("no"))
+    queue.submit(guarded, make_key(0), CHUNK)
+    assert queue.flush(10)
+    fake.heal()
+    queue.submit(guarded, make_key(1), CHUNK)
+    assert queue.flush(10) and set(fake.keys()) == {make_key(1)}
+    queue.close()
