@@ -3,7 +3,7 @@
 Plain data, which both processes import: knows no metrics library, no gateway and no worker. Names
 begin with `kvstitch_`; no label ever holds a tenant, a document or a question.
 
-The gateway counts its own (`service.gateway.exposition`). The worker sends (name, labels, value)
+The gateway counts its own (`service.gateway.prometheus`). The worker sends (name, labels, value)
 about every second; a histogram travels as its `_bucket` and `_sum` samples.
 """
 

@@ -22,18 +22,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale that has not all of Unicode
-    given = parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = given.command
+    args = parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = args.command
     try:
-        code = command(given)
+        code = command(args)
         sys.stdout.flush()
         return code
     except KvstitchError as error:
-        report(error, as_json=given.json)
+        report(error, as_json=args.json)
         return 1
     except UnicodeEncodeError as error:
         wrong = KvstitchError(f"an argument is not valid UTF-8: {error.object!r}")
-        report(wrong, as_json=given.json)
+        report(wrong, as_json=args.json)
         return 1
     except BrokenPipeError:
         # Whoever read has had enough (`| head`). Python must not find that out again at its end.

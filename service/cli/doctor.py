@@ -10,45 +10,45 @@ from dataclasses import asdict
 from rich.text import Text
 
 from service.cli.checks import data, index, model, network, packages, running, tiers
-from service.cli.checks.base import Finding, fail
-from service.cli.http import client
+from service.cli.checks.finding import Finding, fail
 from service.cli.output import console, emit, plain, table
+from service.cli.service_client import client
 from service.errors import KvstitchError
 from service.settings import Settings, load
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """0 if nothing fails, else 1."""
-    findings = list(_findings(given))
+    findings = list(_findings(args))
     worst = max((f.level for f in findings), key=list(STYLES).index)
-    if given.json:
+    if args.json:
         emit({"level": worst, "checks": [asdict(finding) for finding in findings]})
     else:
         _show(findings)
     return 1 if worst == "fail" else 0
 
 
-def _findings(given: argparse.Namespace) -> Iterator[Finding]:
+def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from packages.check()
     names = set(Settings.model_fields)
     try:
-        settings = load(**{name: v for name, v in vars(given).items() if name in names})
+        settings = load(**{name: v for name, v in vars(args).items() if name in names})
     except KvstitchError as error:
         yield fail("settings", error.message, "mend the option or the environment variable")
         return
     for subject in (model, data, index, tiers, network):
         yield from subject.check(settings)
-    if given.deep:
+    if args.deep:
         from service.cli.checks import deep
 
         yield from deep.check(settings)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     own = f"http://{host}:{settings.port}"
-    given.url = given.url or os.environ.get("KVSTITCH_URL") or own
-    with client(given) as http:
-        yield from running.check(http, given.url)
+    args.url = args.url or os.environ.get("KVSTITCH_URL") or own
+    with client(args) as http:
+        yield from running.check(http, args.url)
 
 
 def _show(findings: list[Finding]) -> None:

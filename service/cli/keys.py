@@ -20,21 +20,21 @@ from service.settings import load
 DAY_S = 86_400
 
 
-def create(given: argparse.Namespace) -> int:
+def create(args: argparse.Namespace) -> int:
     """Print a new key on stdout, and what it may do on stderr."""
     limits = Limits(
-        given.max_documents, given.max_bytes, given.requests_per_minute, given.tokens_per_minute
+        args.max_documents, args.max_bytes, args.requests_per_minute, args.tokens_per_minute
     )
-    days = given.expires_days
-    with _store(given) as store:
+    days = args.expires_days
+    with _store(args) as store:
         text, key = store.create(
-            tenant=given.tenant,
-            name=given.name,
-            scopes=frozenset(given.scope or SCOPES),
+            tenant=args.tenant,
+            name=args.name,
+            scopes=frozenset(args.scope or SCOPES),
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
         )
-    if given.json:
+    if args.json:
         emit({"key": text, **_fields(key)})
         return 0
     print(text)
@@ -46,11 +46,11 @@ def create(given: argparse.Namespace) -> int:
     return 0
 
 
-def show(given: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     """All keys as a table or as JSON."""
-    with _store(given) as store:
+    with _store(args) as store:
         keys = store.all()
-    if given.json:
+    if args.json:
         emit([_fields(key) for key in keys])
         return 0
     shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
@@ -70,10 +70,10 @@ def show(given: argparse.Namespace) -> int:
     return 0
 
 
-def revoke(given: argparse.Namespace) -> int:
-    with _store(given) as store:
-        key = store.revoke(given.key_id)
-    if given.json:
+def revoke(args: argparse.Namespace) -> int:
+    with _store(args) as store:
+        key = store.revoke(args.key_id)
+    if args.json:
         emit(_fields(key))
     else:
         print(f"key {key.key_id} is refused from now on")
@@ -81,8 +81,8 @@ def revoke(given: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _store(given: argparse.Namespace) -> Iterator[KeyStore]:
-    store = KeyStore(load(data_dir=given.data_dir).data_dir / "keys.sqlite3")
+def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
+    store = KeyStore(load(data_dir=args.data_dir).data_dir / "keys.sqlite3")
     store.start()
     try:
         yield store

@@ -10,7 +10,7 @@ import sys
 from service import openmp
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises KvstitchError for what prevents the start."""
     openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> int:
     from service.settings import Settings, load
 
     names = set(Settings.model_fields)
-    settings = load(**{name: value for name, value in vars(given).items() if name in names})
+    settings = load(**{name: value for name, value in vars(args).items() if name in names})
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from service.cli.http import checked, client
 from service.cli.output import console, emit, plain, size, table
+from service.cli.service_client import checked, client
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the status; 0 if the service is ready, else 1."""
-    with client(given) as http:
+    with client(args) as http:
         status = checked(http.get("/status"))
-    if given.json:
+    if args.json:
         emit(status)
     else:
         _show(status)

@@ -11,15 +11,15 @@ from service import __version__
 from service.gateway import problems
 from service.gateway.composition import Gateway
 from service.gateway.http.middleware import Authentication, RequestContext
-from service.gateway.http.openai.models import listed
-from service.gateway.http.openapi import Description, Offer
+from service.gateway.http.openai.model_presets import listed
+from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
     collections,
     console,
-    corpus,
     documents,
     gate,
     health,
+    ingest,
     jobs,
     models,
     openai,
@@ -48,16 +48,16 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (rag, openai, models, corpus, jobs, documents, collections, gate, health):
+    for module in (rag, openai, models, ingest, jobs, documents, collections, gate, health):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
-    app.openapi = Description(app, lambda: _offer(gateway))  # type: ignore[method-assign]
+    app.openapi = OpenApiDescription(app, lambda: _offer(gateway))  # type: ignore[method-assign]
     return app
 
 
-def _offer(gateway: Gateway) -> Offer:
+def _offer(gateway: Gateway) -> OfferedNames:
     ready = gateway.worker.ready
     if ready is None:
-        return Offer()
+        return OfferedNames()
     names = [model.id for model in listed(gateway.prompts.model, gateway.prompts.created, ready)]
-    return Offer(tuple(names), tuple(info.name for info in (*ready.fusion, *ready.eviction)))
+    return OfferedNames(tuple(names), tuple(info.name for info in (*ready.fusion, *ready.eviction)))

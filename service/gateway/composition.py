@@ -17,26 +17,26 @@ from typing import IO
 
 from retriever import Embedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
-from service.gateway.answers.admission import Admission
-from service.gateway.answers.answer import Answerer
-from service.gateway.answers.preparation import Preparer
+from service.gateway.answers.answer_service import AnswerService
+from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
+from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.auth.access import Access
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.indexing import Indexing
+from service.gateway.corpus.indexing_loop import IndexingLoop
 from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.jobs import JobStore
-from service.gateway.corpus.parsing.parser import Parser
+from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
-from service.gateway.corpus.precompute_loop import Computing
-from service.gateway.corpus.purges import Purges
-from service.gateway.corpus.receipts import ReceiptStore
-from service.gateway.exposition import Metrics
-from service.gateway.prompts.planning import Prompts
-from service.gateway.retrieval import models as retrieval
-from service.gateway.retrieval.library import Library, TimedEmbedder
+from service.gateway.corpus.precompute_loop import PrecomputeLoop
+from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.receipt_store import ReceiptStore
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.retrieval.async_retriever import AsyncRetriever, TimedEmbedder
+from service.gateway.retrieval.model_factory import make_embedder, make_reranker
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages import Stats
@@ -66,9 +66,9 @@ class Gateway:
         Raises ModelRefused if the model folder's tokenizer or prompt format cannot be used.
         """
         self.settings = settings
-        self.metrics = Metrics({"data": settings.data_dir, "kv": settings.kv_dir})
+        self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self.tracing = tracing(settings.otlp_endpoint, "gateway")
-        self.prompts = Prompts(model_folder, settings)
+        self.prompts = PromptBuilder(model_folder, settings)
         self.worker = WorkerClient(
             heartbeat_timeout_s=heartbeat_timeout_s,
             on_stats=self._on_stats,
@@ -86,15 +86,15 @@ class Gateway:
             command=worker_command,
             backoff_s=restart_backoff_s,
         )
-        timed = TimedEmbedder(embedder or retrieval.embedder(settings))
+        timed = TimedEmbedder(embedder or make_embedder(settings))
         retriever = Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking())
-        self.library = Library(
+        self.retriever = AsyncRetriever(
             retriever,
             timed,
-            retrieval.reranker(settings),
+            make_reranker(settings),
             rerank_deadline_s=settings.rerank_deadline_s,
         )
-        self.admission = Admission(
+        self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
@@ -112,11 +112,11 @@ class Gateway:
         self.access = Access(self._keys, self.quotas, allow_anonymous=settings.allow_anonymous)
         self._database = JobDatabase(settings.data_dir / "jobs.sqlite3")
         self.corpus = self._corpus()
-        self.answerer = Answerer(
+        self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,
-            preparer=Preparer(self.worker, self.library, self.prompts, settings),
-            admission=self.admission,
+            preparer=RequestPreparer(self.worker, self.retriever, self.prompts, settings),
+            limiter=self.limiter,
             metrics=self.metrics,
             tracing=self.tracing,
         )
@@ -128,40 +128,40 @@ class Gateway:
     def _corpus(self) -> Corpus:
         settings = self.settings
         jobs, receipts = JobStore(self._database), ReceiptStore(self._database)
-        purges = Purges(receipts, self.library, self.worker, self.prompts)
+        purges = PurgeQueue(receipts, self.retriever, self.worker, self.prompts)
         limits = FileLimits(
             settings.max_file_pages,
             settings.max_file_chars,
             settings.file_cpu_s,
             settings.file_memory_mib * MIB,
         )
-        indexing = Indexing(
+        indexing_loop = IndexingLoop(
             jobs=jobs,
-            library=self.library,
+            retriever=self.retriever,
             purges=purges,
-            parser=Parser(limits),
+            parser=DocumentParser(limits),
             metrics=self.metrics,
             scrub=self._database.scrub,
         )
-        computing = Computing(
+        precompute_loop = PrecomputeLoop(
             jobs=jobs,
             receipts=receipts,
-            library=self.library,
+            retriever=self.retriever,
             worker=self.worker,
             prompts=self.prompts,
             purges=purges,
             pin_check_s=settings.pin_check_s,
-            on_done=indexing.count,
+            on_done=indexing_loop.count,
         )
-        indexing.on_indexed = computing.wake.set
+        indexing_loop.on_indexed = precompute_loop.wake.set
         return Corpus(
             jobs=jobs,
             receipts=receipts,
-            library=self.library,
+            retriever=self.retriever,
             purges=purges,
             quotas=self.quotas,
-            indexing=indexing,
-            computing=computing,
+            indexing=indexing_loop,
+            computing=precompute_loop,
         )
 
     @property
@@ -195,7 +195,7 @@ class Gateway:
         await self.corpus.close()
         await self._supervisor.stop()
         await self.worker.close()
-        await self.library.close()
+        await self.retriever.close()
         await asyncio.to_thread(self.tracing.close)
         self._database.close()
         self._keys.close()
@@ -206,20 +206,20 @@ class Gateway:
         """Why requests are refused now, None if they are served."""
         if self.failure is not None:
             return self.failure
-        if self.admission.draining:
+        if self.limiter.draining:
             return "the service is shutting down"
         if self.worker.ready is None:
             return self.worker.reason
-        if not self.library.started:
+        if not self.retriever.started:
             return "the document index is being loaded"
         return None
 
     async def drain(self) -> None:
         """Refuse new requests; returns when the open ones are done, or the time is up."""
-        self.admission.draining = True
+        self.limiter.draining = True
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.drain_timeout_s
-        while self.admission.in_flight and loop.time() < end:
+        while self.limiter.in_flight and loop.time() < end:
             await asyncio.sleep(0.05)
 
     def give_up(self, reason: str) -> None:
@@ -229,7 +229,7 @@ class Gateway:
 
     async def _load(self) -> None:
         try:
-            await self.library.start()
+            await self.retriever.start()
             await self.corpus.start()
         except KvstitchError as error:
             self.give_up(error.message)

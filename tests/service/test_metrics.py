@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from service import metrics_docs
-from service.gateway.exposition import Metrics
+from service.gateway.prometheus import GatewayMetrics
 from service.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
 from service.worker.core.distribution import Distribution
 
@@ -21,13 +21,13 @@ def test_slo_values_are_bucket_borders() -> None:
 
 
 def test_two_gateways_share_nothing() -> None:
-    one, two = Metrics(), Metrics()
+    one, two = GatewayMetrics(), GatewayMetrics()
     one.completion_tokens.inc()
     assert two.registry.get_sample_value("kvstitch_completion_tokens_total") == 0
 
 
 def test_what_is_exposed_is_what_is_declared() -> None:
-    families = re.findall(r"^# TYPE (\S+) (\S+)", Metrics().render().decode(), re.M)
+    families = re.findall(r"^# TYPE (\S+) (\S+)", GatewayMetrics().render().decode(), re.M)
     exposed = {name: kind for name, kind in families if not name.endswith("_created")}
     assert exposed == {metric.name: metric.kind for metric in METRICS.values()}
     assert all(re.fullmatch(r"kvstitch_[a-z0-9_]+", name) for name in exposed)
@@ -38,7 +38,7 @@ def test_counters_alone_end_in_total() -> None:
 
 
 def test_label_values_known_beforehand_are_there_at_0() -> None:
-    value = Metrics().registry.get_sample_value
+    value = GatewayMetrics().registry.get_sample_value
     # Not the jobs: 0 before they are counted would make old ones look new.
     assert value("kvstitch_jobs", {"state": "dead"}) is None
     assert value("kvstitch_requests_rejected_total", {"reason": "tokens"}) == 0
@@ -46,7 +46,7 @@ def test_label_values_known_beforehand_are_there_at_0() -> None:
 
 
 def test_worker_samples_are_republished() -> None:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     labels = {"tier": "ssd", "op": "read", "outcome": "hit"}
     metrics.worker.update(
         [
@@ -64,7 +64,7 @@ def test_worker_samples_are_republished() -> None:
 
 
 def test_several_workers_are_told_apart_and_a_dead_one_claims_nothing() -> None:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     for worker, steps in (("0", 5.0), ("1", 7.0)):
         metrics.worker.update([("kvstitch_decode_steps_total", {}, steps)], worker)
     value = metrics.registry.get_sample_value
@@ -80,7 +80,7 @@ def test_a_histogram_of_the_worker_is_a_histogram_in_the_scrape() -> None:
     counted = Distribution(name, **labels)
     for value in (0.00005, 0.01, 0.02, 99.0):
         counted.observe(value)
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     metrics.worker.update(counted.samples())
     shown = metrics.registry.get_sample_value
     everywhere = {**labels, "worker": "0"}
@@ -93,7 +93,7 @@ def test_a_histogram_of_the_worker_is_a_histogram_in_the_scrape() -> None:
 
 
 def test_undeclared_samples_are_dropped_and_counted() -> None:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     metrics.worker.update(
         [
             ("kvstitch_invented", {}, 1.0),

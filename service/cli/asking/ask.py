@@ -8,41 +8,41 @@ from typing import Any
 
 import httpx
 
-from service.cli.asking import tables as ask_tables
+from service.cli.asking import answer_tables
 from service.cli.asking.compare import compare
-from service.cli.corpus.fields import parse_pairs
-from service.cli.http import Refused, checked, client, events
+from service.cli.corpus.name_value import parse_pairs
 from service.cli.output import console, emit, emit_line, plain
+from service.cli.service_client import CommandError, checked, client, events
 
 PATH = "/v1/rag/generate"
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Ask one question; 1 if a method of --compare failed."""
-    body = _body(given)
-    with client(given) as http:
-        if given.compare is not None:
-            return compare(http, body, given.compare, given.ratio, as_json=given.json)
-        body["fusion"] = {"method": given.method}
-        if given.ratio is not None:
-            body["fusion"]["ratio"] = given.ratio
-        if given.explain:
-            return _explain(http, body, as_json=given.json)
-        if given.json and not given.stream:
+    body = _body(args)
+    with client(args) as http:
+        if args.compare is not None:
+            return compare(http, body, args.compare, args.ratio, as_json=args.json)
+        body["fusion"] = {"method": args.method}
+        if args.ratio is not None:
+            body["fusion"]["ratio"] = args.ratio
+        if args.explain:
+            return _explain(http, body, as_json=args.json)
+        if args.json and not args.stream:
             emit(checked(http.post(PATH, json=body)))
             return 0
-        return _stream(http, body, as_json=given.json)
+        return _stream(http, body, as_json=args.json)
 
 
-def _body(given: argparse.Namespace) -> dict[str, Any]:
+def _body(args: argparse.Namespace) -> dict[str, Any]:
     fields = {
-        "question": given.question,
-        "top_k": given.top_k,
-        "documents": given.document,
-        "max_tokens": given.max_tokens,
-        "collection": given.collection,
-        "retrieval": given.retrieval,
-        "filter": parse_pairs(given.filter, "--filter") or None,
+        "question": args.question,
+        "top_k": args.top_k,
+        "documents": args.document,
+        "max_tokens": args.max_tokens,
+        "collection": args.collection,
+        "retrieval": args.retrieval,
+        "filter": parse_pairs(args.filter, "--filter") or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -52,7 +52,7 @@ def _explain(http: httpx.Client, body: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         emit(result)
     else:
-        ask_tables.show_forecast(console(), result)
+        answer_tables.show_forecast(console(), result)
     return 0
 
 
@@ -66,7 +66,7 @@ def _stream(http: httpx.Client, body: dict[str, Any], *, as_json: bool) -> int:
                 sys.stdout.flush()
             elif event == "done":
                 print()
-                ask_tables.show_result(console(), data)
+                answer_tables.show_result(console(), data)
             if event == "done":
                 return 0
-    raise Refused("the stream ended without a result")
+    raise CommandError("the stream ended without a result")

@@ -16,9 +16,9 @@ from rich.columns import Columns
 from rich.panel import Panel
 from rich.text import Text
 
-from service.cli.asking import tables as ask_tables
-from service.cli.http import Refused, checked
+from service.cli.asking import answer_tables
 from service.cli.output import console, emit, milliseconds, plain, table
+from service.cli.service_client import CommandError, checked
 
 FULL = "vanilla"
 PATH = "/v1/rag/generate"
@@ -71,14 +71,16 @@ def _fusion(text: str, offered: dict[str, Any], ratio: float | None) -> dict[str
     name, colon, own = text.partition(":")
     if name not in offered:
         known = ", ".join(sorted(offered))
-        raise Refused(
+        raise CommandError(
             f"--compare {name}: known methods: {known}", code="unknown_method", field="compare"
         )
     if colon:
         try:
             return {"method": name, "ratio": float(own)}
         except ValueError:
-            raise Refused(f"--compare {text}: the ratio is not a number", field="compare") from None
+            raise CommandError(
+                f"--compare {text}: the ratio is not a number", field="compare"
+            ) from None
     takes = "ratio" in offered[name]["parameters"]
     return {"method": name, "ratio": ratio} if takes and ratio is not None else {"method": name}
 
@@ -87,7 +89,7 @@ def _ask(http: httpx.Client, body: dict[str, Any], fusion: dict[str, Any]) -> Ou
     label = fusion["method"] + (f":{fusion['ratio']:g}" if "ratio" in fusion else "")
     try:
         return Outcome(label, checked(http.post(PATH, json={**body, "fusion": fusion})))
-    except Refused as error:
+    except CommandError as error:
         return Outcome(label, None, error.message)
 
 
@@ -128,13 +130,13 @@ def _row(found: Outcome, full: dict[str, Any] | None) -> tuple[str, ...]:
         same = result["text"] == full["text"]
         answer = "the reference" if result is full else "the same" if same else "another"
     return (
-        ask_tables.method(result),
+        answer_tables.method(result),
         milliseconds(timing["ttft_s"]),
         relative,
         milliseconds(timing["tpot_s"]),
         f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']}",
         str(cache["recomputed_tokens"]),
-        ask_tables.share(cache["flops"], cache["full_prefill_flops"]),
+        answer_tables.share(cache["flops"], cache["full_prefill_flops"]),
         ", ".join(f"{n} {tier}" for tier, n in sorted(tiers.items())),
         answer,
     )

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.cli.checks.base import Finding, fail, ok, warn
+from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
 

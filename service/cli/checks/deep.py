@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 from retriever.errors import RetrieverError
-from service.cli.checks.base import Finding, fail, ok
+from service.cli.checks.finding import Finding, fail, ok
 from service.errors import KvstitchError
 from service.gateway.prompts.model_folder import resolve
-from service.gateway.retrieval.models import embedder
+from service.gateway.retrieval.model_factory import make_embedder
 from service.settings import Settings
 
 
@@ -44,7 +44,7 @@ def _model(settings: Settings) -> Finding:
 
 
 def _embedding(settings: Settings) -> Finding:
-    model = embedder(settings)
+    model = make_embedder(settings)
     try:
         model.start()
         dimensions = model.embed(["Is anybody there?"]).shape[1]

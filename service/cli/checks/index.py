@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from retriever.catalog.schema import SCHEMA_VERSION
-from retriever.embedders.folder import ModelFolder
+from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import RetrieverError
-from service.cli.checks.base import Finding, fail, ok, warn
+from service.cli.checks.finding import Finding, fail, ok, warn
 from service.settings import Settings
 
 _SPACES = (
@@ -54,7 +54,7 @@ def _embedder(settings: Settings) -> tuple[str, str]:
     """Its name and revision. Raises EmbedderUnsupported."""
     if settings.embedder_url:
         return settings.embedder or "default", settings.embedder_revision
-    folder = ModelFolder.read(Path(settings.embedder) if settings.embedder else None)
+    folder = SentenceModelFolder.read(Path(settings.embedder) if settings.embedder else None)
     return folder.name, folder.revision()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from service.cli.checks.base import Finding, fail, ok, warn
+from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.checks.memory import available_bytes
 from service.cli.output import size
 from service.errors import KvstitchError
 from service.gateway.prompts.model_folder import resolve
-from service.gateway.prompts.planning import Prompts
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.settings import Settings, demo_model
 from service.worker.model.supported import STATIC_ROPE_TYPES, families
 from service.worker_settings import MIB
@@ -67,15 +67,15 @@ def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
 
 def _rope_types(config: dict[str, Any]) -> Iterator[str]:
     """One for the model, or one per kind of layer; both spellings."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    nested = [value for value in given.values() if isinstance(value, dict)]
-    for rope in nested or [given]:
+    args = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    nested = [value for value in args.values() if isinstance(value, dict)]
+    for rope in nested or [args]:
         yield str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
     try:
-        prompts = Prompts(folder, settings)
+        prompts = PromptBuilder(folder, settings)
     except KvstitchError as error:
         yield fail("tokenizer", error.message, "copy the model folder again, or mend the file")
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from service.cli.checks.base import Finding, fail, ok, warn
 from service.cli.checks.data import served_by
+from service.cli.checks.finding import Finding, fail, ok, warn
 from service.errors import KvstitchError
 from service.gateway.auth.access import is_loopback
 from service.gateway.auth.keys import KeyStore, StoredKey

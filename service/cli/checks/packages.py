@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from service import __version__
-from service.cli.checks.base import Finding, fail, ok
+from service.cli.checks.finding import Finding, fail, ok
 
 
 def check() -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 
 from service import __version__
-from service.cli.checks.base import Finding, fail, ok, warn
-from service.cli.http import Refused, checked
+from service.cli.checks.finding import Finding, fail, ok, warn
+from service.cli.service_client import CommandError, checked
 
 CHECK = "service"
 
@@ -26,8 +26,8 @@ def check(http: httpx.Client, url: str) -> Iterator[Finding]:
         return
     try:
         status = checked(http.get("/status", timeout=30.0))
-    except (Refused, httpx.HTTPError) as error:
-        text = error.message if isinstance(error, Refused) else str(error)
+    except (CommandError, httpx.HTTPError) as error:
+        text = error.message if isinstance(error, CommandError) else str(error)
         yield warn(CHECK, f"{url} runs, but does not tell its status: {text}",
                    "give --api-key of a key with the scope metrics")  # fmt: skip
         return

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from service.cli.checks.base import Finding, fail, ok, warn
+from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
 from service.worker_settings import MIB

@@ -8,19 +8,19 @@ import sys
 from typing import Any
 from urllib.parse import quote
 
-from service.cli.corpus.fields import parse_pairs
-from service.cli.http import Refused, checked, client, pages
+from service.cli.corpus.name_value import parse_pairs
 from service.cli.output import console, emit, moment, plain, table
+from service.cli.service_client import CommandError, checked, client, pages
 
 
-def listing(given: argparse.Namespace) -> int:
+def listing(args: argparse.Namespace) -> int:
     """Documents of a collection by doc_id."""
-    limit = None if given.all else given.limit
-    with client(given) as http:
+    limit = None if args.all else args.limit
+    with client(args) as http:
         found = list(
-            pages(http, "/admin/documents", "documents", limit, collection=given.collection)
+            pages(http, "/admin/documents", "documents", limit, collection=args.collection)
         )
-    if given.json:
+    if args.json:
         emit(found)
         return 0
     if not found:
@@ -43,14 +43,14 @@ def listing(given: argparse.Namespace) -> int:
     return 0
 
 
-def show(given: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     """One document; with --text all of its text."""
-    with client(given) as http:
-        one = checked(http.get(_path("documents", given.doc_id), params=_query(given)))
-    if given.json:
+    with client(args) as http:
+        one = checked(http.get(_path("documents", args.doc_id), params=_query(args)))
+    if args.json:
         emit(one)
         return 0
-    if given.text:
+    if args.text:
         print(plain(one["text"]))
         return 0
     shown = table("field", "value")
@@ -66,53 +66,53 @@ def show(given: argparse.Namespace) -> int:
     return 0
 
 
-def delete(given: argparse.Namespace) -> int:
+def delete(args: argparse.Namespace) -> int:
     """Delete by id, by filter, or a whole collection, and show the receipt. 1 if ids were given
     that are not there."""
-    chosen = [bool(given.doc_id), given.filter is not None, given.all]
+    chosen = [bool(args.doc_id), args.filter is not None, args.all]
     if sum(chosen) != 1:
-        raise Refused("say what to delete: either DOC_ID…, --filter, or --all of a collection")
-    where = parse_pairs(given.filter, "--filter")
-    if given.filter is not None and not where:
-        raise Refused("--filter is empty: --all deletes all documents of a collection")
-    collection = given.collection or "default"
-    if not given.doc_id and not given.yes:
+        raise CommandError("say what to delete: either DOC_ID…, --filter, or --all of a collection")
+    where = parse_pairs(args.filter, "--filter")
+    if args.filter is not None and not where:
+        raise CommandError("--filter is empty: --all deletes all documents of a collection")
+    collection = args.collection or "default"
+    if not args.doc_id and not args.yes:
         _confirm(collection, where)
-    with client(given) as http:
-        if given.all:
+    with client(args) as http:
+        if args.all:
             reply = http.delete(_path("collections", collection))
         else:
-            asked = {"doc_ids": given.doc_id} if given.doc_id else {"filter": where}
+            asked = {"doc_ids": args.doc_id} if args.doc_id else {"filter": where}
             reply = http.post("/admin/deletions", json={"collection": collection, **asked})
         receipt = checked(reply)
-    _show_receipt(receipt, as_json=given.json)
-    missing = len(set(given.doc_id)) - receipt["documents"]
-    if given.doc_id and missing > 0:
-        raise Refused(f"{missing} of {len(set(given.doc_id))} documents were not there")
+    _show_receipt(receipt, as_json=args.json)
+    missing = len(set(args.doc_id)) - receipt["documents"]
+    if args.doc_id and missing > 0:
+        raise CommandError(f"{missing} of {len(set(args.doc_id))} documents were not there")
     return 0
 
 
-def receipt(given: argparse.Namespace) -> int:
+def receipt(args: argparse.Namespace) -> int:
     """A deletion's receipt, and whether anything is still owed."""
-    with client(given) as http:
-        found = checked(http.get(_path("receipts", given.receipt_id)))
-    _show_receipt(found, as_json=given.json)
+    with client(args) as http:
+        found = checked(http.get(_path("receipts", args.receipt_id)))
+    _show_receipt(found, as_json=args.json)
     return 0
 
 
-def pin(given: argparse.Namespace) -> int:
-    return _pin(given, pinned=True)
+def pin(args: argparse.Namespace) -> int:
+    return _pin(args, pinned=True)
 
 
-def unpin(given: argparse.Namespace) -> int:
-    return _pin(given, pinned=False)
+def unpin(args: argparse.Namespace) -> int:
+    return _pin(args, pinned=False)
 
 
-def collections(given: argparse.Namespace) -> int:
+def collections(args: argparse.Namespace) -> int:
     """Collections with their documents, chunks and tokens."""
-    with client(given) as http:
+    with client(args) as http:
         found = checked(http.get("/admin/collections"))["collections"]
-    if given.json:
+    if args.json:
         emit(found)
         return 0
     numbers = ("documents", "chunks", "tokens")
@@ -123,17 +123,17 @@ def collections(given: argparse.Namespace) -> int:
     return 0
 
 
-def _pin(given: argparse.Namespace, *, pinned: bool) -> int:
+def _pin(args: argparse.Namespace, *, pinned: bool) -> int:
     done = []
-    with client(given) as http:
-        for doc_id in given.doc_id:
+    with client(args) as http:
+        for doc_id in args.doc_id:
             method = "PUT" if pinned else "DELETE"
-            reply = http.request(method, _path("pins", doc_id), params=_query(given))
+            reply = http.request(method, _path("pins", doc_id), params=_query(args))
             done.append(checked(reply))
-            if not given.json:
+            if not args.json:
                 word = "is kept stored" if pinned else "may be evicted"
                 print(plain(f"{doc_id}: its KV {word}"))
-    if given.json:
+    if args.json:
         emit(done)
     return 0
 
@@ -166,22 +166,26 @@ def _confirm(collection: str, where: dict[str, Any]) -> None:
     """Raises Refused unless somebody at a terminal agrees."""
     what = f"documents where {json.dumps(where)}" if where else "all documents"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Refused(f"this deletes {what} of collection {collection}: add --yes if that is meant")
+        raise CommandError(
+            f"this deletes {what} of collection {collection}: add --yes if that is meant"
+        )
     print(plain(f"Delete {what} of collection {collection}? [y/N] "), end="", file=sys.stderr)
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refused("nothing was deleted")
+        raise CommandError("nothing was deleted")
 
 
 def _path(route: str, name: str) -> str:
     """Raises Refused for a name whose path would lead to another route."""
     if any(part in (".", "..") for part in name.split("/")):
-        raise Refused(f"{name} cannot be named in a URL: use `documents delete --filter` or --all")
+        raise CommandError(
+            f"{name} cannot be named in a URL: use `documents delete --filter` or --all"
+        )
     return f"/admin/{route}/{quote(name, safe='/')}"
 
 
-def _query(given: argparse.Namespace) -> dict[str, str]:
-    return {"collection": given.collection} if given.collection else {}
+def _query(args: argparse.Namespace) -> dict[str, str]:
+    return {"collection": args.collection} if args.collection else {}
 
 
 def _metadata(one: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.cli.http import Refused
+from service.cli.service_client import CommandError
 
 MEDIA_TYPES = {
     ".txt": "text/plain", ".text": "text/plain",
@@ -41,7 +41,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Sendable:
+class DocumentToSend:
     """A file's bytes, or one line of JSON (`media_type` is then ROW)."""
 
     doc_id: str
@@ -51,7 +51,7 @@ class Sendable:
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnsendableDocument:
     doc_id: str
     message: str
 
@@ -73,7 +73,7 @@ def find(paths: Sequence[str]) -> tuple[list[Source], int]:
             chosen = [Source(file, file.relative_to(path).as_posix()) for file in known]
         elif path.exists() or not glob.has_magic(text):
             if not path.exists():
-                raise Refused(f"{text} cannot be read: there is no such file or folder")
+                raise CommandError(f"{text} cannot be read: there is no such file or folder")
             chosen = [Source(path, path.name)]
         else:
             chosen = _matching(text)
@@ -91,7 +91,7 @@ def _matching(pattern: str) -> list[Source]:
     root = Path(*fixed)
     files = [Path(f) for f in sorted(glob.glob(pattern, recursive=True)) if Path(f).is_file()]
     if not files:
-        raise Refused(f"{pattern} matches no file")
+        raise CommandError(f"{pattern} matches no file")
     return [Source(file, file.relative_to(root).as_posix()) for file in files]
 
 
@@ -110,7 +110,9 @@ def count(sources: Sequence[Source]) -> int:
     return total
 
 
-def read(sources: Sequence[Source], metadata: dict[str, Any]) -> Iterator[Sendable | Unreadable]:
+def read(
+    sources: Sequence[Source], metadata: dict[str, Any]
+) -> Iterator[DocumentToSend | UnsendableDocument]:
     """Their documents, one after another; `metadata` is for lines, whose own goes before it.
 
     A doc_id that was there before in the same collection is Unreadable: the later one would
@@ -119,10 +121,10 @@ def read(sources: Sequence[Source], metadata: dict[str, Any]) -> Iterator[Sendab
     seen: dict[tuple[str, str], str] = {}
     for source in sources:
         for document in _lines(source, metadata) if source.lines else [_file(source)]:
-            if isinstance(document, Sendable):
+            if isinstance(document, DocumentToSend):
                 name = (document.collection, document.doc_id)
                 if name in seen:
-                    yield Unreadable(
+                    yield UnsendableDocument(
                         document.doc_id,
                         f"{source.path}: this doc_id is already that of {seen[name]}; ingest them "
                         "as one folder, or rename one",
@@ -132,49 +134,55 @@ def read(sources: Sequence[Source], metadata: dict[str, Any]) -> Iterator[Sendab
             yield document
 
 
-def _file(source: Source) -> Sendable | Unreadable:
+def _file(source: Source) -> DocumentToSend | UnsendableDocument:
     path, doc_id = source.path, source.doc_id
     try:
         doc_id.encode()
     except UnicodeEncodeError:
-        return Unreadable(doc_id, f"{path}: its name is not valid UTF-8; rename it")
+        return UnsendableDocument(doc_id, f"{path}: its name is not valid UTF-8; rename it")
     if not doc_id.isprintable() or any(char in doc_id for char in _UNSENDABLE):
-        return Unreadable(doc_id, f"{path}: its name has quotes or control characters; rename it")
+        return UnsendableDocument(
+            doc_id, f"{path}: its name has quotes or control characters; rename it"
+        )
     try:
         content = path.read_bytes()
     except OSError as error:
-        return Unreadable(doc_id, f"{path} cannot be read: {error.strerror}")
+        return UnsendableDocument(doc_id, f"{path} cannot be read: {error.strerror}")
     media_type = MEDIA_TYPES.get(path.suffix.lower(), "text/plain")
     if media_type in ("text/plain", "text/markdown") and not content.startswith(b"%PDF-"):
         try:
             content.decode()
         except UnicodeDecodeError as error:
-            return Unreadable(
+            return UnsendableDocument(
                 doc_id,
                 f"{path} is not valid UTF-8 (byte {error.start}): convert it, e.g. with iconv -f "
                 f"latin1 -t utf-8 {path}",
             )
-    return Sendable(doc_id, media_type, content)
+    return DocumentToSend(doc_id, media_type, content)
 
 
-def _lines(source: Source, metadata: dict[str, Any]) -> Iterator[Sendable | Unreadable]:
+def _lines(
+    source: Source, metadata: dict[str, Any]
+) -> Iterator[DocumentToSend | UnsendableDocument]:
     try:
         with source.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield _line(f"{source.path}, line {number}", line, metadata)
     except OSError as error:
-        yield Unreadable(source.doc_id, f"{source.path} cannot be read: {error.strerror}")
+        yield UnsendableDocument(source.doc_id, f"{source.path} cannot be read: {error.strerror}")
 
 
-def _line(place: str, line: bytes, metadata: dict[str, Any]) -> Sendable | Unreadable:
+def _line(place: str, line: bytes, metadata: dict[str, Any]) -> DocumentToSend | UnsendableDocument:
     try:
-        given = json.loads(line.decode("utf-8-sig"))
-        row = {"doc_id": given["doc_id"], "text": given["text"]}
-        row |= {name: given[name] for name in _FIELDS if given.get(name) is not None}
+        args = json.loads(line.decode("utf-8-sig"))
+        row = {"doc_id": args["doc_id"], "text": args["text"]}
+        row |= {name: args[name] for name in _FIELDS if args.get(name) is not None}
         if metadata:
             row["metadata"] = {**metadata, **row.get("metadata", {})}
         content = json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Unreadable(place, f"{place}: expected an object with doc_id and text ({error!r})")
-    return Sendable(str(row["doc_id"]), ROW, content, str(row.get("collection", "")))
+        return UnsendableDocument(
+            place, f"{place}: expected an object with doc_id and text ({error!r})"
+        )
+    return DocumentToSend(str(row["doc_id"]), ROW, content, str(row.get("collection", "")))

@@ -23,28 +23,30 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from service.cli.corpus.fields import parse_pairs
-from service.cli.corpus.files import SUFFIXES, Sendable, Unreadable, count, find, read
-from service.cli.corpus.sending import Batch, batches, submit
-from service.cli.corpus.watching import ended, poll
-from service.cli.http import Refused, client
+from service.cli.corpus.batch_upload import Batch, batches, submit
+from service.cli.corpus.files import SUFFIXES, DocumentToSend, UnsendableDocument, count, find, read
+from service.cli.corpus.job_polling import ended, poll
+from service.cli.corpus.name_value import parse_pairs
 from service.cli.output import console, emit, plain
+from service.cli.service_client import CommandError, client
 
 POLLED = 4  # open jobs asked for at a time: they are done in their order
 MANY = 20  # errors shown of one ingest, unless as JSON
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Ingest all documents below the given paths; 1 if any of them is not stored."""
-    metadata = parse_pairs(given.metadata, "--metadata")
-    sources, others = find(given.paths)
+    metadata = parse_pairs(args.metadata, "--metadata")
+    sources, others = find(args.paths)
     if not sources:
-        raise Refused(f"no documents: {', '.join(given.paths)} hold no {', '.join(SUFFIXES)} files")
-    ingest = _Ingest(given, metadata, total=count(sources), others=others)
-    with client(given) as http, ingest.bar:
-        for batch in batches(ingest.readable(read(sources, metadata)), given.batch):
+        raise CommandError(
+            f"no documents: {', '.join(args.paths)} hold no {', '.join(SUFFIXES)} files"
+        )
+    ingest = _Ingest(args, metadata, total=count(sources), others=others)
+    with client(args) as http, ingest.bar:
+        for batch in batches(ingest.readable(read(sources, metadata)), args.batch):
             ingest.send(http, batch)
-        if not given.no_wait:
+        if not args.no_wait:
             try:
                 ingest.watch(http)
             except KeyboardInterrupt:
@@ -57,12 +59,12 @@ class _Ingest:
     """What has been sent, what became of it, and the bar that shows it."""
 
     def __init__(
-        self, given: argparse.Namespace, metadata: dict[str, Any], *, total: int, others: int
+        self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int, others: int
     ) -> None:
-        self._given, self._metadata, self._others = given, metadata, others
+        self._given, self._metadata, self._others = args, metadata, others
         self._jobs: dict[str, dict[str, Any]] = {}
         self._resumed = self._told = 0
-        self._errors: list[Unreadable] = []
+        self._errors: list[UnsendableDocument] = []
         stderr = console(stderr=True)
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -71,7 +73,7 @@ class _Ingest:
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             console=stderr,
-            disable=given.json or not stderr.is_terminal,
+            disable=args.json or not stderr.is_terminal,
         )
         self._sent: TaskID = self.bar.add_task("sent  ", total=total, note="")
         self._stored: TaskID = self.bar.add_task("stored", total=total, note="", start=False)
@@ -80,18 +82,20 @@ class _Ingest:
         if not self._given.json:
             self.bar.console.print(plain(text), soft_wrap=True)
 
-    def readable(self, found: Iterable[Sendable | Unreadable]) -> Iterator[Sendable]:
+    def readable(
+        self, found: Iterable[DocumentToSend | UnsendableDocument]
+    ) -> Iterator[DocumentToSend]:
         """The documents of `found` that can be sent; the others are noted."""
         for document in found:
-            if isinstance(document, Unreadable):
+            if isinstance(document, UnsendableDocument):
                 self._fail(document)
                 self.bar.advance(self._sent)
             else:
                 yield document
 
     def send(self, http: httpx.Client, batch: Batch) -> None:
-        given = self._given
-        done = submit(http, batch, collection=given.collection, metadata=self._metadata)
+        args = self._given
+        done = submit(http, batch, collection=args.collection, metadata=self._metadata)
         for reply in done.jobs:
             self._resumed += reply.resumed
             self._jobs[reply.job["job_id"]] = reply.job
@@ -166,7 +170,7 @@ class _Ingest:
         done = sum(c["done"] + c["failed"] + c["cancelled"] for c in counts) + len(self._errors)
         self.bar.update(self._stored, completed=done, note=f"{failed} failed" if failed else "")
 
-    def _fail(self, document: Unreadable) -> None:
+    def _fail(self, document: UnsendableDocument) -> None:
         self._errors.append(document)
         self._tell(document.doc_id, document.message)
 

@@ -12,21 +12,21 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from service.cli.corpus.watching import ended, poll
-from service.cli.http import checked, client, pages
+from service.cli.corpus.job_polling import ended, poll
 from service.cli.output import console, emit, emit_line, moment, plain, table
+from service.cli.service_client import checked, client, pages
 
 LOOK_S = 1.0
 BAD = ("failed", "dead")
 
 
-def listing(given: argparse.Namespace) -> int:
+def listing(args: argparse.Namespace) -> int:
     """Jobs newest first; with --watch until none of them is open."""
-    with client(given) as http:
-        if given.watch:
-            return _watch_all(http, given)
-        jobs = _jobs(http, given)
-    if given.json:
+    with client(args) as http:
+        if args.watch:
+            return _watch_all(http, args)
+        jobs = _jobs(http, args)
+    if args.json:
         emit(jobs)
     elif jobs:
         console().print(_table(jobs))
@@ -35,48 +35,48 @@ def listing(given: argparse.Namespace) -> int:
     return 0
 
 
-def show(given: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     """One job with its errors; with --watch when it has ended. 1 if it failed."""
-    with client(given) as http:
-        job = checked(http.get(f"/admin/jobs/{quote(given.job_id, safe='')}"))
-        if given.watch:
-            job = _watch(http, job, as_json=given.json)
-    if given.json:
-        if not given.watch:
+    with client(args) as http:
+        job = checked(http.get(f"/admin/jobs/{quote(args.job_id, safe='')}"))
+        if args.watch:
+            job = _watch(http, job, as_json=args.json)
+    if args.json:
+        if not args.watch:
             emit(job)
     else:
         _show(job)
     return 1 if job["state"] in BAD else 0
 
 
-def cancel(given: argparse.Namespace) -> int:
+def cancel(args: argparse.Namespace) -> int:
     """Leave what is not done of a job."""
-    with client(given) as http:
-        job = checked(http.delete(f"/admin/jobs/{quote(given.job_id, safe='')}"))
-    if given.json:
+    with client(args) as http:
+        job = checked(http.delete(f"/admin/jobs/{quote(args.job_id, safe='')}"))
+    if args.json:
         emit(job)
     else:
         _show(job)
     return 0
 
 
-def _jobs(http: httpx.Client, given: argparse.Namespace) -> list[dict[str, Any]]:
-    return list(pages(http, "/admin/jobs", "jobs", given.limit, state=given.state))
+def _jobs(http: httpx.Client, args: argparse.Namespace) -> list[dict[str, Any]]:
+    return list(pages(http, "/admin/jobs", "jobs", args.limit, state=args.state))
 
 
-def _watch_all(http: httpx.Client, given: argparse.Namespace) -> int:
-    jobs = _jobs(http, given)
-    if given.json:
+def _watch_all(http: httpx.Client, args: argparse.Namespace) -> int:
+    jobs = _jobs(http, args)
+    if args.json:
         while True:
             emit_line(jobs)
             if all(map(ended, jobs)):
                 return 0
             time.sleep(LOOK_S)
-            jobs = _jobs(http, given)
+            jobs = _jobs(http, args)
     with Live(_table(jobs), console=console(), auto_refresh=False) as live:
         while not all(map(ended, jobs)):
             time.sleep(LOOK_S)
-            jobs = _jobs(http, given)
+            jobs = _jobs(http, args)
             live.update(_table(jobs), refresh=True)
     return 0
 

@@ -17,10 +17,10 @@ from functools import partial
 import msgspec
 
 from service.errors import NotFound, PromptTooLong
-from service.gateway.answers import inline
-from service.gateway.answers.validation import Checked, Checker
-from service.gateway.prompts.planning import Prompts
-from service.gateway.retrieval.library import Found, Library
+from service.gateway.answers import inline_documents
+from service.gateway.answers.validation import RequestValidator, ValidatedRequest
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
 from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk, Generate, Prefetch, Sampling
@@ -36,16 +36,16 @@ PREFETCH_CHARS = 1000
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRequest:
     """`tokens` are the prompt's; `stages` holds the seconds of embed, retrieve and plan."""
 
-    found: Found
+    found: RetrievalResult
     generate: Generate
     tokens: int
     stages: dict[str, float]
     warnings: list[str]
 
-    def traced(self, traceparent: str) -> Prepared:
+    def traced(self, traceparent: str) -> PreparedRequest:
         """As part of that span."""
         return replace(
             self, generate=msgspec.structs.replace(self.generate, traceparent=traceparent)
@@ -54,24 +54,24 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _LaidOut:
-    found: Found
+    found: RetrievalResult
     plan: PromptPlan
     plan_s: float
 
 
-class Preparer:
+class RequestPreparer:
     """Holds no state of its own."""
 
     def __init__(
-        self, worker: Worker, library: Library, prompts: Prompts, settings: Settings
+        self, worker: Worker, retriever: AsyncRetriever, prompts: PromptBuilder, settings: Settings
     ) -> None:
-        self.check = Checker(worker, library, prompts, settings).check
+        self.check = RequestValidator(worker, retriever, prompts, settings).check
         self._worker = worker
-        self._library = library
+        self._retriever = retriever
         self._prompts = prompts
         self._settings = settings
 
-    def estimate(self, checked: Checked) -> int:
+    def estimate(self, checked: ValidatedRequest) -> int:
         """About how many tokens the prompt will have."""
         texts = checked.request.inline_documents
         if texts is None:
@@ -79,7 +79,7 @@ class Preparer:
         inline_tokens = sum(len(document.text) for document in texts) // 3
         return self._prompts.estimate(checked.turns, 0) + inline_tokens
 
-    async def prepare(self, checked: Checked, *, prefetch: bool = True) -> Prepared:
+    async def prepare(self, checked: ValidatedRequest, *, prefetch: bool = True) -> PreparedRequest:
         """`prefetch`: let the worker bring the chunks closer meanwhile.
 
         Raises InvalidRequest, PromptTooLong, NotFound."""
@@ -107,26 +107,26 @@ class Preparer:
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": laid_out.plan_s}
         if request.rerank:
             stages["rerank"] = found.rerank_s
-        return Prepared(found, generate, plan.tokens, stages, warnings)
+        return PreparedRequest(found, generate, plan.tokens, stages, warnings)
 
     # -- passages and prompt ---------------------------------------------------------------------
 
-    async def _check_length(self, checked: Checked, context: int) -> None:
+    async def _check_length(self, checked: ValidatedRequest, context: int) -> None:
         """Embedding a question that cannot fit would take seconds. A token is a byte at least:
         what cannot be too long is not counted here."""
         if sum(len(turn.text.encode()) for turn in checked.turns) > context // 2:
-            await self._library.in_search_thread(
+            await self._retriever.in_search_thread(
                 lambda: self._prompts.plan([], checked.turns, max_context=context)
             )
 
-    async def _lay_out(self, checked: Checked, context: int, prefetch: bool) -> _LaidOut:
+    async def _lay_out(self, checked: ValidatedRequest, context: int, prefetch: bool) -> _LaidOut:
         """Find the passages, and plan the prompt on the thread that found them."""
-        request, library = checked.request, self._library
+        request, retriever = checked.request, self._retriever
         plan = partial(self._plan, checked, context, prefetch, asyncio.get_running_loop())
         if request.inline_documents is not None:
             return await self._lay_out_inline(request.inline_documents, context, plan)
         if request.documents is not None:
-            unknown = await library.unknown(request.documents, scope=checked.scope)
+            unknown = await retriever.unknown(request.documents, scope=checked.scope)
             if unknown:
                 raise NotFound(
                     f"documents: there is no document {unknown[0]!r}; GET /admin/documents lists "
@@ -134,8 +134,8 @@ class Preparer:
                     field="documents",
                 )
         if not checked.top_k:
-            return await library.in_search_thread(lambda: plan(Found([], 0.0, 0.0)))
-        return await library.search(
+            return await retriever.in_search_thread(lambda: plan(RetrievalResult([], 0.0, 0.0)))
+        return await retriever.search(
             checked.question,
             checked.top_k,
             request.documents,
@@ -150,7 +150,7 @@ class Preparer:
         self,
         documents: Sequence[InlineDocument],
         context: int,
-        plan: Callable[[Found], _LaidOut],
+        plan: Callable[[RetrievalResult], _LaidOut],
     ) -> _LaidOut:
         chars = sum(len(document.text) for document in documents)
         if chars > CHARS_PER_TOKEN * context:
@@ -162,10 +162,10 @@ class Preparer:
         chunking = self._prompts.chunking()
 
         def cut_and_plan() -> _LaidOut:
-            return plan(Found(inline.passages(documents, chunking), 0.0, 0.0))
+            return plan(RetrievalResult(inline_documents.passages(documents, chunking), 0.0, 0.0))
 
         try:
-            return await self._library.in_search_thread(cut_and_plan)
+            return await self._retriever.in_search_thread(cut_and_plan)
         except PromptTooLong as error:
             sizes = error.message.partition(":")[0]
             raise PromptTooLong(
@@ -174,11 +174,11 @@ class Preparer:
 
     def _plan(
         self,
-        checked: Checked,
+        checked: ValidatedRequest,
         context: int,
         prefetch: bool,
         loop: asyncio.AbstractEventLoop,
-        found: Found,
+        found: RetrievalResult,
     ) -> _LaidOut:
         """The prompt; where the rest of it takes long to plan, the worker hears about the
         documents before."""

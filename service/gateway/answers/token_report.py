@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from service.gateway.prompts.text import Decode, Detokenizer
+from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
 from service.messages import Generate, Report, SegmentFates, SegmentReport, TokenFates, TokenRun
 

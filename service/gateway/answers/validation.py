@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from retriever import Filter, Scope, parse_filter
 from retriever.errors import InvalidQuery
 from service.errors import InvalidRequest
-from service.gateway.answers.call import Call
-from service.gateway.answers.methods import check_together, chosen
-from service.gateway.auth.scopes import scope_of
-from service.gateway.prompts.conversation import normalised
-from service.gateway.prompts.planning import Prompts
-from service.gateway.retrieval.library import Library
+from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.method_choice import check_together, chosen
+from service.gateway.prompts.conversation import normalize_turns
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.retrieval.document_scope import scope_of
 from service.gateway.schemas import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Method, Ready
@@ -21,11 +21,11 @@ from service.settings import Settings
 
 
 @dataclass(frozen=True)
-class Checked:
+class ValidatedRequest:
     """A request that may be answered. `turns` are normalised."""
 
     request: GenerateRequest
-    call: Call
+    call: CallContext
     scope: Scope
     turns: list[Turn]
     top_k: int
@@ -39,27 +39,27 @@ class Checked:
         return self.turns[-1].text
 
 
-class Checker:
+class RequestValidator:
     """Holds no state of its own."""
 
     def __init__(
-        self, worker: Worker, library: Library, prompts: Prompts, settings: Settings
+        self, worker: Worker, retriever: AsyncRetriever, prompts: PromptBuilder, settings: Settings
     ) -> None:
         self._worker = worker
-        self._library = library
+        self._retriever = retriever
         self._prompts = prompts
         self._settings = settings
 
-    def check(self, request: GenerateRequest, call: Call) -> Checked:
+    def check(self, request: GenerateRequest, call: CallContext) -> ValidatedRequest:
         """Everything that takes no time. Raises InvalidRequest, WorkerUnavailable."""
         turns = self._turns(request)
         top_k = self._top_k(request)
         scope = scope_of(call.principal, request.collection)
         where = _filter(request)
         ready = self._worker.require()
-        self._library.require()
+        self._retriever.require()
         fusion, eviction = self._methods(request, ready)
-        return Checked(request, call, scope, turns, top_k, where, fusion, eviction)
+        return ValidatedRequest(request, call, scope, turns, top_k, where, fusion, eviction)
 
     def _turns(self, request: GenerateRequest) -> list[Turn]:
         if (request.question is None) == (request.messages is None):
@@ -77,7 +77,7 @@ class Checker:
             raise InvalidRequest(
                 f"{field} has {chars} characters, the limit is {limit}: shorten it", field=field
             )
-        return normalised(request.turns)
+        return normalize_turns(request.turns)
 
     def _top_k(self, request: GenerateRequest) -> int:
         limit = self._settings.max_top_k

@@ -14,17 +14,17 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TypeVar
 
-from retriever import Counts, DocFilter, DocumentPage, Scope, StoredDocument
+from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import Conflict, InvalidRequest, KvstitchError, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
-from service.gateway.corpus.indexing import Indexing
-from service.gateway.corpus.job_records import OPEN_STATES, Incoming, Job, JobPage, Receipt
-from service.gateway.corpus.jobs import JobStore
-from service.gateway.corpus.precompute_loop import Computing
-from service.gateway.corpus.purges import Purges
-from service.gateway.corpus.receipts import ReceiptStore
-from service.gateway.retrieval.library import Library
+from service.gateway.corpus.indexing_loop import IndexingLoop
+from service.gateway.corpus.job_records import OPEN_STATES, Job, JobPage, Receipt, UploadedDocument
+from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.precompute_loop import PrecomputeLoop
+from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.receipt_store import ReceiptStore
+from service.gateway.retrieval.async_retriever import AsyncRetriever
 
 T = TypeVar("T")
 
@@ -40,15 +40,15 @@ class Corpus:
         *,
         jobs: JobStore,
         receipts: ReceiptStore,
-        library: Library,
-        purges: Purges,
+        retriever: AsyncRetriever,
+        purges: PurgeQueue,
         quotas: Quotas,
-        indexing: Indexing,
-        computing: Computing,
+        indexing: IndexingLoop,
+        computing: PrecomputeLoop,
     ) -> None:
         self._jobs = jobs
         self._receipts = receipts
-        self._library = library
+        self._retriever = retriever
         self._purges = purges
         self._quotas = quotas
         self._indexing = indexing
@@ -71,7 +71,7 @@ class Corpus:
     async def submit(
         self,
         principal: Principal,
-        documents: AsyncIterator[Incoming],
+        documents: AsyncIterator[UploadedDocument],
         idempotency_key: str | None = None,
     ) -> Job:
         """Accept documents as they come in; on return all of them are on disk, or none.
@@ -136,36 +136,36 @@ class Corpus:
     async def documents(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
     ) -> DocumentPage:
-        self._library.require()
-        return await self._library.page(limit, cursor, where, scope=scope)
+        self._retriever.require()
+        return await self._retriever.page(limit, cursor, where, scope=scope)
 
     async def document(self, scope: Scope, doc_id: str) -> StoredDocument:
-        self._library.require()
-        found = await self._library.get(doc_id, scope=scope)
+        self._retriever.require()
+        found = await self._retriever.get(doc_id, scope=scope)
         if found is None:
             raise _no_document(doc_id)
         return found
 
     async def pin(self, scope: Scope, doc_id: str, pinned: bool) -> StoredDocument:
         """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
-        self._library.require()
-        if not await self._library.set_pinned([doc_id], pinned, scope=scope):
+        self._retriever.require()
+        if not await self._retriever.set_pinned([doc_id], pinned, scope=scope):
             raise _no_document(doc_id)
         self._computing.check_pins()
         return await self.document(scope, doc_id)
 
-    async def collections(self, tenant: str) -> list[tuple[str, Counts]]:
-        self._library.require()
-        return await self._library.collections(tenant)
+    async def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
+        self._retriever.require()
+        return await self._retriever.collections(tenant)
 
     # -- deletion --------------------------------------------------------------------------------
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
         """Remove text, vectors and KV in every tier. Raises NotFound."""
-        self._library.require()
+        self._retriever.require()
         async with self._purges.changing:
             waiting = await self._unqueue(scope, [doc_id])
-            if not waiting and await self._library.get(doc_id, scope=scope) is None:
+            if not waiting and await self._retriever.get(doc_id, scope=scope) is None:
                 raise _no_document(doc_id)
             receipt_id = await self._remove(scope, [doc_id])
         return await self._finish(scope, receipt_id)
@@ -174,7 +174,7 @@ class Corpus:
         self, scope: Scope, doc_ids: Sequence[str] | None, where: DocFilter | None
     ) -> Receipt:
         """Remove the documents that are named, or match, or all of the collection."""
-        self._library.require()
+        self._retriever.require()
         async with self._purges.changing:
             if where is None:
                 waiting = await self._unqueue(scope, doc_ids)
@@ -203,7 +203,7 @@ class Corpus:
         out: list[str] = []
         cursor: str | None = None
         while True:
-            page = await self._library.page(PAGE, cursor, where, scope=scope)
+            page = await self._retriever.page(PAGE, cursor, where, scope=scope)
             out += [document.doc_id for document in page.documents]
             if (cursor := page.next_cursor) is None:
                 return out
@@ -213,13 +213,13 @@ class Corpus:
         receipt_id = await _db(
             lambda: self._receipts.open(scope.tenant, scope.collection, doc_ids, notes)
         )
-        await self._library.delete(*doc_ids, scope=scope)
+        await self._retriever.delete(*doc_ids, scope=scope)
         return receipt_id
 
     async def _finish(self, scope: Scope, receipt_id: str) -> Receipt:
         """Purge what can be purged now; the rest stays owed, and the receipt says so."""
         await self._indexing.count()
-        await self._library.save()
+        await self._retriever.save()
         with contextlib.suppress(KvstitchError):  # the compute loop tries again
             await self._purges.make(receipt_id)
         self._computing.wake.set()
@@ -230,10 +230,10 @@ class Corpus:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _spool(self, job_id: str, documents: AsyncIterator[Incoming]) -> bytes:
+    async def _spool(self, job_id: str, documents: AsyncIterator[UploadedDocument]) -> bytes:
         """Write documents down as they come; the digest of all of them."""
         digest = hashlib.sha256()
-        batch: list[Incoming] = []
+        batch: list[UploadedDocument] = []
         size = 0
         async for document in documents:
             digest.update(document.digest())

@@ -11,7 +11,7 @@ OPEN_STATES = ("queued", "running")
 
 
 @dataclass(frozen=True)
-class Incoming:
+class UploadedDocument:
     """A document as it was sent: UTF-8 text of kind "text" or "md", or a file to be parsed."""
 
     doc_id: str
@@ -33,7 +33,7 @@ class Incoming:
 
 
 @dataclass(frozen=True)
-class Spooled:
+class SpooledDocument:
     """A document of a job on its way; `kind` and what follows are None once it is indexed."""
 
     number: int
@@ -83,7 +83,7 @@ class JobPage:
 
 
 @dataclass(frozen=True)
-class OwedPurge:
+class PendingPurge:
     """KV of a chunk that is to be deleted once the chunk is gone from the catalog."""
 
     number: int

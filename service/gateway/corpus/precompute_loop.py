@@ -17,13 +17,13 @@ from itertools import groupby
 
 from retriever import Scope
 from service.errors import KvstitchError, Overloaded, WorkerUnavailable
-from service.gateway.corpus.forever import Forever
-from service.gateway.corpus.job_records import Spooled
-from service.gateway.corpus.jobs import JobStore
-from service.gateway.corpus.purges import CALL_CHUNKS, Purges
-from service.gateway.corpus.receipts import Note, ReceiptStore
-from service.gateway.prompts.planning import Prompts
-from service.gateway.retrieval.library import Library
+from service.gateway.corpus.background_loop import BackgroundLoop
+from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.purge_queue import CALL_CHUNKS, PurgeQueue
+from service.gateway.corpus.receipt_store import PurgeTarget, ReceiptStore
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk
 
@@ -32,7 +32,7 @@ MAX_CRASHES = 3  # a document that was under way when the worker died this often
 LOOK_AGAIN_S = 5.0  # for purges of tiers that could not be reached
 
 
-class Computing:
+class PrecomputeLoop:
     """One loop; it needs the worker and waits for it."""
 
     def __init__(
@@ -40,23 +40,23 @@ class Computing:
         *,
         jobs: JobStore,
         receipts: ReceiptStore,
-        library: Library,
+        retriever: AsyncRetriever,
         worker: Worker,
-        prompts: Prompts,
-        purges: Purges,
+        prompts: PromptBuilder,
+        purges: PurgeQueue,
         pin_check_s: float,
         on_done: Callable[[], Awaitable[None]],
     ) -> None:
         self._jobs = jobs
         self._receipts = receipts
-        self._library = library
+        self._retriever = retriever
         self._worker = worker
         self._prompts = prompts
         self._purges = purges
         self._pin_check_s = pin_check_s
         self._pins_checked = float("-inf")
         self._crashes: Counter[int] = Counter()
-        self._loop = Forever("computing", self._step, LOOK_AGAIN_S)
+        self._loop = BackgroundLoop("computing", self._step, LOOK_AGAIN_S)
         self.wake = self._loop.wake
         self._on_done = on_done
 
@@ -90,10 +90,10 @@ class Computing:
         await self._on_done()
         return True
 
-    async def _precompute(self, batch: Sequence[Spooled]) -> None:
+    async def _precompute(self, batch: Sequence[SpooledDocument]) -> None:
         left: Counter[int] = Counter()
         errors: dict[int, str] = {}
-        work: list[tuple[Spooled, Note]] = []
+        work: list[tuple[SpooledDocument, PurgeTarget]] = []
         for item in batch:
             for note in await self._notes(Scope(item.tenant, item.collection), item.doc_id):
                 work.append((item, note))
@@ -119,11 +119,11 @@ class Computing:
                     errors |= {item.number: error.message for item, _ in part}
                     await self._finish(sorted({item.number for item, _ in part}), errors)
 
-    async def _notes(self, scope: Scope, doc_id: str) -> list[Note]:
+    async def _notes(self, scope: Scope, doc_id: str) -> list[PurgeTarget]:
         return await self._purges.notes(scope, [doc_id])
 
     async def _store(
-        self, tenant: str, notes: Sequence[Note]
+        self, tenant: str, notes: Sequence[PurgeTarget]
     ) -> AsyncGenerator[tuple[int, str], None]:
         """Have the KV of these chunks stored: (chunk_id, error or nothing) of each, as it is."""
         contents = [(note.chunk_id, note.ids) for note in notes]
@@ -144,7 +144,7 @@ class Computing:
         """What a tier has evicted of pinned documents is computed again."""
         if time.monotonic() - self._pins_checked < self._pin_check_s:
             return
-        for scope, doc_id in await self._library.pinned():
+        for scope, doc_id in await self._retriever.pinned():
             notes = await self._notes(scope, doc_id)
             for start in range(0, len(notes), CALL_CHUNKS):
                 async for _ in self._store(scope.tenant, notes[start : start + CALL_CHUNKS]):
@@ -159,7 +159,7 @@ class Computing:
         await asyncio.to_thread(self._jobs.set_failed, failed)
         await asyncio.to_thread(self._jobs.set_done, done)
 
-    async def _after_crash(self, batch: Sequence[Spooled]) -> None:
+    async def _after_crash(self, batch: Sequence[SpooledDocument]) -> None:
         numbers = [item.number for item in batch]
         for number in await asyncio.to_thread(self._jobs.still, "indexed", numbers):
             self._crashes[number] += 1

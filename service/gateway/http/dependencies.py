@@ -11,11 +11,11 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.answers.call import Call
+from service.gateway.answers.call_context import CallContext
 from service.gateway.auth.access import Principal
 from service.gateway.composition import Gateway
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.job_records import Incoming
+from service.gateway.corpus.job_records import UploadedDocument
 from service.gateway.http.uploads import UploadLimits, read_documents
 
 
@@ -32,7 +32,7 @@ async def _corpus(request: Request) -> Corpus:
     return _of(request).corpus
 
 
-async def _upload(request: Request) -> AsyncIterator[Incoming]:
+async def _upload(request: Request) -> AsyncIterator[UploadedDocument]:
     settings = _of(request).settings
     limits = UploadLimits(
         settings.max_documents, settings.max_document_bytes, settings.max_pdf_bytes
@@ -71,16 +71,16 @@ async def _call(
             description="milliseconds after which the answer ends with what there is",
         ),
     ] = None,
-) -> Call:
+) -> CallContext:
     arrived = float(request.state.arrived)
     deadline = None if deadline_ms is None else arrived + deadline_ms / 1000
-    return Call(principal, arrived, deadline, request.headers.get("traceparent", ""))
+    return CallContext(principal, arrived, deadline, request.headers.get("traceparent", ""))
 
 
 GatewayDep = Annotated[Gateway, Depends(_gateway)]
 CorpusDep = Annotated[Corpus, Depends(_corpus)]
-CallDep = Annotated[Call, Depends(_call)]
-Upload = Annotated[AsyncIterator[Incoming], Depends(_upload)]
+CallContextDep = Annotated[CallContext, Depends(_call)]
+Upload = Annotated[AsyncIterator[UploadedDocument], Depends(_upload)]
 CollectionName = Annotated[
     str, Query(alias="collection", min_length=1, max_length=128, description="of the tenant")
 ]

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import KvstitchError
 from service.gateway.auth.access import Access
-from service.gateway.exposition import Metrics
 from service.gateway.http.uploads import JSON_LINES
 from service.gateway.problems import BodyTooLarge, respond
+from service.gateway.prometheus import GatewayMetrics
 
 _ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 HEADER = "X-Request-Id"
@@ -33,7 +33,7 @@ class RequestContext:
     """
 
     def __init__(
-        self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int, metrics: Metrics
+        self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int, metrics: GatewayMetrics
     ) -> None:
         """`max_upload_bytes`: of bodies that are read as they come."""
         self._app = app

@@ -15,8 +15,8 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.job_records import Incoming
-from service.gateway.http.uploads import Counted, file_document, file_kind
+from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.http.uploads import UploadValidator, file_document, file_kind
 from service.gateway.problems import NOT_UTF8, BadBody
 
 MAX_HEADER_BYTES = 16_384
@@ -40,7 +40,7 @@ class _Part:
 class _Form:
     """Callbacks of the parser; `whole` are the parts that have ended since it was emptied."""
 
-    def __init__(self, counted: Counted) -> None:
+    def __init__(self, counted: UploadValidator) -> None:
         self.whole: list[_Part] = []
         self.ended = False
         self._counted = counted
@@ -83,8 +83,8 @@ class _Form:
 
 
 async def read_form(
-    body: AsyncIterator[bytes], header: str, collection: str, counted: Counted
-) -> AsyncIterator[Incoming]:
+    body: AsyncIterator[bytes], header: str, collection: str, counted: UploadValidator
+) -> AsyncIterator[UploadedDocument]:
     """The files of a form. Raises BadBody, InvalidRequest, BodyTooLarge."""
     boundary = parse_options_header(header)[1].get(b"boundary")
     if not boundary:
@@ -119,7 +119,7 @@ class _Settings:
         self._metadata: dict[str, Any] = {}
         self._title = ""
 
-    def take(self, part: _Part) -> Incoming | None:
+    def take(self, part: _Part) -> UploadedDocument | None:
         """The document of a file; None for a field."""
         given = part.disposition
         name, file_name = _text(given.get(b"name", b"")), _text(given.get(b"filename", b""))

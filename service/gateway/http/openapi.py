@@ -27,7 +27,7 @@ REF = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferedNames:
     models: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
@@ -36,14 +36,14 @@ SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "kvstitch
 METHODS = ("get", "put", "post", "patch", "delete")
 
 
-class Description:
+class OpenApiDescription:
     """What /openapi.json answers. `offer` gives the names of models and methods, none of either
     while the worker is not ready: they are part of the description."""
 
-    def __init__(self, app: FastAPI, offer: Callable[[], Offer]) -> None:
+    def __init__(self, app: FastAPI, offer: Callable[[], OfferedNames]) -> None:
         self._app = app
         self._offer = offer
-        self._made: tuple[Offer, dict[str, Any]] | None = None
+        self._made: tuple[OfferedNames, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, Any]:
         offer = self._offer()
@@ -59,7 +59,7 @@ class Description:
         return self._made[1]
 
 
-def _complete(schema: dict[str, Any], offer: Offer) -> dict[str, Any]:
+def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
     components = schema.setdefault("components", {})
     models = components.setdefault("schemas", {})
     for model in (ErrorOut, Problem):

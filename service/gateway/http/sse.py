@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import KvstitchError, WorkerFault
-from service.gateway.answers.stream import AnswerEvent, Finished, Sources, Text
+from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
 from service.gateway.problems import error_object
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Source(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Framing(Protocol):
+class EventFraming(Protocol):
     """How a route writes events and the error that ends them."""
 
     def event(self, event: AnswerEvent) -> bytes: ...
@@ -59,7 +59,7 @@ class NamedEvents:
             case Sources(citations):
                 cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
                 return frame("sources", {"citations": cited})
-            case Text(text):
+            case TextDelta(text):
                 return frame("token", {"text": text})
             case Finished(response):
                 return frame("done", response.model_dump(mode="json"))
@@ -74,7 +74,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, source: Source, framing: Framing, *, ping_s: float, headers: Mapping[str, str]
+        self, source: Source, framing: EventFraming, *, ping_s: float, headers: Mapping[str, str]
     ) -> None:
         self.status_code = 200
         self.background = None

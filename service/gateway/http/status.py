@@ -18,8 +18,8 @@ async def status(gateway: Gateway) -> dict[str, Any]:
     reason = gateway.not_ready()
     fmt = gateway.prompts.format
     corpus: dict[str, Any] | None = None
-    if gateway.library.started:
-        corpus = {**asdict(await gateway.library.counts()), "jobs": await gateway.corpus.states()}
+    if gateway.retriever.started:
+        corpus = {**asdict(await gateway.retriever.counts()), "jobs": await gateway.corpus.states()}
     return {
         "state": "ready" if reason is None else "not ready",
         "reason": reason,
@@ -31,7 +31,7 @@ async def status(gateway: Gateway) -> dict[str, Any]:
             "prefix_mode": fmt.prefix_mode,
         },
         "corpus": corpus,
-        "in_flight": gateway.admission.in_flight,
+        "in_flight": gateway.limiter.in_flight,
         "worker": {
             "pid": gateway.worker_pid,
             "pool_tokens": None if ready is None else ready.pool_tokens,

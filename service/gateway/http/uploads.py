@@ -18,7 +18,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.job_records import Incoming
+from service.gateway.corpus.job_records import UploadedDocument
 from service.gateway.problems import (
     NOT_UTF8,
     BadBody,
@@ -53,14 +53,14 @@ class UploadLimits:
     pdf_bytes: int
 
 
-class Counted:
+class UploadValidator:
     """What holds for all documents of a call: how many, how large, none twice."""
 
     def __init__(self, limits: UploadLimits) -> None:
         self._limits = limits
         self._places: dict[tuple[str, str], int] = {}
 
-    def add(self, document: Incoming, place: str) -> Incoming:
+    def add(self, document: UploadedDocument, place: str) -> UploadedDocument:
         """The document; `place` names it in errors. Raises InvalidRequest, BodyTooLarge."""
         index = len(self._places)
         if index >= self._limits.documents:
@@ -97,7 +97,7 @@ class Counted:
             )
 
 
-async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterator[Incoming]:
+async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterator[UploadedDocument]:
     """The documents of a body as they come in.
 
     Raises BadBody or InvalidRequest naming the field, BodyTooLarge, Unroutable (415).
@@ -107,7 +107,7 @@ async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterato
 
     header = request.headers.get("content-type", "application/json")
     kind = header.partition(";")[0].strip().lower()
-    counted = Counted(limits)
+    counted = UploadValidator(limits)
     collection = collection_of(request.query_params)
     if kind == "application/json":
         given = _checked(_json(await request.body()), PrecomputeRequest)
@@ -144,7 +144,7 @@ def file_kind(name: str, media_type: str, content: bytes) -> str:
 
 def file_document(
     name: str, collection: str, kind: str, content: bytes, title: str, metadata: dict[str, Any]
-) -> Incoming:
+) -> UploadedDocument:
     """A file as it was sent. Raises BadBody for text that is not UTF-8."""
     if kind in ("text", "md"):
         try:
@@ -156,10 +156,12 @@ def file_document(
     # The same rules as for documents in JSON.
     given = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
     checked = _checked({**given, "collection": collection}, DocumentIn)
-    return Incoming(checked.doc_id, collection, kind, content, checked.title, checked.metadata)
+    return UploadedDocument(
+        checked.doc_id, collection, kind, content, checked.title, checked.metadata
+    )
 
 
-async def _body(request: Request, media_type: str, collection: str) -> Incoming:
+async def _body(request: Request, media_type: str, collection: str) -> UploadedDocument:
     query = request.query_params
     doc_id = query.get("doc_id", "")
     if not doc_id:
@@ -178,9 +180,11 @@ async def _body(request: Request, media_type: str, collection: str) -> Incoming:
     return file_document(doc_id, collection, kind, content, title, {})
 
 
-def _incoming(document: DocumentIn, collection: str) -> Incoming:
+def _incoming(document: DocumentIn, collection: str) -> UploadedDocument:
     content = document.text.encode()
-    return Incoming(document.doc_id, collection, "text", content, document.title, document.metadata)
+    return UploadedDocument(
+        document.doc_id, collection, "text", content, document.title, document.metadata
+    )
 
 
 def _json(body: bytes) -> Any:

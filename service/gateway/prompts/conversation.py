@@ -23,7 +23,7 @@ from service.prompt import PromptFormat, Turn
 ROLES = ("system", "user", "assistant")
 
 
-def normalised(turns: Sequence[Turn]) -> list[Turn]:
+def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
     """One system turn at most, in front; then user and assistant in turns; the user's last.
 
     Turns of one role in a row are joined: most templates take no others.
@@ -46,7 +46,7 @@ def normalised(turns: Sequence[Turn]) -> list[Turn]:
     return out
 
 
-class Conversations(Protocol):
+class ConversationFormat(Protocol):
     """How a model writes conversations."""
 
     def template(self, roles: tuple[str, ...]) -> str:
@@ -57,14 +57,16 @@ class Conversations(Protocol):
         ...
 
 
-def conversations(fmt: PromptFormat, folder: ModelFolder) -> Conversations:
+def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationFormat:
     """By the chat template where the format came from it, else by the format's own pieces."""
     template = None if has_own_format(folder) else folder.chat_template()
-    return Written(fmt) if template is None else Templated(template, folder)
+    return (
+        PlainConversationFormat(fmt) if template is None else ChatTemplateFormat(template, folder)
+    )
 
 
 @dataclass(frozen=True)
-class Written:
+class PlainConversationFormat:
     """Every user turn as the format's question, every answer as its answer."""
 
     fmt: PromptFormat
@@ -82,7 +84,7 @@ class Written:
         return out
 
 
-class Templated:
+class ChatTemplateFormat:
     """Rendered by the chat template, documents in the first user turn:
 
     user: instruction | documents | system text, first question   assistant: …   user: …

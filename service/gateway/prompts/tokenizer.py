@@ -129,7 +129,7 @@ def _load(content: str) -> Tokenizer:
     return tokenizer
 
 
-class DocumentIds:
+class SegmentIdCache:
     """Token ids of chunks already rendered and encoded, least recently used dropped first."""
 
     def __init__(self, max_tokens: int = 4_000_000) -> None:

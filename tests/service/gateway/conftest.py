@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.gateway.models import make_folder
+from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import Rig, running
 
 

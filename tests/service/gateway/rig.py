@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from retriever import HashingEmbedder
+from retriever.testing import HashingEmbedder
 from service.gateway.composition import Gateway
 from service.gateway.server import DrainingServer, make_server
 from service.gateway.worker_client.testing.fake_worker import FakeWorker

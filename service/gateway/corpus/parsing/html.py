@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing.parsed import Heading, Parsed
+from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
 
 _UNSEEN = [
     "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
@@ -49,20 +49,20 @@ def decode(content: bytes) -> str:
         ) from None
 
 
-def parse(content: bytes) -> Parsed:
+def parse(content: bytes) -> ParsedFile:
     """Raises InvalidRequest if it cannot be decoded."""
     tree = LexborHTMLParser(decode(content))
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_UNSEEN)
     if tree.body is None:
-        return Parsed("", title)
+        return ParsedFile("", title)
     out = _Lines()
     for entering, node in _walk(tree.body):
         out.see(entering, node)
     text, headings = out.finish()
     top = next((h.title for h in headings if h.level == 1), "")
-    return Parsed(text, title or top, headings=headings)
+    return ParsedFile(text, title or top, headings=headings)
 
 
 class _Lines:

@@ -10,12 +10,12 @@ from itertools import pairwise
 
 from markdown_it import MarkdownIt
 
-from service.gateway.corpus.parsing.parsed import Heading, Parsed
+from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
 
 _LINE = re.compile(r"\r\n|\r|\n")
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str) -> ParsedFile:
     """`title` is the first heading of the highest level 1, if there is one."""
     starts = [0, *(end.end() for end in _LINE.finditer(text))]
     tokens = MarkdownIt("commonmark").parse(text)
@@ -25,4 +25,4 @@ def parse(text: str) -> Parsed:
         if opening.type == "heading_open" and opening.map is not None
     ]
     title = next((h.title for h in headings if h.level == 1 and h.title), "")
-    return Parsed(text, title, headings=headings)
+    return ParsedFile(text, title, headings=headings)

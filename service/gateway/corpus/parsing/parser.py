@@ -8,20 +8,20 @@ from typing import Any
 
 from retriever import Document
 from service.errors import InvalidRequest
-from service.gateway.corpus.job_records import Spooled
+from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.parsing import markdown, sandbox
-from service.gateway.corpus.parsing.parsed import Parsed
+from service.gateway.corpus.parsing.parsed_file import ParsedFile
 
 OUTLINE = "outline"
 
 
-class Parser:
+class DocumentParser:
     """Turns content into text by its kind."""
 
     def __init__(self, limits: sandbox.FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: Spooled) -> Document:
+    async def document(self, item: SpooledDocument) -> Document:
         """Raises InvalidRequest that says what is wrong with the file.
 
         Without a title the document gets the one the file names, else the file's own name; where
@@ -40,7 +40,7 @@ class Parser:
         name = PurePath(item.doc_id).stem
         return Document(item.doc_id, parsed.text, title or parsed.title[:2048] or name, metadata)
 
-    async def _parse(self, kind: str, content: bytes) -> Parsed:
+    async def _parse(self, kind: str, content: bytes) -> ParsedFile:
         match kind:
             case "md":
                 return await asyncio.to_thread(markdown.parse, content.decode())

@@ -7,10 +7,10 @@ from io import BytesIO
 from pypdf import PdfReader
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing.parsed import Parsed
+from service.gateway.corpus.parsing.parsed_file import ParsedFile
 
 
-def parse(content: bytes, max_pages: int, max_chars: int) -> Parsed:
+def parse(content: bytes, max_pages: int, max_chars: int) -> ParsedFile:
     """Raises InvalidRequest that says what to do, and whatever pypdf raises."""
     reader = PdfReader(BytesIO(content))
     if reader.is_encrypted and not reader.decrypt(""):
@@ -31,7 +31,7 @@ def parse(content: bytes, max_pages: int, max_chars: int) -> Parsed:
     if not text:
         raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
     title = (reader.metadata.title if reader.metadata else None) or ""
-    return Parsed(text, _valid(str(title)).strip(), [min(start, len(text)) for start in starts])
+    return ParsedFile(text, _valid(str(title)).strip(), [min(start, len(text)) for start in starts])
 
 
 def _valid(text: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing.parsed import Heading, Parsed
+from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,19 @@ class FileLimits:
         return 10.0 * self.cpu_s + 10.0
 
 
-async def parse(kind: str, content: bytes, limits: FileLimits) -> Parsed:
+async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
     """Raises InvalidRequest that says what to do."""
     answer = await _run(kind, content, limits)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
-    return Parsed(**{**answer, "headings": [Heading(**h) for h in answer["headings"]]})
+    return ParsedFile(**{**answer, "headings": [Heading(**h) for h in answer["headings"]]})
 
 
 async def _run(kind: str, content: bytes, limits: FileLimits) -> dict[str, Any]:
     # It gets the way to its modules and nothing else: no secrets of ours.
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "service.gateway.corpus.parsing.child", kind, str(limits.pages),
+        sys.executable, "-m", "service.gateway.corpus.parsing.parser_process",
+        kind, str(limits.pages),
         str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes),
         stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

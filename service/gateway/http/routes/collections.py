@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from service.gateway.auth.scopes import scope_of
 from service.gateway.http.dependencies import Administering, CorpusDep
 from service.gateway.http.routes.documents import receipt_out
+from service.gateway.retrieval.document_scope import scope_of
 from service.gateway.schemas import CollectionList, CollectionOut, ReceiptOut
 
 router = APIRouter(prefix="/admin/collections", tags=["corpus"])

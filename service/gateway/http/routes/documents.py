@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from retriever import DocFilter, DocumentInfo, parse_filter
 from retriever.errors import InvalidQuery
 from service.errors import InvalidRequest
-from service.gateway.auth.scopes import scope_of
 from service.gateway.corpus.job_records import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, CorpusDep, Limit
+from service.gateway.retrieval.document_scope import scope_of
 from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, ReceiptOut
 
 router = APIRouter(prefix="/admin", tags=["corpus"])

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from service.errors import ModelNotFound
 from service.gateway.http.dependencies import GatewayDep, Generating
-from service.gateway.http.openai.models import listed
+from service.gateway.http.openai.model_presets import listed
 from service.gateway.schemas.openai import ModelList, ModelOut
 
 router = APIRouter(prefix="/v1", tags=["models"])

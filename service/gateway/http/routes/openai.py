@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from service.errors import KvstitchError
-from service.gateway.answers.stream import Answer
+from service.gateway.answers.answer_stream import AnswerStream
+from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
-from service.gateway.http.openai.requests import of_chat, of_completion
-from service.gateway.http.openai.results import Chunks, Envelope, whole
-from service.gateway.http.routes.answering import Exchange, ExchangeDep
+from service.gateway.http.openai.request_translation import from_chat, from_completion
+from service.gateway.http.openai.response_translation import Chunks, Envelope, whole
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.openai import (
     ChatCompletion,
@@ -26,25 +26,30 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
 @router.post("/chat/completions", response_model=ChatCompletion)
-async def chat(body: ChatRequest, exchange: ExchangeDep, gateway: GatewayDep) -> Any:
+async def chat(body: ChatRequest, exchange: AnswerExchangeDep, gateway: GatewayDep) -> Any:
     """Answer the last user message from documents that are searched for it."""
     model = gateway.prompts.model
-    return await _answer(exchange, body, of_chat(body, model, gateway.worker.require()), model)
+    return await _answer(exchange, body, from_chat(body, model, gateway.worker.require()), model)
 
 
 @router.post("/completions", response_model=Completion)
-async def completions(body: CompletionRequest, exchange: ExchangeDep, gateway: GatewayDep) -> Any:
+async def completions(
+    body: CompletionRequest, exchange: AnswerExchangeDep, gateway: GatewayDep
+) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
     model = gateway.prompts.model
     return await _answer(
-        exchange, body, of_completion(body, model, gateway.worker.require()), model
+        exchange, body, from_completion(body, model, gateway.worker.require()), model
     )
 
 
 async def _answer(
-    exchange: Exchange, body: ChatRequest | CompletionRequest, asked: GenerateRequest, model: str
+    exchange: AnswerExchange,
+    body: ChatRequest | CompletionRequest,
+    asked: GenerateRequest,
+    model: str,
 ) -> Any:
-    def envelope(answer: Answer) -> Envelope:
+    def envelope(answer: AnswerStream) -> Envelope:
         return Envelope(
             answer.generate.id,
             body.model or model,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from service.gateway.http.routes.answering import ExchangeDep
+from service.gateway.http.answer_exchange import AnswerExchangeDep
 from service.gateway.http.sse import NamedEvents
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 from service.gateway.schemas.explain import Explanation
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/rag", tags=["answers"])
 
 
 @router.post("/generate", response_model=GenerateResponse | Explanation)
-async def generate(body: GenerateRequest, exchange: ExchangeDep) -> Any:
+async def generate(body: GenerateRequest, exchange: AnswerExchangeDep) -> Any:
     """Answer from documents. With `stream`: events sources, token …, then done or error. With
     `explain`: nothing is generated, the reply says what an answer would take."""
     if body.explain:

@@ -11,7 +11,7 @@ import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Chunk, Precompute, Purge
-from tests.service.gateway.models import byte_tokenizer
+from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 
@@ -54,7 +54,7 @@ def test_update_purges_only_what_is_gone(rig: Rig) -> None:
     after = set(fake(rig).stored)
     kept = before & after
     assert len(kept) >= len(before) - 2, "unchanged chunks keep their KV"
-    chunks = rig.call(lambda: rig.gateway.library.chunks_of("d"))
+    chunks = rig.call(lambda: rig.gateway.retriever.chunks_of("d"))
     assert after == {tuple(rig.gateway.prompts.segment(c)) for c in chunks}
 
 
@@ -163,7 +163,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
     worker = fake(rig)
 
     def meanwhile(chunk: Chunk) -> None:
-        rig.gateway.library._retriever.delete(["rome"])
+        rig.gateway.retriever._retriever.delete(["rome"])
 
     worker.on_chunk = meanwhile
     rig.ingest()

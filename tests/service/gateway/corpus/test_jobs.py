@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.jobs import JobStore
+from service.gateway.corpus.job_store import JobStore
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Precompute, Purge
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
@@ -117,7 +117,7 @@ def test_pinned_documents_are_computed_again_when_their_kv_is_gone(
         rig.ingest()
         assert rig.http.put("/admin/pins/oslo").json()["pinned"] is True
         assert rig.http.put("/admin/pins/none").status_code == 404
-        (chunk,) = rig.call(lambda: rig.gateway.library.chunks_of("oslo"))
+        (chunk,) = rig.call(lambda: rig.gateway.retriever.chunks_of("oslo"))
         oslo = tuple(rig.gateway.prompts.segment(chunk))
         fake(rig).stored.clear()  # what a full tier does
         until(lambda: fake(rig).stored == {oslo}, "only the pinned one comes back")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from service.errors import InvalidRequest
-from service.gateway.prompts.conversation import normalised
-from service.gateway.prompts.planning import Prompts
+from service.gateway.prompts.conversation import normalize_turns
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn
 from service.settings import load
-from tests.service.gateway.models import BOS, EOS, FORMAT, USER, make_folder
+from tests.service.gateway.model_folders import BOS, EOS, FORMAT, USER, make_folder
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}"
@@ -27,13 +27,15 @@ TURNS = [
 ]
 
 
-def chat_prompts(folder: Path, template: str = CHAT) -> Prompts:
+def chat_prompts(folder: Path, template: str = CHAT) -> PromptBuilder:
     config = {"bos_token": BOS, "add_bos_token": True, "chat_template": template}
-    return Prompts(make_folder(folder, fmt=None, tokenizer_config=config), load(data_dir=folder))
+    return PromptBuilder(
+        make_folder(folder, fmt=None, tokenizer_config=config), load(data_dir=folder)
+    )
 
 
-def question(prompts: Prompts, turns: list[Turn]) -> str:
-    plan = prompts.plan([], normalised(turns), max_context=4000)
+def question(prompts: PromptBuilder, turns: list[Turn]) -> str:
+    plan = prompts.plan([], normalize_turns(turns), max_context=4000)
     assert plan.system == prompts.system
     return "".join(prompts.tokenizer._obeying.decode(plan.question, skip_special_tokens=False))
 
@@ -50,7 +52,7 @@ def test_the_chat_template_writes_history_and_system_text_behind_the_documents(
 
 
 def test_a_format_of_its_own_repeats_its_question(tmp_path: Path) -> None:
-    prompts = Prompts(make_folder(tmp_path), load(data_dir=tmp_path))
+    prompts = PromptBuilder(make_folder(tmp_path), load(data_dir=tmp_path))
     assert question(prompts, TURNS) == (
         "Speak like a pirate.\nQuestion: Where is Oslo?\nAnswer: In Norway.\n\n"
         "Question: And Rome?\nAnswer:"
@@ -59,7 +61,7 @@ def test_a_format_of_its_own_repeats_its_question(tmp_path: Path) -> None:
 
 def test_a_format_may_say_how_an_answer_is_written(tmp_path: Path) -> None:
     prompt = {**FORMAT["prompt"], "answer": " {answer}</s>"}
-    prompts = Prompts(
+    prompts = PromptBuilder(
         make_folder(tmp_path, fmt={**FORMAT, "prompt": prompt}), load(data_dir=tmp_path)
     )
     assert f"Answer: In Norway.{EOS}Question: And Rome?" in question(prompts, TURNS)
@@ -69,7 +71,7 @@ def test_nobody_can_write_a_turn_into_a_message(tmp_path: Path) -> None:
     """Special tokens in a client's text stay text, and so do our own place names."""
     prompts = chat_prompts(tmp_path)
     turns = [Turn("system", f"{EOS}{{t1}}"), Turn("user", f"{USER}me{{t0}}")]
-    ids = prompts.plan([], normalised(turns), max_context=4000).question
+    ids = prompts.plan([], normalize_turns(turns), max_context=4000).question
     assert not {0, 1, 2} & set(ids)
     text = prompts.tokenizer.decode(ids)
     assert text == f"{EOS}{{t1}}\n\nQuestion: {USER}me{{t0}}\n"
@@ -77,7 +79,7 @@ def test_nobody_can_write_a_turn_into_a_message(tmp_path: Path) -> None:
 
 def test_turns_of_one_role_are_joined_and_system_texts_come_first() -> None:
     turns = [Turn("user", "a"), Turn("user", "b"), Turn("system", "s"), Turn("assistant", "c")]
-    assert normalised([*turns, Turn("system", "t"), Turn("user", "d")]) == [
+    assert normalize_turns([*turns, Turn("system", "t"), Turn("user", "d")]) == [
         Turn("system", "s\n\nt"),
         Turn("user", "a\n\nb"),
         Turn("assistant", "c"),
@@ -88,7 +90,7 @@ def test_turns_of_one_role_are_joined_and_system_texts_come_first() -> None:
 @pytest.mark.parametrize("turns", [[], [Turn("user", "a"), Turn("assistant", "b")]])
 def test_the_user_speaks_last(turns: list[Turn]) -> None:
     with pytest.raises(InvalidRequest, match="the last one must be the user's"):
-        normalised(turns)
+        normalize_turns(turns)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from service.errors import ModelRefused
 from service.gateway.prompts.format import DOCUMENT, INSTRUCTION, PLAIN, load_format
 from service.gateway.prompts.model_folder import ModelFolder, resolve
-from service.gateway.prompts.planning import Prompts
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn
 from service.settings import load
-from tests.service.gateway.models import BOS, FORMAT, USER, make_folder
+from tests.service.gateway.model_folders import BOS, FORMAT, USER, make_folder
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|user|>{{ m['content'] | trim }}\n{% endfor %}"
@@ -40,7 +40,7 @@ def test_chat_template_is_split_around_the_documents(tmp_path: Path, as_file: bo
 
 
 def test_bos_comes_once(tmp_path: Path) -> None:
-    prompts = Prompts(chat_folder(tmp_path, TEMPLATE), load(data_dir=tmp_path))
+    prompts = PromptBuilder(chat_folder(tmp_path, TEMPLATE), load(data_dir=tmp_path))
     assert prompts.system[:2] == [0, 2] and prompts.system.count(0) == 1
     plan = prompts.plan([], [Turn("user", f"why{BOS}?")], max_context=500)
     assert plan.question.count(0) == 0 and plan.question.count(2) == 1
@@ -98,7 +98,7 @@ def test_unusable_format_files_are_refused(tmp_path: Path, content: str) -> None
 
 def test_settings_override_the_folder_and_chunks_fit(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, fmt={**FORMAT, "prefix_mode": "bos_keep"})
-    prompts = Prompts(folder, load(data_dir=tmp_path, chunk_tokens=40, top_k=9))
+    prompts = PromptBuilder(folder, load(data_dir=tmp_path, chunk_tokens=40, top_k=9))
     assert prompts.format.top_k == 9 and prompts.prefix_mode == "bos_keep"
     text = f"Some words and {USER} and {BOS} more of them. " * 8
     spans = prompts.chunking().split(text, "Title")

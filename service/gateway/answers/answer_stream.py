@@ -12,13 +12,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, from_code
-from service.gateway.answers import results
-from service.gateway.answers.admission import Ticket
-from service.gateway.answers.call import Call
-from service.gateway.answers.preparation import Prepared
+from service.gateway.answers import response
+from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.concurrency_limiter import RequestSlot
+from service.gateway.answers.preparation import PreparedRequest
 from service.gateway.answers.token_report import token_report
-from service.gateway.exposition import Metrics
-from service.gateway.prompts.planning import Prompts
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Done, Failed, TokenItem
@@ -31,7 +31,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextDelta:
     text: str
 
 
@@ -40,22 +40,22 @@ class Finished:
     response: GenerateResponse
 
 
-AnswerEvent = Sources | Text | Finished
+AnswerEvent = Sources | TextDelta | Finished
 DISCONNECT = "disconnect"
 DEADLINE = "deadline"
 
 
 @dataclass
-class Answer:
+class AnswerStream:
     """One answer on its way: iterate `events()` once, and always `aclose()` it."""
 
     worker: Worker
-    prompts: Prompts
-    metrics: Metrics
+    prompts: PromptBuilder
+    metrics: GatewayMetrics
     request: GenerateRequest
-    prepared: Prepared
-    ticket: Ticket
-    call: Call
+    prepared: PreparedRequest
+    ticket: RequestSlot
+    call: CallContext
     span: Span
     _first: float | None = None
     _last: float | None = None
@@ -66,7 +66,7 @@ class Answer:
     def __post_init__(self) -> None:
         self._text = self.prompts.answer_text(self.request.stop)
         self.generate = self.prepared.generate
-        self.citations = results.citations(
+        self.citations = response.citations(
             self.prepared.found.passages, with_text=self.request.include_text
         )
 
@@ -108,25 +108,25 @@ class Answer:
                         case TokenItem(token=token):
                             if text := self._token(token):
                                 started = time.perf_counter()
-                                yield Text(text)
+                                yield TextDelta(text)
                                 self._flush_s += time.perf_counter() - started
                         case Failed():
                             raise from_code(event.code, event.message, event.field)
                         case Done():
                             if text := self._text.finish():
-                                yield Text(text)
-                            response = self._response(event)
+                                yield TextDelta(text)
+                            result = self._response(event)
                             if (fates := event.report.token_fates) is not None:
-                                response.cache.tokens = await asyncio.to_thread(
+                                result.cache.tokens = await asyncio.to_thread(
                                     token_report,
                                     fates,
                                     event.report,
                                     self.generate,
                                     self.prompts.tokenizer.decode,
                                 )
-                            late = response.finish_reason == DEADLINE
-                            self._end(DEADLINE if late else "ok", response.timing.total_s)
-                            yield Finished(response)
+                            late = result.finish_reason == DEADLINE
+                            self._end(DEADLINE if late else "ok", result.timing.total_s)
+                            yield Finished(result)
         except BaseException as error:
             self._end(outcome_of(error), None)
             raise
@@ -153,10 +153,10 @@ class Answer:
         total_s = time.perf_counter() - self.call.arrived
         ttft_s = total_s if self._first is None else self._first - self.call.arrived
         report = done.report
-        times = results.timing(ttft_s, total_s, report.completion_tokens)
+        times = response.timing(ttft_s, total_s, report.completion_tokens)
         stages = {**self.prepared.stages, **report.stages, "flush": self._flush_s}
         eviction = self.generate.eviction
-        results.observe(self.metrics, times, stages, report, evicted=eviction is not None)
+        response.observe(self.metrics, times, stages, report, evicted=eviction is not None)
         return GenerateResponse(
             id=self.generate.id,
             model=self.prompts.model,
@@ -164,12 +164,12 @@ class Answer:
             # The worker may have come to its own end before our abort reached it.
             finish_reason="stop" if self._text.stopped else done.finish_reason,
             citations=self.citations,
-            usage=results.usage(report),
-            cache=results.cache(report, self.prepared.found.passages),
+            usage=response.usage(report),
+            cache=response.cache(report, self.prepared.found.passages),
             stages=stages,
             timing=times,
-            fusion=results.method(self.generate.fusion),
-            eviction=None if eviction is None else results.method(eviction),
+            fusion=response.method(self.generate.fusion),
+            eviction=None if eviction is None else response.method(eviction),
             seed=report.seed,
             warnings=[*self.prepared.warnings, *report.warnings],
         )

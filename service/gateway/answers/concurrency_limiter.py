@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from service.errors import Overloaded, WorkerUnavailable
-from service.gateway.exposition import Metrics
+from service.gateway.prometheus import GatewayMetrics
 
 
-class Ticket:
+class RequestSlot:
     """One admitted request; its tokens count until its first answer token."""
 
-    def __init__(self, owner: Admission, tokens: int) -> None:
+    def __init__(self, owner: ConcurrencyLimiter, tokens: int) -> None:
         self._owner = owner
         self._tokens = tokens
         self._open = True
@@ -27,11 +27,16 @@ class Ticket:
             self._owner.leave(seconds)
 
 
-class Admission:
+class ConcurrencyLimiter:
     """Bounded, so that a flood is answered with 503 at once and nobody waits for ever."""
 
     def __init__(
-        self, *, max_running: int, max_waiting: int, max_waiting_tokens: int, metrics: Metrics
+        self,
+        *,
+        max_running: int,
+        max_waiting: int,
+        max_waiting_tokens: int,
+        metrics: GatewayMetrics,
     ) -> None:
         self._max_running = max_running
         self._max_in_flight = max_running + max_waiting
@@ -50,7 +55,7 @@ class Admission:
         rounds = self.in_flight / self._max_running
         return min(60.0, max(1.0, self._seconds * rounds))
 
-    def enter(self, tokens: int) -> Ticket:
+    def enter(self, tokens: int) -> RequestSlot:
         """A place for a prompt of about `tokens`. Raises Overloaded, or WorkerUnavailable while
         draining. A prompt that is alone is admitted however long it is."""
         if self.draining:
@@ -71,7 +76,7 @@ class Admission:
         self.in_flight += 1
         self._metrics.in_flight.set(self.in_flight)
         self.count_waiting(tokens)
-        return Ticket(self, tokens)
+        return RequestSlot(self, tokens)
 
     def count_waiting(self, tokens: int) -> None:
         """So many tokens of a prompt wait; below 0: wait no longer."""

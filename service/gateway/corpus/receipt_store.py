@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import OwedPurge, Receipt
+from service.gateway.corpus.job_records import PendingPurge, Receipt
 
 _MAX_IDS = 100
 
 
 @dataclass(frozen=True)
-class Note:
+class PurgeTarget:
     """A chunk whose KV may have to go: where it was, and the ids that are its content."""
 
     tenant: str
@@ -41,7 +41,7 @@ class ReceiptStore:
         self._database = database
 
     def open(
-        self, tenant: str, collection: str, doc_ids: Sequence[str], notes: Sequence[Note]
+        self, tenant: str, collection: str, doc_ids: Sequence[str], notes: Sequence[PurgeTarget]
     ) -> str:
         """Before documents are removed: the receipt, with all purges it waits for."""
         receipt_id, now = uuid.uuid4().hex, time.time()
@@ -89,22 +89,22 @@ class ReceiptStore:
             completed=row["completed"],
         )
 
-    def owe(self, notes: Sequence[Note]) -> None:
+    def owe(self, notes: Sequence[PurgeTarget]) -> None:
         """Note purges that belong to no receipt: of a changed document, or of one that was
         computed while it was deleted."""
         with self._database.transaction() as write:
             _owe(write, notes, None)
 
-    def owed(self, limit: int, receipt_id: str | None = None) -> list[OwedPurge]:
+    def owed(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
         """The oldest purges, of one receipt if it is given."""
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT * FROM purges WHERE ?1 IS NULL OR receipt_id = ?1 ORDER BY number LIMIT ?2",
                 (receipt_id, limit),
             ).fetchall()
-        return [OwedPurge(**{**dict(row), "ids": json.loads(row["ids"])}) for row in rows]
+        return [PendingPurge(**{**dict(row), "ids": json.loads(row["ids"])}) for row in rows]
 
-    def settle(self, purges: Sequence[OwedPurge], copies: Mapping[str, int]) -> None:
+    def settle(self, purges: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
         """These purges (of one receipt) were made, or turned out not to be due."""
         with self._database.transaction() as write:
             write.executemany("DELETE FROM purges WHERE number = ?", [(p.number,) for p in purges])
@@ -150,7 +150,7 @@ class ReceiptStore:
         self._database.scrub()
 
 
-def _owe(write: sqlite3.Connection, notes: Sequence[Note], receipt_id: str | None) -> None:
+def _owe(write: sqlite3.Connection, notes: Sequence[PurgeTarget], receipt_id: str | None) -> None:
     write.executemany(
         "INSERT INTO purges (receipt_id, tenant, collection, doc_id, chunk_id, ids) "
         "VALUES (?, ?, ?, ?, ?, ?)",

@@ -139,7 +139,7 @@ def test_drain_is_bounded(folder: Path, data: Path) -> None:
 SERVE = """
 import sys
 from pathlib import Path
-from retriever import HashingEmbedder
+from retriever.testing import HashingEmbedder
 from service.gateway.composition import Gateway
 from service.gateway.server import listen, serve
 from service.settings import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from service.errors import UnknownMethod
-from service.gateway.answers import results
+from service.gateway.answers import response
 from service.gateway.schemas.gate import Gate, GateMethod
 from service.gateway.worker_client.protocol import Worker
 from service.messages import GateState, GateStates
@@ -34,5 +34,5 @@ def _gate(sample: float, found: GateStates) -> Gate:
 
 
 def _method(state: GateState) -> GateMethod:
-    methods = {"fusion": results.method(state.fusion), "used": results.method(state.used)}
+    methods = {"fusion": response.method(state.fusion), "used": response.method(state.used)}
     return GateMethod(**{**asdict(state), **methods})

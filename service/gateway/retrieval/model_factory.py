@@ -6,7 +6,7 @@ from retriever import Embedder, EndpointEmbedder, EndpointReranker, LocalEmbedde
 from service.settings import Settings
 
 
-def embedder(settings: Settings) -> Embedder:
+def make_embedder(settings: Settings) -> Embedder:
     """Behind HTTP if an address is set, else a model in this process."""
     if settings.embedder_url:
         return EndpointEmbedder(
@@ -18,7 +18,7 @@ def embedder(settings: Settings) -> Embedder:
     return LocalEmbedder(settings.embedder or None)
 
 
-def reranker(settings: Settings) -> Reranker | None:
+def make_reranker(settings: Settings) -> Reranker | None:
     if not settings.reranker_url:
         return None
     return EndpointReranker(

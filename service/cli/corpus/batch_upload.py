@@ -11,16 +11,16 @@ from typing import Any
 
 import httpx
 
-from service.cli.corpus.files import ROW, Sendable, Unreadable
-from service.cli.corpus.watching import ended
-from service.cli.http import Refused, checked, refusal
+from service.cli.corpus.files import ROW, DocumentToSend, UnsendableDocument
+from service.cli.corpus.job_polling import ended
+from service.cli.service_client import CommandError, checked, error_of
 
 BATCH_BYTES = 32 * 1024 * 1024
 PATIENCE_S = 300.0  # how long a service that is busy is asked again
 _BLAMED = (400, 413, 422)  # answers that may be one document's fault
 _EVERYBODY = ("collection", "metadata", "Idempotency-Key")
 
-Batch = list[Sendable]
+Batch = list[DocumentToSend]
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Submitted:
     """The jobs of a batch, and documents that the service would not take."""
 
     jobs: list[Reply] = field(default_factory=list)
-    refused: list[Unreadable] = field(default_factory=list)
+    refused: list[UnsendableDocument] = field(default_factory=list)
 
 
-def batches(documents: Iterable[Sendable], most: int) -> Iterator[Batch]:
+def batches(documents: Iterable[DocumentToSend], most: int) -> Iterator[Batch]:
     """Documents that go together: of one kind, at most `most`, of some 32 MiB."""
     waiting: dict[bool, Batch] = {True: [], False: []}
     sizes = {True: 0, False: 0}
@@ -64,11 +64,11 @@ def submit(
         part = started.pop(0)
         try:
             done.jobs.append(_once(http, part, collection, metadata))
-        except Refused as error:
+        except CommandError as error:
             if error.http_status not in _BLAMED or error.field in _EVERYBODY:
                 raise
             if len(part) == 1:
-                done.refused.append(Unreadable(part[0].doc_id, error.message))
+                done.refused.append(UnsendableDocument(part[0].doc_id, error.message))
             else:
                 middle = len(part) // 2
                 started[:0] = [part[:middle], part[middle:]]
@@ -101,14 +101,14 @@ def _patiently(
         if not response.is_error:
             job: dict[str, Any] = checked(response)
             return job
-        error = refusal(response)
+        error = error_of(response)
         wait_s = min(error.retry_after_s or 1.0, 30.0)
         if not _passes(error) or time.monotonic() + wait_s > give_up_at:
             raise error
         time.sleep(wait_s)
 
 
-def _passes(error: Refused) -> bool:
+def _passes(error: CommandError) -> bool:
     """Whether waiting helps: too busy, too fast, or the same batch is being received just now."""
     if error.http_status == 429:
         return bool(error.field and error.field.endswith("_per_minute"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retriever import Passage
-from service.gateway.exposition import Metrics
+from service.gateway.prometheus import GatewayMetrics
 from service.gateway.schemas import (
     CacheDocument,
     CacheReport,
@@ -94,7 +94,12 @@ def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> 
 
 
 def observe(
-    metrics: Metrics, times: Timing, stages: dict[str, float], report: Report, *, evicted: bool
+    metrics: GatewayMetrics,
+    times: Timing,
+    stages: dict[str, float],
+    report: Report,
+    *,
+    evicted: bool,
 ) -> None:
     """Count a finished answer; `evicted`: with an eviction method."""
     metrics.ttft.observe(times.ttft_s)

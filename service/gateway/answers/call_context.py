@@ -9,7 +9,7 @@ from service.gateway.auth.access import Principal
 
 
 @dataclass(frozen=True)
-class Call:
+class CallContext:
     """`arrived` and `deadline` are times by time.perf_counter; None: the client waits.
     `traceparent`: the client's span, empty if it has none."""
 

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 0.5  # after a failure, before the next attempt
 
 
-class Forever:
+class BackgroundLoop:
     """Runs `step` while it finds work; otherwise waits for `wake`, at most `look_again_s`."""
 
     def __init__(

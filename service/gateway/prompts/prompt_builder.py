@@ -9,15 +9,15 @@ from typing import Any
 
 from retriever import Chunk, ChunkSettings
 from service import prompt
-from service.gateway.prompts.conversation import conversations
+from service.gateway.prompts.conversation import conversation_format
+from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.text import AnswerText
-from service.gateway.prompts.tokenizer import DocumentIds, ServingTokenizer
+from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
 from service.settings import Settings
 
 
-class Prompts:
+class PromptBuilder:
     """Turns chunks and questions into segments of ids, and answers' ids into text."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -35,8 +35,8 @@ class Prompts:
         self.created = folder.created
         self.end_ids = folder.end_ids
         self.system = prompt.system_ids(self.format, self.tokenizer)
-        self._conversations = conversations(self.format, folder)
-        self._ids = DocumentIds()
+        self._conversations = conversation_format(self.format, folder)
+        self._ids = SegmentIdCache()
 
     @property
     def prefix_mode(self) -> str:

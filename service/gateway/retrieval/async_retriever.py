@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from retriever import (
     Chunk,
-    Counts,
+    CorpusCounts,
     DocFilter,
     Document,
     DocumentPage,
@@ -32,8 +32,8 @@ from retriever import (
 )
 from retriever.embedders.base import Vectors
 from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
-from retriever.filters import EVERYTHING
-from retriever.scope import DEFAULT, Scope
+from retriever.filters import MATCH_ALL
+from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import InvalidRequest, KvstitchError, WorkerUnavailable
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ RERANK_AT_LEAST = 20
 
 
 @dataclass(frozen=True)
-class Found:
+class RetrievalResult:
     """Passages, best first, and the seconds it took to embed the question, search and rerank."""
 
     passages: list[Passage]
@@ -93,7 +93,7 @@ class TimedEmbedder:
             self._local.last_s = time.perf_counter() - started
 
 
-class Library:
+class AsyncRetriever:
     """Documents and passages, for coroutines. Usable once start() has returned."""
 
     def __init__(
@@ -141,12 +141,12 @@ class Library:
         query: str,
         top_k: int,
         doc_ids: Sequence[str] | None,
-        where: Filter = EVERYTHING,
+        where: Filter = MATCH_ALL,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
         mode: SearchMode = "dense",
         reranked: bool = False,
-        then: Callable[[Found], T],
+        then: Callable[[RetrievalResult], T],
     ) -> T:
         """What `then` makes of the best `top_k` passages of a scope, among the documents `doc_ids`
         if given, of those whose metadata passes `where`; on the thread that found them, because
@@ -158,22 +158,22 @@ class Library:
                 field="rerank",
             )
         doc_filter = None
-        if doc_ids is not None or where != EVERYTHING:
+        if doc_ids is not None or where != MATCH_ALL:
             doc_filter = DocFilter(None if doc_ids is None else tuple(doc_ids), where)
         wanted = max(RERANK_FACTOR * top_k, RERANK_AT_LEAST) if reranked else top_k
 
-        def run() -> Found:
+        def run() -> RetrievalResult:
             started = time.perf_counter()
             passages = self._retriever.search(query, wanted, doc_filter, scope=scope, mode=mode)
             embed_s = 0.0 if mode == "sparse" else self._embedder.last_s
-            return Found(passages, embed_s, time.perf_counter() - started - embed_s)
+            return RetrievalResult(passages, embed_s, time.perf_counter() - started - embed_s)
 
         if not reranked:
             return await self.in_search_thread(lambda: then(run()))
         found = await self._reranked(query, top_k, await self.in_search_thread(run))
         return await self.in_search_thread(lambda: then(found))
 
-    async def _reranked(self, query: str, top_k: int, found: Found) -> Found:
+    async def _reranked(self, query: str, top_k: int, found: RetrievalResult) -> RetrievalResult:
         assert self._reranker is not None
         started = time.perf_counter()
         done = await rerank(
@@ -190,7 +190,7 @@ class Library:
         """Short work that must not hold up the event loop."""
         return await self._in(self._searching, run)
 
-    async def unknown(self, doc_ids: Sequence[str], *, scope: Scope = DEFAULT) -> list[str]:
+    async def unknown(self, doc_ids: Sequence[str], *, scope: Scope = DEFAULT_SCOPE) -> list[str]:
         """Those of `doc_ids` that are not stored."""
 
         def run() -> list[str]:
@@ -199,17 +199,17 @@ class Library:
         return await self.in_search_thread(run)
 
     async def ingest(
-        self, documents: Sequence[Document], *, scope: Scope = DEFAULT
+        self, documents: Sequence[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
         run = partial(self._retriever.ingest, documents, scope=scope)
         return await self._in(self._changing, run)
 
-    async def delete(self, *doc_ids: str, scope: Scope = DEFAULT) -> list[int]:
+    async def delete(self, *doc_ids: str, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """The ids of the chunks that were removed."""
         return await self._in(self._changing, partial(self._retriever.delete, doc_ids, scope=scope))
 
     async def set_pinned(
-        self, doc_ids: Sequence[str], pinned: bool, *, scope: Scope = DEFAULT
+        self, doc_ids: Sequence[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
         """The ids of the documents that were found, and are now pinned or not."""
         run = partial(self._retriever.set_pinned, doc_ids, pinned, scope=scope)
@@ -219,7 +219,7 @@ class Library:
         """Save the index, and leave nothing of what was removed in any file."""
         await self._in(self._changing, self._retriever.purge)
 
-    async def get(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
+    async def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         run = partial(self._retriever.get_document, doc_id, scope=scope)
         return await self.in_search_thread(run)
 
@@ -229,12 +229,12 @@ class Library:
         cursor: str | None,
         doc_filter: DocFilter | None = None,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
         run = partial(self._retriever.list_documents, limit, cursor, doc_filter, scope=scope)
         return await self.in_search_thread(run)
 
-    async def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
+    async def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
         return await self.in_search_thread(partial(self._retriever.chunks_of, doc_id, scope=scope))
 
     async def alive(self, chunk_ids: Collection[int]) -> set[int]:
@@ -242,7 +242,7 @@ class Library:
         chunks = await self.in_search_thread(lambda: self._retriever.get_chunks(chunk_ids))
         return {chunk.chunk_id for chunk in chunks}
 
-    async def counts(self, *, scope: Scope | None = None) -> Counts:
+    async def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """Of a scope; None: of all tenants together."""
         return await self.in_search_thread(partial(self._retriever.counts, scope=scope))
 
@@ -250,7 +250,7 @@ class Library:
         """(scope, doc_id) of all pinned documents, of all tenants."""
         return await self.in_search_thread(self._retriever.pinned)
 
-    async def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
+    async def collections(self, tenant: str = "") -> list[tuple[str, CorpusCounts]]:
         """A tenant's collections that have documents, by name."""
         return await self.in_search_thread(partial(self._retriever.collections, tenant))
 

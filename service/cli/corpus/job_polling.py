@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from service.cli.http import checked
+from service.cli.service_client import checked
 
 POLL_S = 0.25
 AWAY_S = 120.0  # a service that is restarted goes on with its jobs

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from service.cli import main
-from service.cli.corpus.files import Sendable, Unreadable, count, find, read
-from service.cli.corpus.sending import batches, submit
-from service.cli.corpus.watching import ended
+from service.cli.corpus.batch_upload import batches, submit
+from service.cli.corpus.files import DocumentToSend, UnsendableDocument, count, find, read
+from service.cli.corpus.job_polling import ended
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig, until
 
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Path:
     return docs
 
 
-def found(*paths: object) -> dict[str, Sendable | Unreadable]:
+def found(*paths: object) -> dict[str, DocumentToSend | UnsendableDocument]:
     return {d.doc_id: d for d in read(find([str(p) for p in paths])[0], {"b": 2})}
 
 
@@ -42,7 +42,7 @@ def test_files_become_documents(files: Path) -> None:
     documents = found(files)
     assert set(documents) == {"north/oslo.md", "rome.txt", "page.html", "x/1", "x/2"}
     row = documents["x/2"]
-    assert isinstance(row, Sendable)
+    assert isinstance(row, DocumentToSend)
     assert json.loads(row.content)["metadata"] == {"b": 2, "a": 1}
     assert b"other" not in getattr(documents["x/1"], "content", b"other")
 
@@ -62,19 +62,19 @@ def test_what_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"doc_id": "a"}\n{"doc_id": "b", "text": "b"}\n[]\n')
     all_of = [str(tmp_path / "a"), str(tmp_path / "b"), *map(str, sorted(tmp_path.glob("*.*")))]
     read_now = list(read(find(all_of)[0], {}))
-    assert [d.doc_id for d in read_now if isinstance(d, Sendable)] == ["one.txt", "b"]
-    messages = "\n".join(d.message for d in read_now if isinstance(d, Unreadable))
+    assert [d.doc_id for d in read_now if isinstance(d, DocumentToSend)] == ["one.txt", "b"]
+    messages = "\n".join(d.message for d in read_now if isinstance(d, UnsendableDocument))
     for part in ("already that of", "iconv", "quotes", "line 1", "line 3"):
         assert part in messages
 
 
 def test_batches_are_of_one_kind_and_bounded() -> None:
-    rows = [Sendable(str(n), "application/x-ndjson", b"{}") for n in range(5)]
-    texts = [Sendable(str(n), "text/plain", b"t") for n in range(3)]
+    rows = [DocumentToSend(str(n), "application/x-ndjson", b"{}") for n in range(5)]
+    texts = [DocumentToSend(str(n), "text/plain", b"t") for n in range(3)]
     cut = list(batches([*rows, *texts], 2))
     assert sorted(len(batch) for batch in cut) == [1, 1, 2, 2, 2]
     assert all(len({d.media_type for d in batch}) == 1 for batch in cut)
-    large = [Sendable(str(n), "text/plain", b"x" * 20_000_000) for n in range(3)]
+    large = [DocumentToSend(str(n), "text/plain", b"x" * 20_000_000) for n in range(3)]
     assert [len(batch) for batch in batches(large, 100)] == [2, 1]
 
 
@@ -106,7 +106,7 @@ def test_a_batch_that_is_under_way_is_not_sent_again(rig: Rig) -> None:
     assert rig.worker is not None
     rig.call(rig.worker.stop)
     until(lambda: rig.http.get("/health/ready").status_code == 503, "the worker is away")
-    batch = [Sendable(f"{n}.txt", "text/plain", b"word %d" % n) for n in range(30)]
+    batch = [DocumentToSend(f"{n}.txt", "text/plain", b"word %d" % n) for n in range(30)]
     first = submit(rig.http, batch, collection=None, metadata={}).jobs
     second = submit(rig.http, batch, collection=None, metadata={}).jobs
     assert not ended(second[0].job)

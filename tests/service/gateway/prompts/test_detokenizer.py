@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from service.gateway.prompts.text import AnswerText, Detokenizer, StopStrings
-from tests.service.gateway.models import byte_tokenizer
+from service.gateway.prompts.detokenizer import AnswerText, Detokenizer, StopStrings
+from tests.service.gateway.model_folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.errors import InvalidRequest, Unsupported
-from service.gateway.http.openai.models import preset
+from service.gateway.http.openai.model_presets import preset
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.generate import Message
 from service.gateway.schemas.openai import (
@@ -49,7 +49,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def of_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
+def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
     """Raises ModelNotFound, Unsupported or InvalidRequest."""
     _refuse_unsupported(body.model_extra)
     messages = [_message(number, message) for number, message in enumerate(body.messages)]
@@ -57,7 +57,7 @@ def of_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
     return _request(body, model, ready, messages=messages, max_tokens=wanted)
 
 
-def of_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
+def from_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
     """Raises ModelNotFound, Unsupported or InvalidRequest."""
     _refuse_unsupported(body.model_extra)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt

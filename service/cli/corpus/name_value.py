@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from service.cli.http import Refused
+from service.cli.service_client import CommandError
 
 
-def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
+def parse_pairs(args: Sequence[str] | None, option: str) -> dict[str, Any]:
     """All of `given` as one object: NAME=VALUE, where VALUE is JSON or else a string, or an object
     as a whole. Raises Refused naming `option`."""
     found: dict[str, Any] = {}
-    for text in given or ():
+    for text in args or ():
         found |= _object(text, option) if text.lstrip().startswith("{") else _pair(text, option)
     return found
 
@@ -22,14 +22,14 @@ def _object(text: str, option: str) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{option} {text} is not valid JSON: {error}") from None
+        raise CommandError(f"{option} {text} is not valid JSON: {error}") from None
     return value
 
 
 def _pair(text: str, option: str) -> dict[str, Any]:
     name, equals, value = text.partition("=")
     if not (equals and name.strip()):
-        raise Refused(f"{option} {text}: write NAME=VALUE, or a JSON object")
+        raise CommandError(f"{option} {text}: write NAME=VALUE, or a JSON object")
     try:
         return {name.strip(): json.loads(value)}
     except (ValueError, RecursionError):

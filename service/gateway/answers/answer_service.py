@@ -15,13 +15,13 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from service.errors import DeadlineExceeded, InvalidRequest
-from service.gateway.answers.admission import Admission, Ticket
-from service.gateway.answers.call import Call
-from service.gateway.answers.explaining import explanation
-from service.gateway.answers.preparation import Preparer
-from service.gateway.answers.stream import Answer, outcome_of
-from service.gateway.exposition import Metrics
-from service.gateway.prompts.planning import Prompts
+from service.gateway.answers.answer_stream import AnswerStream, outcome_of
+from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter, RequestSlot
+from service.gateway.answers.explanation import explanation
+from service.gateway.answers.preparation import RequestPreparer
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.explain import Explanation
 from service.gateway.worker_client.protocol import Worker
@@ -30,17 +30,17 @@ from service.tracing import Tracing
 T = TypeVar("T")
 
 
-class Answerer:
+class AnswerService:
     """Opens answers. Everything it needs is handed in; it holds no state of its own."""
 
     def __init__(
         self,
         *,
         worker: Worker,
-        prompts: Prompts,
-        preparer: Preparer,
-        admission: Admission,
-        metrics: Metrics,
+        prompts: PromptBuilder,
+        preparer: RequestPreparer,
+        limiter: ConcurrencyLimiter,
+        metrics: GatewayMetrics,
         tracing: Tracing,
     ) -> None:
         self.worker = worker
@@ -48,22 +48,22 @@ class Answerer:
         self.metrics = metrics
         self._tracing = tracing
         self._preparer = preparer
-        self._admission = admission
+        self._limiter = limiter
 
-    async def open(self, request: GenerateRequest, call: Call) -> Answer:
+    async def open(self, request: GenerateRequest, call: CallContext) -> AnswerStream:
         """An answer ready to stream.
 
         Raises InvalidRequest and its kinds, NotFound, Overloaded, WorkerUnavailable, and
         DeadlineExceeded if the deadline passes meanwhile.
         """
         fusion_label = "none"
-        ticket: Ticket | None = None
+        ticket: RequestSlot | None = None
         ago_s = time.perf_counter() - call.arrived
         span = self._tracing.begin("kvstitch.answer", call.traceparent, ago_s=ago_s)
         try:
             checked = self._preparer.check(request, call)
             fusion_label = checked.fusion.name
-            ticket = self._admission.enter(self._preparer.estimate(checked))
+            ticket = self._limiter.enter(self._preparer.estimate(checked))
             prepared = await _in_time(self._preparer.prepare(checked), call)
             call.principal.spend_tokens(prepared.tokens)
         except BaseException as error:
@@ -73,11 +73,11 @@ class Answerer:
             span.end(error=outcome_of(error))
             raise
         prepared = prepared.traced(span.traceparent)
-        return Answer(
+        return AnswerStream(
             self.worker, self.prompts, self.metrics, request, prepared, ticket, call, span
         )
 
-    async def explain(self, request: GenerateRequest, call: Call) -> Explanation:
+    async def explain(self, request: GenerateRequest, call: CallContext) -> Explanation:
         """What the answer would be made of; nothing is generated, and no chunk is moved.
 
         Raises as `open`.
@@ -87,7 +87,7 @@ class Answerer:
                 "stream: an explanation comes in one piece, leave stream out", field="stream"
             )
         checked = self._preparer.check(request, call)
-        ticket = self._admission.enter(0)
+        ticket = self._limiter.enter(0)
         try:
             prepared = await _in_time(self._preparer.prepare(checked, prefetch=False), call)
             forecast = await _in_time(self.worker.explain(prepared.generate), call)
@@ -96,7 +96,7 @@ class Answerer:
         return explanation(self.prompts.model, request, prepared, forecast)
 
 
-async def _in_time(work: Awaitable[T], call: Call) -> T:
+async def _in_time(work: Awaitable[T], call: CallContext) -> T:
     try:
         async with asyncio.timeout(call.left_s):
             return await work

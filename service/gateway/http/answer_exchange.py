@@ -9,29 +9,29 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel
 
-from service.gateway.answers.answer import Answerer
-from service.gateway.answers.call import Call
-from service.gateway.answers.results import server_timing
-from service.gateway.answers.stream import Answer
-from service.gateway.http.dependencies import CallDep, GatewayDep
-from service.gateway.http.sse import EventStream, Framing, unless_disconnected
+from service.gateway.answers.answer_service import AnswerService
+from service.gateway.answers.answer_stream import AnswerStream
+from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.response import server_timing
+from service.gateway.http.dependencies import CallContextDep, GatewayDep
+from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 
 CLIENT_LEFT = 499
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AnswerExchange:
     """One HTTP request for an answer."""
 
     request: Request
-    answerer: Answerer
-    call: Call
+    answers: AnswerService
+    call: CallContext
     ping_s: float
 
     async def explain(self, asked: GenerateRequest) -> Any:
         """What an answer would take."""
-        work = self.answerer.explain(asked, self.call)
+        work = self.answers.explain(asked, self.call)
         result = await unless_disconnected(work, self.request.receive)
         if result is None:
             return Response(status_code=CLIENT_LEFT)
@@ -40,17 +40,17 @@ class Exchange:
     async def answer(
         self,
         asked: GenerateRequest,
-        framing: Callable[[Answer], Framing],
-        whole: Callable[[Answer, GenerateResponse], BaseModel],
+        framing: Callable[[AnswerStream], EventFraming],
+        whole: Callable[[AnswerStream, GenerateResponse], BaseModel],
     ) -> Any:
         """A stream in `framing`'s frames, or what `whole` makes of the result."""
         if asked.stream:
-            answer = await self.answerer.open(asked, self.call)
+            answer = await self.answers.open(asked, self.call)
             headers = {"Server-Timing": server_timing(answer.prepared.stages)}
             return EventStream(answer, framing(answer), ping_s=self.ping_s, headers=headers)
 
         async def collect() -> Response:
-            answer = await self.answerer.open(asked, self.call)
+            answer = await self.answers.open(asked, self.call)
             result = await answer.collect()
             timing = server_timing(result.stages, result.timing.total_s)
             return _json(whole(answer, result), timing)
@@ -65,8 +65,8 @@ def _json(result: BaseModel, timing: str) -> Response:
     return Response(body, media_type="application/json", headers={"Server-Timing": timing})
 
 
-async def _exchange(request: Request, gateway: GatewayDep, call: CallDep) -> Exchange:
-    return Exchange(request, gateway.answerer, call, gateway.settings.stream_ping_s)
+async def _exchange(request: Request, gateway: GatewayDep, call: CallContextDep) -> AnswerExchange:
+    return AnswerExchange(request, gateway.answers, call, gateway.settings.stream_ping_s)
 
 
-ExchangeDep = Annotated[Exchange, Depends(_exchange)]
+AnswerExchangeDep = Annotated[AnswerExchange, Depends(_exchange)]

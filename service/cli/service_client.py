@@ -16,7 +16,7 @@ from service.errors import KvstitchError
 PAGE = 200
 
 
-class Refused(KvstitchError):
+class CommandError(KvstitchError):
     """What a command cannot go on with: the service's own error, no service, or no usable input.
 
     `code` is the service's, `unreachable`, or `refused`; `http_status` is None where nothing
@@ -38,27 +38,29 @@ class Refused(KvstitchError):
 
 
 @contextmanager
-def client(given: argparse.Namespace) -> Iterator[httpx.Client]:
+def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
     """A client for the service at --url, with --api-key or KVSTITCH_API_KEY. Raises Refused with
     what to do."""
-    key = (given.api_key or os.environ.get("KVSTITCH_API_KEY", "")).strip()
+    key = (args.api_key or os.environ.get("KVSTITCH_API_KEY", "")).strip()
     if not (key.isascii() and key.isprintable()):
-        raise Refused("the API key has characters that no key has: copy it again", code="bad_key")
+        raise CommandError(
+            "the API key has characters that no key has: copy it again", code="bad_key"
+        )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(600.0, connect=5.0)
     try:
-        with httpx.Client(base_url=given.url, headers=headers, timeout=timeout) as http:
+        with httpx.Client(base_url=args.url, headers=headers, timeout=timeout) as http:
             yield http
     except httpx.ConnectError:
-        raise Refused(
-            f"no service answers at {given.url}: start one with `kvstitch serve`, or give --url",
+        raise CommandError(
+            f"no service answers at {args.url}: start one with `kvstitch serve`, or give --url",
             code="unreachable",
         ) from None
     except httpx.InvalidURL as error:
-        raise Refused(f"{given.url} is not a URL: {error}") from None
+        raise CommandError(f"{args.url} is not a URL: {error}") from None
     except httpx.HTTPError as error:
-        raise Refused(
-            f"the service at {given.url} failed: {error or type(error).__name__}",
+        raise CommandError(
+            f"the service at {args.url} failed: {error or type(error).__name__}",
             code="unreachable",
         ) from error
 
@@ -66,11 +68,11 @@ def client(given: argparse.Namespace) -> Iterator[httpx.Client]:
 def checked(response: httpx.Response) -> Any:
     """The JSON of a response. Raises Refused with the service's message."""
     if response.is_error:
-        raise refusal(response)
+        raise error_of(response)
     try:
         return response.json()
     except ValueError:
-        raise Refused(
+        raise CommandError(
             f"{response.request.url} answered, but not as kvstitch does: is --url right?"
         ) from None
 
@@ -83,8 +85,8 @@ def pages(
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
         wanted = {**query, "limit": size, "cursor": cursor}
-        given = {key: value for key, value in wanted.items() if value is not None}
-        page = checked(http.get(path, params=given))
+        args = {key: value for key, value in wanted.items() if value is not None}
+        page = checked(http.get(path, params=args))
         yield from page[name]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -96,7 +98,7 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
     """(event, data) of a stream. Raises Refused for an error, before or within it."""
     if response.is_error:
         response.read()
-        raise refusal(response)
+        raise error_of(response)
     event = ""
     for line in response.iter_lines():
         if line.startswith("event: "):
@@ -105,11 +107,11 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
             data = json.loads(line.removeprefix("data: "))
             if event == "error":
                 error = data["error"]
-                raise Refused(error["message"], code=error["code"], field=error["param"])
+                raise CommandError(error["message"], code=error["code"], field=error["param"])
             yield event, data
 
 
-def refusal(response: httpx.Response) -> Refused:
+def error_of(response: httpx.Response) -> CommandError:
     """The error of a response that is one; the body has been read."""
     code, field, message = "refused", None, ""
     try:
@@ -122,7 +124,7 @@ def refusal(response: httpx.Response) -> Refused:
         pass
     message = message or response.text[:200] or response.reason_phrase
     after = response.headers.get("retry-after", "")
-    return Refused(
+    return CommandError(
         f"{message} (HTTP {response.status_code})",
         code=code,
         field=field,

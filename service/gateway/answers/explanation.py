@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.gateway.answers import results
-from service.gateway.answers.preparation import Prepared
+from service.gateway.answers import response
+from service.gateway.answers.preparation import PreparedRequest
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.explain import DocumentForecast, Explanation, SegmentForecastOut
 from service.messages import Forecast, SegmentForecast
 
 
 def explanation(
-    model: str, request: GenerateRequest, prepared: Prepared, forecast: Forecast
+    model: str, request: GenerateRequest, prepared: PreparedRequest, forecast: Forecast
 ) -> Explanation:
     generate, passages = prepared.generate, prepared.found.passages
     before_s = sum(prepared.stages.values())
@@ -20,7 +20,7 @@ def explanation(
     return Explanation(
         id=generate.id,
         model=model,
-        citations=results.citations(passages, with_text=request.include_text),
+        citations=response.citations(passages, with_text=request.include_text),
         prompt_tokens=forecast.prompt_tokens,
         max_tokens=generate.sampling.max_tokens,
         system=SegmentForecastOut(**_segment(forecast.system)),
@@ -35,8 +35,8 @@ def explanation(
         full_prefill_ttft_s=before_s + forecast.full_prefill_s,
         measured=forecast.measured,
         stages=prepared.stages,
-        fusion=results.method(generate.fusion),
-        eviction=None if generate.eviction is None else results.method(generate.eviction),
+        fusion=response.method(generate.fusion),
+        eviction=None if generate.eviction is None else response.method(generate.eviction),
         warnings=[*prepared.warnings, *forecast.warnings],
     )
 

@@ -128,7 +128,7 @@ class DiskCollector(Collector):
         yield from (size, free)
 
 
-class Metrics:
+class GatewayMetrics:
     """All metrics of one gateway, in a registry of its own."""
 
     def __init__(self, folders: Mapping[str, Path] | None = None) -> None:

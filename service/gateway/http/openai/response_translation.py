@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from service.errors import KvstitchError
-from service.gateway.answers.stream import AnswerEvent, Finished, Sources, Text
+from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
 from service.gateway.http.sse import data_line
 from service.gateway.problems import error_object
 from service.gateway.schemas import Citation, GenerateResponse
@@ -88,7 +88,7 @@ class Chunks:
                 extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
                 first = {"role": "assistant", "content": ""} if self._envelope.chat else ""
                 return self._chunk([self._choice(first, None)], extra).encode()
-            case Text(text):
+            case TextDelta(text):
                 delta = {"content": text} if self._envelope.chat else text
                 return self._chunk([self._choice(delta, None)]).encode()
             case Finished(response):

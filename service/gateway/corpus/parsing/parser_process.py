@@ -1,6 +1,7 @@
 """A file on stdin to JSON on stdout, in a process of its own. Knows formats, no documents.
 
-    python -m service.gateway.corpus.parsing.child KIND MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES
+    python -m service.gateway.corpus.parsing.parser_process \
+        KIND MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES
 
 The limits are the kernel's: a file that takes too much ends this process and nothing else. What is
 printed are the fields of Parsed, or {"error": what to do}.

@@ -15,10 +15,10 @@ from itertools import groupby
 
 from retriever import Scope
 from service.errors import WorkerUnavailable
-from service.gateway.corpus.job_records import OwedPurge
-from service.gateway.corpus.receipts import Note, ReceiptStore
-from service.gateway.prompts.planning import Prompts
-from service.gateway.retrieval.library import Library
+from service.gateway.corpus.job_records import PendingPurge
+from service.gateway.corpus.receipt_store import PurgeTarget, ReceiptStore
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk
 
@@ -29,14 +29,18 @@ class TierUnreached(WorkerUnavailable):
     """The worker is there, but not every tier: what is owed stays so."""
 
 
-class Purges:
+class PurgeQueue:
     """Hold `changing` from the note of a purge to the end of the change it is about."""
 
     def __init__(
-        self, receipts: ReceiptStore, library: Library, worker: Worker, prompts: Prompts
+        self,
+        receipts: ReceiptStore,
+        retriever: AsyncRetriever,
+        worker: Worker,
+        prompts: PromptBuilder,
     ) -> None:
         self._receipts = receipts
-        self._library = library
+        self._retriever = retriever
         self._worker = worker
         self._prompts = prompts
         self._calling = asyncio.Lock()
@@ -44,12 +48,14 @@ class Purges:
         # Chunks whose KV is being computed now: a purge made meanwhile would be too early.
         self.computing: set[int] = set()
 
-    async def notes(self, scope: Scope, doc_ids: Sequence[str]) -> list[Note]:
+    async def notes(self, scope: Scope, doc_ids: Sequence[str]) -> list[PurgeTarget]:
         """The KV of all chunks of these documents."""
         return [
-            Note(scope.tenant, scope.collection, d, chunk.chunk_id, self._prompts.segment(chunk))
+            PurgeTarget(
+                scope.tenant, scope.collection, d, chunk.chunk_id, self._prompts.segment(chunk)
+            )
             for d in doc_ids
-            for chunk in await self._library.chunks_of(d, scope=scope)
+            for chunk in await self._retriever.chunks_of(d, scope=scope)
         ]
 
     async def note(self, scope: Scope, doc_ids: Sequence[str]) -> None:
@@ -57,10 +63,10 @@ class Purges:
         if notes := await self.notes(scope, doc_ids):
             await asyncio.to_thread(self._receipts.owe, notes)
 
-    async def note_gone(self, stored: Sequence[Note]) -> None:
+    async def note_gone(self, stored: Sequence[PurgeTarget]) -> None:
         """After KV was stored for chunks: what was deleted or replaced meanwhile has been stored
         for nobody."""
-        alive = await self._library.alive([note.chunk_id for note in stored])
+        alive = await self._retriever.alive([note.chunk_id for note in stored])
         if gone := [note for note in stored if note.chunk_id not in alive]:
             await asyncio.to_thread(self._receipts.owe, gone)
 
@@ -80,7 +86,7 @@ class Purges:
             # Ids are text for whoever has the tokenizer.
             await asyncio.to_thread(self._receipts.scrub)
 
-    async def _make(self, tenant: str, receipt_id: str | None, due: list[OwedPurge]) -> None:
+    async def _make(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
         chunks = [Chunk(purge.chunk_id, purge.ids) for purge in due]
         done = await self._worker.purge(
             self._prompts.system, chunks, self._prompts.prefix_mode, tenant
@@ -94,14 +100,14 @@ class Purges:
         )
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
-    async def _due(self, receipt_id: str | None) -> list[OwedPurge]:
+    async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
         """Purges to make now, sorted by tenant and receipt. Notes that turned out not to be due
         are settled.
 
         A chunk that is still there, or whose ids another chunk has (in the document's new revision
         or in another document of the tenant), keeps its KV: the key is its content.
         """
-        due: list[OwedPurge] = []
+        due: list[PendingPurge] = []
         while not due:
             async with self.changing:
                 limit = CALL_CHUNKS + len(self.computing)
@@ -109,7 +115,7 @@ class Purges:
                 owed = [purge for purge in owed if purge.chunk_id not in self.computing]
                 if not owed:
                     break
-                alive = await self._library.alive([purge.chunk_id for purge in owed])
+                alive = await self._retriever.alive([purge.chunk_id for purge in owed])
                 due = [
                     purge
                     for purge in owed
@@ -121,12 +127,12 @@ class Purges:
                 await asyncio.to_thread(self._receipts.settle, moot, {})
         return sorted(due, key=lambda purge: (purge.tenant, purge.receipt_id or ""))
 
-    async def _shared(self, purge: OwedPurge) -> bool:
+    async def _shared(self, purge: PendingPurge) -> bool:
         """Whether a chunk that is still there has the same content."""
         scope = Scope(purge.tenant, purge.collection)
-        own = await self._library.chunks_of(purge.doc_id, scope=scope)
+        own = await self._retriever.chunks_of(purge.doc_id, scope=scope)
         if any(self._prompts.segment(chunk) == purge.ids for chunk in own):
             return True
         same = await asyncio.to_thread(self._receipts.same_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
-        return bool(others) and bool(await self._library.alive(others))
+        return bool(others) and bool(await self._retriever.alive(others))

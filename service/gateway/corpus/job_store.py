@@ -18,7 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import DocumentError, Incoming, Job, JobPage, Spooled
+from service.gateway.corpus.job_records import (
+    DocumentError,
+    Job,
+    JobPage,
+    SpooledDocument,
+    UploadedDocument,
+)
 
 _MAX_ERRORS = 100
 _FREE = "kind = NULL, meta = NULL, content = NULL"
@@ -43,7 +49,7 @@ class JobStore:
             )
         return job_id
 
-    def spool(self, job_id: str, documents: Sequence[Incoming]) -> None:
+    def spool(self, job_id: str, documents: Sequence[UploadedDocument]) -> None:
         with self._database.transaction() as write:
             write.executemany(
                 "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
@@ -144,11 +150,11 @@ class JobStore:
 
     # -- documents -------------------------------------------------------------------------------
 
-    def pending(self, limit: int, max_bytes: int) -> list[Spooled]:
+    def pending(self, limit: int, max_bytes: int) -> list[SpooledDocument]:
         """The next documents to index, oldest first: at least one, about `max_bytes` of them."""
         return self._open("pending", limit, max_bytes)
 
-    def indexed(self, limit: int) -> list[Spooled]:
+    def indexed(self, limit: int) -> list[SpooledDocument]:
         """The next documents whose KV is to be computed."""
         return self._open("indexed", limit, None)
 
@@ -196,8 +202,8 @@ class JobStore:
             ).fetchone()
         return row[0], row[1]
 
-    def _open(self, state: str, limit: int, max_bytes: int | None) -> list[Spooled]:
-        out: list[Spooled] = []
+    def _open(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
+        out: list[SpooledDocument] = []
         total = 0
         with self._database.transaction() as read:
             rows = read.execute(
@@ -212,7 +218,9 @@ class JobStore:
                     break
                 fields = {name: row[name] for name in row.keys() if name != "bytes"}  # noqa: SIM118
                 meta = fields.pop("meta")
-                out.append(Spooled(**fields, meta=None if meta is None else json.loads(meta)))
+                out.append(
+                    SpooledDocument(**fields, meta=None if meta is None else json.loads(meta))
+                )
         return out
 
 

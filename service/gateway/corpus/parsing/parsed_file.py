@@ -18,7 +18,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedFile:
     """Text, and where its pages and headings begin; `title` may be empty."""
 
     text: str

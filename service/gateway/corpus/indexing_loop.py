@@ -15,13 +15,13 @@ from typing import TypeVar
 
 from retriever import Document, IngestResult, Scope
 from service.errors import KvstitchError
-from service.gateway.corpus.forever import Forever
-from service.gateway.corpus.job_records import Spooled
-from service.gateway.corpus.jobs import JobStore
-from service.gateway.corpus.parsing.parser import Parser
-from service.gateway.corpus.purges import Purges
-from service.gateway.exposition import Metrics
-from service.gateway.retrieval.library import Library
+from service.gateway.corpus.background_loop import BackgroundLoop
+from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.parsing.parser import DocumentParser
+from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.metrics import JOB_STATES
 
 T = TypeVar("T")
@@ -30,28 +30,28 @@ BATCH_DOCUMENTS = 32
 BATCH_BYTES = 100_000  # small enough for steady progress, large enough to embed in batches
 
 
-class Indexing:
+class IndexingLoop:
     """One loop; `on_indexed` is called when documents are ready to be computed."""
 
     def __init__(
         self,
         *,
         jobs: JobStore,
-        library: Library,
-        purges: Purges,
-        parser: Parser,
-        metrics: Metrics,
+        retriever: AsyncRetriever,
+        purges: PurgeQueue,
+        parser: DocumentParser,
+        metrics: GatewayMetrics,
         scrub: Callable[[], None],
     ) -> None:
         self._jobs = jobs
-        self._library = library
+        self._retriever = retriever
         self._purges = purges
         self._parser = parser
         self._metrics = metrics
         self.on_indexed: Callable[[], None] = lambda: None
         self._scrub = scrub
         self._dirty = True  # the log of the database may hold text that is done with
-        self._loop = Forever("indexing", self._step)
+        self._loop = BackgroundLoop("indexing", self._step)
         self.wake = self._loop.wake
 
     async def start(self) -> None:
@@ -63,7 +63,7 @@ class Indexing:
 
     async def count(self) -> None:
         """Set the gauges of documents, chunks and jobs."""
-        counts = await self._library.counts()
+        counts = await self._retriever.counts()
         self._metrics.documents.set(counts.documents)
         self._metrics.chunks.set(counts.chunks)
         states = await asyncio.to_thread(self._jobs.states)
@@ -99,14 +99,14 @@ class Indexing:
         self._dirty = True
         self.on_indexed()
         if len(batch) == len(spooled) < BATCH_DOCUMENTS:
-            await self._library.save()
+            await self._retriever.save()
         await self.count()
         return True
 
     async def _parse(
-        self, batch: Sequence[Spooled]
-    ) -> tuple[list[tuple[Spooled, Document]], list[tuple[int, str]]]:
-        parsed: list[tuple[Spooled, Document]] = []
+        self, batch: Sequence[SpooledDocument]
+    ) -> tuple[list[tuple[SpooledDocument, Document]], list[tuple[int, str]]]:
+        parsed: list[tuple[SpooledDocument, Document]] = []
         failed: list[tuple[int, str]] = []
         for item in batch:
             try:
@@ -116,16 +116,16 @@ class Indexing:
         return parsed, failed
 
     async def _ingest(
-        self, scope: Scope, group: Sequence[tuple[Spooled, Document]]
-    ) -> list[tuple[Spooled, IngestResult]]:
+        self, scope: Scope, group: Sequence[tuple[SpooledDocument, Document]]
+    ) -> list[tuple[SpooledDocument, IngestResult]]:
         await self._purges.note(scope, [item.doc_id for item, _ in group])
-        results = await self._library.ingest([document for _, document in group], scope=scope)
+        results = await self._retriever.ingest([document for _, document in group], scope=scope)
         return [(item, result) for (item, _), result in zip(group, results, strict=True)]
 
 
-def _distinct(items: Sequence[Spooled]) -> list[Spooled]:
+def _distinct(items: Sequence[SpooledDocument]) -> list[SpooledDocument]:
     """Up to the first document that comes again: its chunks must be noted in between."""
-    out: list[Spooled] = []
+    out: list[SpooledDocument] = []
     seen: set[tuple[str, str, str]] = set()
     for item in items:
         if item.name in seen:
