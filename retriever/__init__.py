@@ -3,9 +3,9 @@
 Importing this package imports neither torch nor faiss.
 """
 
-from retriever.catalog.catalog import Catalog, Counts
+from retriever.catalog.catalog import Catalog, CorpusCounts
 from retriever.chunking.chunker import ChunkSettings, Span, split
-from retriever.chunking.tokens import TokenCounter, TokenizerCounter, WordCounter
+from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -16,25 +16,19 @@ from retriever.documents import (
     SearchMode,
     StoredDocument,
 )
-from retriever.embedders import Embedder, EndpointEmbedder, HashingEmbedder, LocalEmbedder
+from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.ingest import IngestResult
-from retriever.rerankers import (
-    EndpointReranker,
-    OverlapReranker,
-    Reranked,
-    Reranker,
-    rerank,
-)
+from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
-from retriever.search.index import VectorIndex
+from retriever.search.vector_index import VectorIndex
 
 __all__ = [
     "Catalog",
     "Chunk",
     "ChunkSettings",
-    "Counts",
+    "CorpusCounts",
     "DocFilter",
     "Document",
     "DocumentInfo",
@@ -43,10 +37,8 @@ __all__ = [
     "EndpointEmbedder",
     "EndpointReranker",
     "Filter",
-    "HashingEmbedder",
     "IngestResult",
     "LocalEmbedder",
-    "OverlapReranker",
     "Passage",
     "Reranked",
     "Reranker",
@@ -59,7 +51,6 @@ __all__ = [
     "TokenCounter",
     "TokenizerCounter",
     "VectorIndex",
-    "WordCounter",
     "parse_filter",
     "rerank",
     "split",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from retriever.errors import InvalidDocument
-from retriever.filters import EVERYTHING, Filter
+from retriever.filters import MATCH_ALL, Filter
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
@@ -109,7 +109,7 @@ class DocFilter:
     """Which documents count: those among `doc_ids` (None: all) whose metadata passes `where`."""
 
     doc_ids: tuple[str, ...] | None = None
-    where: Filter = EVERYTHING
+    where: Filter = MATCH_ALL
 
 
 def canonical_metadata(metadata: Mapping[str, Any]) -> str:
@@ -117,7 +117,7 @@ def canonical_metadata(metadata: Mapping[str, Any]) -> str:
     return json.dumps(dict(metadata), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def check(document: Document) -> None:
+def validate_document(document: Document) -> None:
     """Raise InvalidDocument if the document cannot be stored exactly as it is."""
     if not isinstance(document.doc_id, str) or not document.doc_id.strip():
         raise InvalidDocument("doc_id must be a non-empty string")
@@ -146,7 +146,7 @@ def check(document: Document) -> None:
         raise InvalidDocument(f"metadata is nested deeper than {MAX_METADATA_DEPTH}")
 
 
-def revision_of(document: Document, chunking: str) -> str:
+def document_revision(document: Document, chunking: str) -> str:
     """sha256 over content, title, metadata and the fingerprint of the chunking parameters."""
     parts = [document.text, document.title, canonical_metadata(document.metadata), chunking]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

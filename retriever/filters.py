@@ -40,7 +40,7 @@ _COMBINATORS = ("and", "or", "not")
 
 
 @dataclass(frozen=True)
-class Test:
+class FieldTest:
     """One field against one operand; `path` is the names from the outermost object inwards."""
 
     path: tuple[str, ...]
@@ -67,8 +67,8 @@ class Not:
     part: Filter
 
 
-Filter = Test | And | Or | Not
-EVERYTHING = And(())
+Filter = FieldTest | And | Or | Not
+MATCH_ALL = And(())
 
 
 def parse_filter(json: object) -> Filter:
@@ -119,23 +119,23 @@ class _Parser:
             raise InvalidQuery(f"{at}: needs an operator: one of {', '.join(OPERATORS)}")
         return [self._test(path, name, operand, f"{at}.{name}") for name, operand in value.items()]
 
-    def _test(self, path: tuple[str, ...], operator: Any, operand: object, at: str) -> Test:
+    def _test(self, path: tuple[str, ...], operator: Any, operand: object, at: str) -> FieldTest:
         self._tests += 1
         if self._tests > MAX_TESTS:
             raise InvalidQuery(f"{at}: more than {MAX_TESTS} tests in one filter")
         match operator:
             case "eq" | "ne" | "contains":
-                return Test(path, operator, _scalar(operand, at))
+                return FieldTest(path, operator, _scalar(operand, at))
             case "in" | "nin":
-                return Test(path, operator, self._scalars(operand, at))
+                return FieldTest(path, operator, self._scalars(operand, at))
             case "gt" | "gte" | "lt" | "lte":
                 if operand is None or isinstance(operand, bool):
                     raise InvalidQuery(f"{at}: must be a number or a string, not {_name(operand)}")
-                return Test(path, operator, _scalar(operand, at))
+                return FieldTest(path, operator, _scalar(operand, at))
             case "prefix" if isinstance(operand, str):
-                return Test(path, operator, _scalar(operand, at))
+                return FieldTest(path, operator, _scalar(operand, at))
             case "exists" if isinstance(operand, bool):
-                return Test(path, operator, operand)
+                return FieldTest(path, operator, operand)
             case "prefix" | "exists":
                 wanted = "a string" if operator == "prefix" else "true or false"
                 raise InvalidQuery(f"{at}: must be {wanted}, not {_name(operand)}")

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from retriever.catalog.catalog import Catalog, Upsert
+from retriever.catalog.catalog import Catalog, UpsertResult
 from retriever.chunking.chunker import ChunkSettings, Span
-from retriever.documents import Chunk, Document, check, revision_of
+from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import EmbedderError, InvalidDocument, RetrieverError
 from retriever.scope import Scope
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _BATCH_CHUNKS = 256
 
 # Store(document, revision, spans, vectors [len(spans), dim])
-Store = Callable[[Document, str, list[Span], Vectors], Upsert]
+Store = Callable[[Document, str, list[Span], Vectors], UpsertResult]
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def _prepare(
     """Checked and cut, or with its result if it is unchanged or invalid."""
     item = _Item(document)
     try:
-        check(document)
-        item.revision = revision_of(document, fingerprint)
+        validate_document(document)
+        item.revision = document_revision(document, fingerprint)
         known = None if catalog is None else catalog.revision(document.doc_id, scope=scope)
         if catalog is not None and known == item.revision:
             chunks = catalog.chunks_of(document.doc_id, scope=scope)

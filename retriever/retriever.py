@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from retriever.catalog.catalog import Catalog, Counts, Upsert
-from retriever.catalog.rows import CatalogState
+from retriever.catalog.catalog import Catalog, CorpusCounts, UpsertResult
+from retriever.catalog.queries import CatalogState
 from retriever.chunking.chunker import ChunkSettings, Span
 from retriever.documents import (
     Chunk,
@@ -33,10 +33,10 @@ from retriever.documents import (
 from retriever.embedders.base import Embedder, EmbeddingSpace, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing, InvalidQuery
 from retriever.ingest import IngestResult, ingest
-from retriever.scope import DEFAULT, Scope
-from retriever.search.index import VectorIndex
-from retriever.search.locks import ReadWriteLock
-from retriever.search.ranking import Ranked, candidates, fuse
+from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
+from retriever.search.read_write_lock import ReadWriteLock
+from retriever.search.vector_index import VectorIndex
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Retriever:
         self._embedder.close()
 
     def ingest(
-        self, documents: Iterable[Document], *, scope: Scope = DEFAULT
+        self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
         """Store documents, one result each, in their order. A failed one fails alone."""
         store = partial(self._store, scope)
@@ -116,7 +116,7 @@ class Retriever:
         top_k: int,
         doc_filter: DocFilter | None = None,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
         mode: SearchMode = "dense",
     ) -> list[Passage]:
         """The best `top_k` passages of a scope, or all there are; best first, ties by chunk_id.
@@ -126,7 +126,7 @@ class Retriever:
         """
         _check_query(query, top_k, mode)
         vector = None if mode == "sparse" else self._embedder.embed([query])[0]
-        wanted = candidates(top_k) if mode == "hybrid" else top_k
+        wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
         dense = sparse = None
         with self._swap.read():
             allowed = None
@@ -138,11 +138,13 @@ class Retriever:
                 dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
             if mode != "dense":
                 sparse = self._catalog.search(query, wanted, allowed, scope=scope)
-            best = {ranked.chunk_id: ranked for ranked in fuse(dense, sparse)[:top_k]}
+            best = {
+                ranked.chunk_id: ranked for ranked in reciprocal_rank_fusion(dense, sparse)[:top_k]
+            }
             chunks = self._catalog.chunks(list(best))
         return [_passage(chunk, best[chunk.chunk_id]) for chunk in chunks]
 
-    def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT) -> list[int]:
+    def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
         with self._swap.write():
             removed, state = self._catalog.delete(doc_ids, scope=scope)
@@ -152,7 +154,7 @@ class Retriever:
         return removed
 
     def set_pinned(
-        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT
+        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
         """Pin or unpin documents; unknown ids are ignored. Returns the ids that are there."""
         return self._catalog.set_pinned(doc_ids, pinned, scope=scope)
@@ -177,7 +179,7 @@ class Retriever:
         self._catalog.purge()
         self.save()
 
-    def get_document(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
+    def get_document(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         return self._catalog.get(doc_id, scope=scope)
 
     def list_documents(
@@ -186,14 +188,14 @@ class Retriever:
         cursor: str | None = None,
         doc_filter: DocFilter | None = None,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
         """A page of documents by doc_id, without texts; `cursor` is the last page's next_cursor."""
         if limit < 1:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         return self._catalog.page(limit, cursor, doc_filter, scope=scope)
 
-    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
+    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
         """All chunks of a document in reading order; none if it is unknown."""
         return self._catalog.chunks_of(doc_id, scope=scope)
 
@@ -205,7 +207,7 @@ class Retriever:
         """
         return self._catalog.chunks(list(chunk_ids))
 
-    def counts(self, *, scope: Scope | None = None) -> Counts:
+    def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """Of a scope; None: of all tenants together."""
         return self._catalog.counts(scope=scope)
 
@@ -213,13 +215,13 @@ class Retriever:
         """(scope, doc_id) of all pinned documents, of all tenants."""
         return self._catalog.pinned()
 
-    def collections(self, tenant: str = "") -> list[tuple[str, Counts]]:
+    def collections(self, tenant: str = "") -> list[tuple[str, CorpusCounts]]:
         """A tenant's collections that have documents, by name."""
         return self._catalog.collections(tenant)
 
     def _store(
         self, scope: Scope, document: Document, revision: str, spans: list[Span], vectors: Vectors
-    ) -> Upsert:
+    ) -> UpsertResult:
         with self._swap.write():
             space = space_of(self._embedder)
             done = self._catalog.upsert(document, revision, spans, vectors, space, scope=scope)
@@ -277,7 +279,7 @@ def _check_query(query: str, top_k: int, mode: str) -> None:
         raise InvalidQuery(f"mode must be one of {', '.join(get_args(SearchMode))}, not {mode!r}")
 
 
-def _passage(chunk: Chunk, ranked: Ranked) -> Passage:
+def _passage(chunk: Chunk, ranked: FusedHit) -> Passage:
     places = asdict(ranked)
     del places["chunk_id"]
     return Passage(chunk, **places)

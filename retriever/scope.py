@@ -37,4 +37,4 @@ class Scope:
         return f"{self.tenant}/{self.collection}" if self.tenant else self.collection
 
 
-DEFAULT = Scope()
+DEFAULT_SCOPE = Scope()

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from retriever.catalog import rows
+from retriever.catalog import queries
 from retriever.catalog.database import Database
 from retriever.catalog.filter_sql import conditions
-from retriever.catalog.rows import CatalogState, Kept
+from retriever.catalog.queries import CarriedOver, CatalogState
 from retriever.chunking.chunker import Span
 from retriever.documents import (
     Chunk,
@@ -29,14 +29,14 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.scope import DEFAULT, Scope
-from retriever.search import sparse
+from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.search import bm25
 
 DOCUMENT_NUMBERS = "SELECT document, doc_id FROM documents WHERE scope_id = ? AND doc_id"
 
 
 @dataclass(frozen=True)
-class Counts:
+class CorpusCounts:
     """Sizes of the corpus; tokens are those of the rendered chunks."""
 
     documents: int
@@ -45,7 +45,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Upsert:
+class UpsertResult:
     """What an upsert did, and the state it left; `chunks` are those of the document now."""
 
     status: Literal["created", "updated", "unchanged"]
@@ -75,8 +75,8 @@ class Catalog:
         vectors: Vectors,
         space: EmbeddingSpace,
         *,
-        scope: Scope = DEFAULT,
-    ) -> Upsert:
+        scope: Scope = DEFAULT_SCOPE,
+    ) -> UpsertResult:
         """Store a document with its chunks and their vectors [len(spans), space.dim].
 
         The same revision again changes nothing; another one takes the old one's place.
@@ -84,59 +84,65 @@ class Catalog:
         if vectors.shape != (len(spans), space.dim):
             raise ValueError(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
         with self._database.write() as write:
-            scope_id = rows.make_scope(write, scope)
+            scope_id = queries.make_scope(write, scope)
             old = write.execute(
                 "SELECT document, revision, created, pinned FROM documents "
                 "WHERE scope_id = ? AND doc_id = ?",
                 (scope_id, document.doc_id),
             ).fetchone()
             if old is not None and old["revision"] == revision:
-                chunks = rows.chunks_of(write, scope_id, document.doc_id)
-                return Upsert("unchanged", chunks, [], rows.state(write))
-            removed = [] if old is None else rows.remove(write, scope_id, [old["document"]])
-            kept = Kept(time.time()) if old is None else Kept(old["created"], bool(old["pinned"]))
-            space_id = rows.space_id(write, space)
-            rows.insert(write, scope_id, document, revision, kept, spans, vectors, space_id)
-            return Upsert(
+                chunks = queries.chunks_of(write, scope_id, document.doc_id)
+                return UpsertResult("unchanged", chunks, [], queries.state(write))
+            removed = [] if old is None else queries.remove(write, scope_id, [old["document"]])
+            kept = (
+                CarriedOver(time.time())
+                if old is None
+                else CarriedOver(old["created"], bool(old["pinned"]))
+            )
+            space_id = queries.space_id(write, space)
+            queries.insert(write, scope_id, document, revision, kept, spans, vectors, space_id)
+            return UpsertResult(
                 "created" if old is None else "updated",
-                rows.chunks_of(write, scope_id, document.doc_id),
+                queries.chunks_of(write, scope_id, document.doc_id),
                 removed,
-                rows.advance(write),
+                queries.advance(write),
             )
 
     def delete(
-        self, doc_ids: Collection[str], *, scope: Scope = DEFAULT
+        self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
     ) -> tuple[list[int], CatalogState]:
         """Remove documents as one step; unknown ids are ignored. Returns the removed chunk ids."""
         with self._database.write() as write:
-            scope_id = rows.find_scope(write, scope)
-            known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
+            scope_id = queries.find_scope(write, scope)
+            known = queries.rows_where_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
             if scope_id is None or not known:
-                return [], rows.state(write)
-            removed = rows.remove(write, scope_id, [row["document"] for row in known])
-            rows.drop_if_empty(write, scope_id)
-            return removed, rows.advance(write)
+                return [], queries.state(write)
+            removed = queries.remove(write, scope_id, [row["document"] for row in known])
+            queries.drop_if_empty(write, scope_id)
+            return removed, queries.advance(write)
 
     def set_pinned(
-        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT
+        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
         """Mark documents; unknown ids are ignored. Returns the ids of those that are there."""
         with self._database.write() as write:
-            scope_id = rows.find_scope(write, scope)
-            known = rows.json_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
+            scope_id = queries.find_scope(write, scope)
+            known = queries.rows_where_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
             numbers = [row["document"] for row in known]
-            rows.json_in(write, "UPDATE documents SET pinned = ? WHERE document", numbers, pinned)
+            queries.rows_where_in(
+                write, "UPDATE documents SET pinned = ? WHERE document", numbers, pinned
+            )
             return sorted(row["doc_id"] for row in known)
 
-    def get(self, doc_id: str, *, scope: Scope = DEFAULT) -> StoredDocument | None:
+    def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         with self._database.read() as read:
-            key = (rows.find_scope(read, scope), doc_id)
-            found = read.execute(rows.INFO + "WHERE scope_id = ? AND doc_id = ?", key).fetchone()
+            key = (queries.find_scope(read, scope), doc_id)
+            found = read.execute(queries.INFO + "WHERE scope_id = ? AND doc_id = ?", key).fetchone()
             if found is None:
                 return None
             query = "SELECT text FROM documents WHERE scope_id = ? AND doc_id = ?"
             text = read.execute(query, key).fetchone()["text"]
-            info = rows.info(found)
+            info = queries.info(found)
             return StoredDocument(Document(doc_id, text, info.title, info.metadata), info)
 
     def page(
@@ -145,37 +151,39 @@ class Catalog:
         cursor: str | None = None,
         doc_filter: DocFilter | None = None,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
         """Documents by doc_id after `cursor`."""
         where, values = conditions(doc_filter)
-        query = f"{rows.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
+        query = (
+            f"{queries.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
+        )
         with self._database.read() as read:
-            key = (rows.find_scope(read, scope), cursor or "")
+            key = (queries.find_scope(read, scope), cursor or "")
             found = read.execute(query, (*key, *values, limit + 1)).fetchall()
-        infos = [rows.info(row) for row in found[:limit]]
+        infos = [queries.info(row) for row in found[:limit]]
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
 
-    def revision(self, doc_id: str, *, scope: Scope = DEFAULT) -> str | None:
+    def revision(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> str | None:
         """The stored revision of a document, None if there is none."""
         query = "SELECT revision FROM documents WHERE scope_id = ? AND doc_id = ?"
         with self._database.read() as read:
-            found = read.execute(query, (rows.find_scope(read, scope), doc_id)).fetchone()
+            found = read.execute(query, (queries.find_scope(read, scope), doc_id)).fetchone()
         return None if found is None else str(found["revision"])
 
     def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
         """The chunks in the order asked for, of any scope; ids that are gone are left out."""
         with self._database.read() as read:
-            selected = rows.json_in(read, rows.CHUNK + "WHERE chunk_id", chunk_ids)
+            selected = queries.rows_where_in(read, queries.CHUNK + "WHERE chunk_id", chunk_ids)
         found = {row["chunk_id"]: Chunk(**row) for row in selected}
         return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
 
-    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT) -> list[Chunk]:
+    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
         """All chunks of a document in reading order."""
         with self._database.read() as read:
-            return rows.chunks_of(read, rows.find_scope(read, scope), doc_id)
+            return queries.chunks_of(read, queries.find_scope(read, scope), doc_id)
 
-    def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT) -> list[int]:
+    def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Ids of all chunks of the documents that match."""
         where, values = conditions(doc_filter)
         query = (
@@ -183,7 +191,7 @@ class Catalog:
             f"(SELECT document FROM documents WHERE scope_id = ? AND {where})"
         )
         with self._database.read() as read:
-            found = read.execute(query, (rows.find_scope(read, scope), *values))
+            found = read.execute(query, (queries.find_scope(read, scope), *values))
             return [row["chunk_id"] for row in found]
 
     def search(
@@ -192,17 +200,17 @@ class Catalog:
         k: int,
         allowed_ids: Collection[int] | None = None,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
         """The `k` best (chunk_id, BM25) of a scope by the query's words; best first, ties by id."""
         with self._database.read() as read:
-            scope_id = rows.find_scope(read, scope)
-            return [] if scope_id is None else sparse.search(read, scope_id, query, k, allowed_ids)
+            scope_id = queries.find_scope(read, scope)
+            return [] if scope_id is None else bm25.search(read, scope_id, query, k, allowed_ids)
 
     def purge(self) -> None:
         """Leave nothing of what was removed in the database's files. Raises CatalogError."""
         with self._database.write() as write:
-            sparse.purge(write)
+            bm25.purge(write)
         self._database.truncate_log()
 
     def vectors(
@@ -241,9 +249,9 @@ class Catalog:
 
     def state(self) -> CatalogState:
         with self._database.read() as read:
-            return rows.state(read)
+            return queries.state(read)
 
-    def counts(self, *, scope: Scope | None = None) -> Counts:
+    def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """Of a scope; None: of all tenants together."""
         query = (
             "SELECT count(DISTINCT document), count(chunk_id), coalesce(sum(tokens), 0) "
@@ -251,9 +259,9 @@ class Catalog:
         )
         with self._database.read() as read:
             if scope is None:
-                return Counts(*read.execute(query).fetchone())
-            key = (rows.find_scope(read, scope),)
-            return Counts(*read.execute(f"{query} WHERE scope_id = ?", key).fetchone())
+                return CorpusCounts(*read.execute(query).fetchone())
+            key = (queries.find_scope(read, scope),)
+            return CorpusCounts(*read.execute(f"{query} WHERE scope_id = ?", key).fetchone())
 
     def pinned(self) -> list[tuple[Scope, str]]:
         """(scope, doc_id) of all pinned documents, of all tenants."""
@@ -264,7 +272,7 @@ class Catalog:
         with self._database.read() as read:
             return [(Scope(tenant, name), d) for tenant, name, d in read.execute(query)]
 
-    def collections(self, tenant: str) -> list[tuple[str, Counts]]:
+    def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
         """A tenant's collections that have documents, by name."""
         query = (
             "SELECT collection, count(DISTINCT document), count(chunk_id), "
@@ -273,4 +281,6 @@ class Catalog:
             "GROUP BY collection ORDER BY collection"
         )
         with self._database.read() as read:
-            return [(name, Counts(*counts)) for name, *counts in read.execute(query, (tenant,))]
+            return [
+                (name, CorpusCounts(*counts)) for name, *counts in read.execute(query, (tenant,))
+            ]

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from retriever.documents import DocFilter
-from retriever.filters import And, Filter, Not, Or, Scalar, Test
+from retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
 
 _COMPARISON = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _OPPOSITE = {"ne": "eq", "nin": "in"}
@@ -28,7 +28,7 @@ def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
 
 def _sql(part: Filter) -> tuple[str, list[Any]]:
     match part:
-        case Test():
+        case FieldTest():
             return _test(part)
         case Not():
             condition, values = _sql(part.part)
@@ -40,7 +40,7 @@ def _sql(part: Filter) -> tuple[str, list[Any]]:
             return f"({condition})", [value for _, values in pieces for value in values]
 
 
-def _test(test: Test) -> tuple[str, list[Any]]:
+def _test(test: FieldTest) -> tuple[str, list[Any]]:
     if (opposite := _OPPOSITE.get(test.operator)) is not None:
         condition, values = _found(test, opposite)
         return f"NOT {condition}", values
@@ -50,7 +50,7 @@ def _test(test: Test) -> tuple[str, list[Any]]:
     return _found(test, test.operator)
 
 
-def _found(test: Test, operator: str) -> tuple[str, list[Any]]:
+def _found(test: FieldTest, operator: str) -> tuple[str, list[Any]]:
     """Whether the field is there and its value passes."""
     tables, where, values = [], [], []
     inside = "metadata"

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from retriever.errors import CatalogUnsupported
-from retriever.search import sparse
+from retriever.search import bm25
 
 SCHEMA_VERSION = 2
 
@@ -25,7 +25,7 @@ CREATE TABLE spaces (
 """
 
 # A scope's row lives as long as it has documents; `sparse_<scope_id>` is its full-text table, made
-# with its first document (see sparse.py). A row of `documents` is one revision of one.
+# with its first document (see bm25.py). A row of `documents` is one revision of one.
 _DOCUMENTS = """
 CREATE TABLE scopes (
     scope_id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -143,4 +143,4 @@ def _index_words(connection: sqlite3.Connection) -> None:
         "SELECT scope_id, chunk_id, title, chunks.text FROM chunks JOIN documents USING (document)"
     )
     for scope_id, *words in connection.execute(query):
-        sparse.add(connection, scope_id, [tuple(words)])
+        bm25.add(connection, scope_id, [tuple(words)])

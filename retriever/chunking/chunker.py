@@ -16,11 +16,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retriever.chunking.borders import Borders
-from retriever.chunking.tokens import TokenCounter, TokenizerCounter, WordCounter
+from retriever.chunking.boundaries import TextBoundaries
+from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.errors import InvalidDocument
 
-__all__ = ["ChunkSettings", "Render", "Span", "TokenCounter", "TokenizerCounter", "WordCounter"]
+__all__ = ["ChunkSettings", "Render", "Span", "TokenCounter", "TokenizerCounter"]
 __all__ += ["plain", "split"]
 
 # Render(title, text) is the segment that is prefilled.
@@ -97,7 +97,7 @@ def split(
         )
     # Tokens of the whole text only estimate those of a piece, which is then counted exactly.
     starts = sorted(start for start, _ in tokenizer.encode_offsets(text))
-    borders = Borders(text)
+    borders = TextBoundaries(text)
     spans: list[Span] = []
     position = 0
     while position < len(text):
@@ -113,7 +113,7 @@ def _next_span(
     budget: int,
     max_tokens: int,
     starts: list[int],
-    borders: Borders,
+    borders: TextBoundaries,
     count: Callable[[str], int],
 ) -> Span:
     first = bisect_left(starts, position)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from retriever import ChunkSettings, Embedder, HashingEmbedder, LocalEmbedder, Retriever
-from retriever.chunking.tokens import TokenCounter, TokenizerCounter, WordCounter
+from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
+from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
+from retriever.testing import HashingEmbedder, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 

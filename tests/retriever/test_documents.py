@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retriever.documents import Document, check, revision_of
+from retriever.documents import Document, document_revision, validate_document
 from retriever.errors import InvalidDocument
 
 DOCUMENT = Document("a", "text", "title", {"x": 1, "y": [None, "é"]})
@@ -25,14 +25,14 @@ def test_revision_follows_all_but_the_id() -> None:
         replace(DOCUMENT, metadata={"x": 2}),
         replace(DOCUMENT, text="texttitle", title=""),
     ]
-    revisions = {revision_of(document, "c") for document in [DOCUMENT, *changed]}
-    assert len(revisions | {revision_of(DOCUMENT, "d")}) == 6
-    assert revision_of(replace(DOCUMENT, doc_id="b"), "c") in revisions
+    revisions = {document_revision(document, "c") for document in [DOCUMENT, *changed]}
+    assert len(revisions | {document_revision(DOCUMENT, "d")}) == 6
+    assert document_revision(replace(DOCUMENT, doc_id="b"), "c") in revisions
 
 
 def test_order_of_metadata_does_not_matter() -> None:
     turned = replace(DOCUMENT, metadata={"y": [None, "é"], "x": 1})
-    assert revision_of(turned, "c") == revision_of(DOCUMENT, "c")
+    assert document_revision(turned, "c") == document_revision(DOCUMENT, "c")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,10 @@ def test_order_of_metadata_does_not_matter() -> None:
 )
 def test_what_cannot_be_stored_as_it_is_is_refused(document: Document) -> None:
     with pytest.raises(InvalidDocument):
-        check(document)
+        validate_document(document)
 
 
 def test_metadata_that_only_looks_odd_is_fine() -> None:
-    check(Document("a", "text", metadata={"x": "\\u0000", "y": nested(31), "é\x01": "\n"}))
+    validate_document(
+        Document("a", "text", metadata={"x": "\\u0000", "y": nested(31), "é\x01": "\n"})
+    )

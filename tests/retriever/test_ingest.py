@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retriever import Document, HashingEmbedder
+from retriever import Document
 from retriever.embedders.base import Vectors
 from retriever.errors import EmbedderError, InvalidDocument
+from retriever.testing import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
 
 class CountingEmbedder(HashingEmbedder):
-    """Counts texts and calls; fails as a model might on one text it cannot stand."""
+    """CorpusCounts texts and calls; fails as a model might on one text it cannot stand."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever import Document, HashingEmbedder, Scope
+from retriever import Document, Scope
+from retriever.testing import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
 # Search terms are cut where FTS5 may share the beginning of a word with its neighbour.

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retriever.catalog.catalog import Catalog, Upsert
-from retriever.chunking.chunker import Span, WordCounter, split
-from retriever.documents import DocFilter, Document, revision_of
-from retriever.embedders import HashingEmbedder, space_of
+from retriever.catalog.catalog import Catalog, UpsertResult
+from retriever.chunking.chunker import Span, split
+from retriever.documents import DocFilter, Document, document_revision
+from retriever.embedders import space_of
 from retriever.errors import CatalogError, CatalogNotStarted, CatalogUnsupported
 from retriever.filters import parse_filter
+from retriever.testing import HashingEmbedder, WordCounter
 
 EMBEDDER = HashingEmbedder(8)
 SPACE = space_of(EMBEDDER)
@@ -28,10 +29,10 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog.close()
 
 
-def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> Upsert:
+def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> UpsertResult:
     spans = split(document.text, tokenizer=WordCounter(), max_tokens=max_tokens)
     vectors = EMBEDDER.embed([document.text[span.start : span.end] for span in spans])
-    return catalog.upsert(document, revision_of(document, "chunking"), spans, vectors, SPACE)
+    return catalog.upsert(document, document_revision(document, "chunking"), spans, vectors, SPACE)
 
 
 def stored_vectors(catalog: Catalog) -> dict[int, list[float]]:
@@ -62,7 +63,7 @@ def test_document_comes_back_as_it_went_in(catalog: Catalog) -> None:
 def test_same_revision_changes_nothing(catalog: Catalog) -> None:
     first = put(catalog, Document("a", "one two three four five"))
     again = put(catalog, Document("a", "one two three four five"))
-    assert again == Upsert("unchanged", first.chunks, [], first.state)
+    assert again == UpsertResult("unchanged", first.chunks, [], first.state)
 
 
 def test_other_revision_takes_the_place_of_the_old(catalog: Catalog) -> None:

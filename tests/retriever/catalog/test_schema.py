@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retriever import Document, Scope
-from retriever.embedders import HashingEmbedder
 from retriever.errors import CatalogError
+from retriever.testing import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
 # As the first release wrote it.

@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from retriever.chunking.borders import joins
+from retriever.chunking.boundaries import is_inside_character
 from retriever.chunking.chunker import ChunkSettings, Span, split
-from retriever.chunking.tokens import TokenCounter, TokenizerCounter, WordCounter
+from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.errors import InvalidDocument
+from retriever.testing import WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")
 PIECES = [
@@ -137,7 +138,7 @@ def test_what_is_seen_as_one_character_stays_whole(
     text = "a" + unit * 200
     spans = split(text, tokenizer=counters["bytes"], max_tokens=96)
     assert len(spans) > 1
-    assert not any(joins(text, span.start) for span in spans)
+    assert not any(is_inside_character(text, span.start) for span in spans)
 
 
 def test_whitespace_ahead_of_a_word_does_not_count_as_a_chunk_of_its_own() -> None:

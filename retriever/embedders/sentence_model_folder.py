@@ -25,7 +25,7 @@ _FALLBACK_LENGTH = 512
 
 
 @dataclass(frozen=True)
-class ModelFolder:
+class SentenceModelFolder:
     """A model and how its token vectors become one; `max_tokens` counts special tokens."""
 
     path: Path
@@ -34,7 +34,7 @@ class ModelFolder:
     max_tokens: int
 
     @classmethod
-    def read(cls, path: Path | None) -> ModelFolder:
+    def read(cls, path: Path | None) -> SentenceModelFolder:
         """None: the installed MiniLM package. Raises EmbedderUnsupported."""
         name = _PACKAGE_NAME if path is None else path.resolve().name
         path = _installed() if path is None else path

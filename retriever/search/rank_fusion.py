@@ -15,7 +15,7 @@ Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 
 
 @dataclass(frozen=True)
-class Ranked:
+class FusedHit:
     """One candidate, with its place in either ranking; None where it was not found."""
 
     chunk_id: int
@@ -26,12 +26,12 @@ class Ranked:
     sparse_score: float | None = None
 
 
-def candidates(top_k: int) -> int:
+def candidates_per_ranking(top_k: int) -> int:
     """How many hits of each ranking are fused for `top_k` results."""
     return max(4 * top_k, 50)
 
 
-def fuse(dense: Hits | None, sparse: Hits | None) -> list[Ranked]:
+def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[FusedHit]:
     """All candidates, best first, ties by chunk_id. With one ranking: that one, with its scores."""
     in_dense = _places(dense or ())
     in_sparse = _places(sparse or ())
@@ -44,7 +44,7 @@ def fuse(dense: Hits | None, sparse: Hits | None) -> list[Ranked]:
         else:
             score = sum(1 / (K + rank) for rank in (dense_rank, sparse_rank) if rank is not None)
         fused.append(
-            Ranked(chunk_id, score or 0.0, dense_rank, dense_score, sparse_rank, sparse_score)
+            FusedHit(chunk_id, score or 0.0, dense_rank, dense_score, sparse_rank, sparse_score)
         )
     return sorted(fused, key=lambda ranked: (-ranked.score, ranked.chunk_id))
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from retriever import Chunk, EndpointReranker, OverlapReranker, Passage, Reranked, rerank
+from retriever import Chunk, EndpointReranker, Passage, Reranked, rerank
 from retriever.errors import RerankerError
+from retriever.testing import OverlapReranker
 from tests.retriever.http_endpoint import Answer, endpoint
 
 

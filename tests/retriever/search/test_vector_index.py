@@ -10,7 +10,7 @@ import pytest
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing
 from retriever.scope import Scope
-from retriever.search.index import VectorIndex
+from retriever.search.vector_index import VectorIndex
 
 DIM = 16
 SPACE = EmbeddingSpace("fake", "1", DIM)

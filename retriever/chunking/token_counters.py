@@ -1,13 +1,11 @@
 """Counting tokens for the chunker. Knows no model, prompt or document.
 
-The count must be that of the *serving* tokenizer, so the real one is injected; the fake counts
-words and needs no files.
+The count must be that of the *serving* tokenizer, so the tokenizer is passed in.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,12 +57,3 @@ class TokenizerCounter:
             text, add_special_tokens=False
         ).offsets
         return offsets
-
-
-class WordCounter:
-    """The fake: a token is a run of word characters or any other single visible character."""
-
-    revision = "words-1"
-
-    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
-        return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]

@@ -15,7 +15,7 @@ from retriever.chunking.chunker import Span
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.scope import Scope
-from retriever.search import sparse
+from retriever.search import bm25
 
 INFO = """
     SELECT doc_id, revision, created, updated, num_chars, title, metadata, pinned,
@@ -40,7 +40,7 @@ class CatalogState:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CarriedOver:
     """What a document keeps over its revisions."""
 
     created: float
@@ -52,7 +52,7 @@ def insert(
     scope_id: int,
     document: Document,
     revision: str,
-    kept: Kept,
+    kept: CarriedOver,
     spans: Sequence[Span],
     vectors: Vectors,
     space_id: int,
@@ -75,7 +75,7 @@ def insert(
         ),
     )
     number = inserted.lastrowid
-    words: list[sparse.Words] = []
+    words: list[bm25.ChunkWords] = []
     for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
         text = document.text[span.start : span.end]
         inserted = write.execute(
@@ -86,7 +86,7 @@ def insert(
         words.append((int(inserted.lastrowid or 0), document.title, text))
         blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
         write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (inserted.lastrowid, space_id, blob))
-    sparse.add(write, scope_id, words)
+    bm25.add(write, scope_id, words)
 
 
 def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -> list[int]:
@@ -95,9 +95,9 @@ def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -
         "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
         "WHERE document"
     )
-    rows = [tuple(row) for row in json_in(write, query, documents)]
-    sparse.remove(write, scope_id, rows)
-    json_in(write, "DELETE FROM documents WHERE document", documents)
+    rows = [tuple(row) for row in rows_where_in(write, query, documents)]
+    bm25.remove(write, scope_id, rows)
+    rows_where_in(write, "DELETE FROM documents WHERE document", documents)
     return sorted(chunk_id for chunk_id, *_ in rows)
 
 
@@ -121,7 +121,7 @@ def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
     """Not even the name of a tenant stays behind its last document."""
     query = "SELECT 1 FROM documents WHERE scope_id = ?"
     if write.execute(query, (scope_id,)).fetchone() is None:
-        sparse.drop(write, scope_id)
+        bm25.drop(write, scope_id)
         write.execute("DELETE FROM scopes WHERE scope_id = ?", (scope_id,))
 
 
@@ -130,7 +130,7 @@ def chunks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str)
     return [Chunk(**row) for row in connection.execute(query, (scope_id, doc_id))]
 
 
-def json_in(
+def rows_where_in(
     connection: sqlite3.Connection,
     query: str,
     values: Collection[str] | Collection[int],

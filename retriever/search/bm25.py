@@ -14,13 +14,13 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable
 
-from retriever.search.terms import indexed_text, match_expression
+from retriever.search.fts5_text import indexed_text, match_expression
 
 # rowid, title, text
-Words = tuple[int, str, str]
+ChunkWords = tuple[int, str, str]
 
 
-def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[Words]) -> None:
+def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     table = _table(scope_id)
     write.execute(
         f"CREATE VIRTUAL TABLE IF NOT EXISTS {table} USING fts5("
@@ -30,7 +30,7 @@ def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[Words]) -> No
     write.executemany(f"INSERT INTO {table} (rowid, body) VALUES (?, ?)", rows)
 
 
-def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[Words]) -> None:
+def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """`chunks` with the very texts they were added with: FTS5 keeps none to look up."""
     table = _table(scope_id)
     rows = [("delete", chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]

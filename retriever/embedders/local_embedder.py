@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retriever.embedders.base import Vectors
-from retriever.embedders.folder import ModelFolder
+from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderError, EmbedderNotStarted
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class LocalEmbedder:
         """Load the model on the CPU. Raises EmbedderUnsupported."""
         with self._loading:
             if self._loaded is None:
-                self._loaded = _Loaded(ModelFolder.read(self._path))
+                self._loaded = _Loaded(SentenceModelFolder.read(self._path))
 
     def close(self) -> None:
         with self._loading:
@@ -83,7 +83,7 @@ class LocalEmbedder:
 class _Loaded:
     """The model in memory."""
 
-    def __init__(self, folder: ModelFolder) -> None:
+    def __init__(self, folder: SentenceModelFolder) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
 

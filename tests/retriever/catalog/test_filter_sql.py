@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
 from retriever.chunking.chunker import Span
-from retriever.documents import DocFilter, Document, revision_of
+from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery
 from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
@@ -119,7 +119,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def put(catalog: Catalog, doc_id: str, metadata: Mapping[str, Any]) -> None:
     document = Document(doc_id, "x", metadata=metadata)
     vector = np.ones((1, 2), np.float32)
-    revision = revision_of(document, "")
+    revision = document_revision(document, "")
     catalog.upsert(document, revision, [Span(0, 1, 1)], vector, SPACE)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from retriever import DocFilter, Document, Retriever, Scope, parse_filter
 from retriever.errors import InvalidQuery
-from retriever.search.ranking import fuse
-from retriever.search.terms import MAX_QUERY_WORDS, match_expression
+from retriever.search.fts5_text import MAX_QUERY_WORDS, match_expression
+from retriever.search.rank_fusion import reciprocal_rank_fusion
 from tests.retriever.conftest import OpenRetriever
 
 TEXTS = {
@@ -185,10 +185,13 @@ def test_passages_tell_their_places(retriever: Retriever) -> None:
 
 
 def test_fusion_by_hand() -> None:
-    fused = fuse([(1, 0.9), (2, 0.8), (3, 0.7)], [(3, 5.0), (2, 4.0), (9, 1.0)])
+    fused = reciprocal_rank_fusion([(1, 0.9), (2, 0.8), (3, 0.7)], [(3, 5.0), (2, 4.0), (9, 1.0)])
     expected = {3: 1 / 63 + 1 / 61, 2: 1 / 62 + 1 / 62, 1: 1 / 61, 9: 1 / 63}
     assert [ranked.chunk_id for ranked in fused] == [3, 2, 1, 9]
     assert {ranked.chunk_id: ranked.score for ranked in fused} == pytest.approx(expected)
-    assert [ranked.chunk_id for ranked in fuse([(7, 1.0)], [(4, 1.0)])] == [4, 7]
-    assert [ranked.chunk_id for ranked in fuse([(7, 0.1), (4, -0.2)], None)] == [7, 4]
-    assert fuse([], []) == []
+    assert [ranked.chunk_id for ranked in reciprocal_rank_fusion([(7, 1.0)], [(4, 1.0)])] == [4, 7]
+    assert [ranked.chunk_id for ranked in reciprocal_rank_fusion([(7, 0.1), (4, -0.2)], None)] == [
+        7,
+        4,
+    ]
+    assert reciprocal_rank_fusion([], []) == []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retriever import Document, EndpointEmbedder, HashingEmbedder
+from retriever import Document, EndpointEmbedder
 from retriever.embedders import space_of
 from retriever.errors import (
     EmbedderError,
@@ -15,6 +15,7 @@ from retriever.errors import (
     EmbedderNotStarted,
     EmbedderUnsupported,
 )
+from retriever.testing import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 from tests.retriever.http_endpoint import endpoint
 

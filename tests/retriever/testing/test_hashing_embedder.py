@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retriever.embedders import HashingEmbedder, space_of
+from retriever.embedders import space_of
+from retriever.testing import HashingEmbedder
 
 
 def test_vectors_have_length_one_whatever_the_text() -> None:

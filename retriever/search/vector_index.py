@@ -25,8 +25,8 @@ import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing, InvalidQuery
-from retriever.scope import DEFAULT, Scope
-from retriever.search.locks import ReadWriteLock
+from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.search.read_write_lock import ReadWriteLock
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2
@@ -63,7 +63,7 @@ class Manifest:
 
 
 @dataclass
-class _Part:
+class _ScopeIndex:
     """One scope's vectors; `saved` is their file as long as they did not change since."""
 
     faiss: Any
@@ -86,7 +86,7 @@ class VectorIndex:
         self._lock = ReadWriteLock()
         self._saving = threading.Lock()
         self._dim = 0
-        self._parts: dict[Scope, _Part] = {}
+        self._parts: dict[Scope, _ScopeIndex] = {}
 
     def __len__(self) -> int:
         return sum(len(part.ids) for part in list(self._parts.values()))
@@ -101,11 +101,11 @@ class VectorIndex:
         with self._lock.write():
             self._dim, self._parts = dim, {}
 
-    def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT) -> None:
+    def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
         """Put vectors [len(ids), dim] under `ids`; an id that is there is replaced."""
         self.replace((), ids, vectors, scope=scope)
 
-    def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT) -> int:
+    def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
         """Take a scope's vectors out; unknown ids are ignored. Returns how many went."""
         with self._lock.write():
             return self._remove(ids, scope)
@@ -116,7 +116,7 @@ class VectorIndex:
         ids: Sequence[int],
         vectors: Vectors,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> None:
         """Remove and add as one step: no search sees the one without the other."""
         with self._lock.write():
@@ -124,7 +124,7 @@ class VectorIndex:
                 raise ValueError(f"{len(ids)} ids for vectors of shape {vectors.shape}")
             self._remove([*removed, *ids], scope)
             if ids:
-                part = self._parts.setdefault(scope, _Part(_empty(self._dim), set()))
+                part = self._parts.setdefault(scope, _ScopeIndex(_empty(self._dim), set()))
                 part.faiss.add_with_ids(
                     np.ascontiguousarray(vectors, dtype=np.float32),
                     np.asarray(ids, dtype=np.int64),
@@ -138,7 +138,7 @@ class VectorIndex:
         k: int,
         allowed_ids: Collection[int] | None = None,
         *,
-        scope: Scope = DEFAULT,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
         """The `k` best (id, inner product) of `vector` [dim], among `allowed_ids` if given.
 
@@ -226,7 +226,7 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _save_part(directory: Path, scope: Scope, part: _Part) -> SavedScope:
+def _save_part(directory: Path, scope: Scope, part: _ScopeIndex) -> SavedScope:
     import faiss
 
     partial = directory / "index.tmp"
@@ -237,7 +237,7 @@ def _save_part(directory: Path, scope: Scope, part: _Part) -> SavedScope:
     return SavedScope(scope.tenant, scope.collection, len(part.ids), file, checksum)
 
 
-def _load_part(directory: Path, saved: SavedScope, dim: int) -> _Part:
+def _load_part(directory: Path, saved: SavedScope, dim: int) -> _ScopeIndex:
     import faiss
 
     path = directory / saved.file
@@ -248,7 +248,7 @@ def _load_part(directory: Path, saved: SavedScope, dim: int) -> _Part:
     ids = {int(i) for i in faiss.vector_to_array(loaded.id_map)}
     if loaded.d != dim or len(ids) != saved.count or loaded.ntotal != saved.count:
         raise IndexCorrupt(f"{path} does not hold what its manifest says")
-    return _Part(loaded, ids, saved)
+    return _ScopeIndex(loaded, ids, saved)
 
 
 def _empty(dim: int) -> Any:

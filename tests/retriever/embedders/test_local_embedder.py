@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retriever.embedders import LocalEmbedder
-from retriever.embedders.folder import ModelFolder
+from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
 
 
@@ -29,7 +29,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=64,
     )
     BertModel(config).save_pretrained(folder)
-    source = ModelFolder.read(None).path
+    source = SentenceModelFolder.read(None).path
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copyfile(source / name, folder / name)
     return folder
@@ -132,7 +132,7 @@ def test_use_before_start_and_after_close(tiny_folder: Path) -> None:
 
 
 def test_bare_folder_is_mean_pooled_and_named_after_it(tiny_folder: Path) -> None:
-    folder = ModelFolder.read(tiny_folder)
+    folder = SentenceModelFolder.read(tiny_folder)
     assert folder.pooling == "mean"
     assert folder.max_tokens == 64
     assert folder.name == tiny_folder.name
@@ -188,8 +188,8 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_revision_follows_all_that_decides_a_vector(
     folder: Path, tiny_folder: Path, change: str
 ) -> None:
-    before = ModelFolder.read(folder).revision()
-    assert before == ModelFolder.read(tiny_folder).revision()
+    before = SentenceModelFolder.read(folder).revision()
+    assert before == SentenceModelFolder.read(tiny_folder).revision()
     match change:
         case "weights":
             weights = folder / "model.safetensors"
@@ -203,4 +203,4 @@ def test_revision_follows_all_that_decides_a_vector(
         case "tokenizer":
             path = folder / "tokenizer.json"
             path.write_text(path.read_text() + " ")
-    assert ModelFolder.read(folder).revision() != before
+    assert SentenceModelFolder.read(folder).revision() != before

@@ -29,7 +29,7 @@ _LONGEST_FLAG_RUN = 256
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-class Borders:
+class TextBoundaries:
     """The borders of one text, found once, asked for many times."""
 
     def __init__(self, text: str) -> None:
@@ -46,12 +46,12 @@ class Borders:
             if index >= 0 and positions[index] > low:
                 return positions[index]
         cut = high
-        while cut > low and joins(self._text, cut):
+        while cut > low and is_inside_character(self._text, cut):
             cut -= 1
         return cut if cut > low else high
 
 
-def joins(text: str, cut: int) -> bool:
+def is_inside_character(text: str, cut: int) -> bool:
     """Whether the characters around `cut` are seen as one: CRLF, accents, emoji, flags.
 
     The parts of Unicode's grapheme rules (UAX #29) that occur in running text.
