@@ -28,7 +28,7 @@ from service.worker.core.model_facts import read_calibration
 from service.worker.engine.engine import Engine
 from service.worker.forward import selfcheck
 from service.worker.gate.policy import Bounds
-from service.worker.kernels.cpu.library import missing
+from service.worker.kernels.cpu.shared_library import missing_kernels
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import (
     add_folder,

@@ -95,12 +95,12 @@ def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
 def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
     """The step of a batch on the adapter's device: logits `[size, vocabulary]` fp32. Computed again
     it gives the same and leaves the same."""
-    turn = adapter.rope.turn(batch.positions)
+    rotate = adapter.rope.at(batch.positions)
     written = batch.runs.sum(1) - 1
     x = adapter.embed(batch.ids)
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x, batch=True)
-        q, k = turn(q), turn(k)
+        q, k = rotate(q), rotate(k)
         pool.write(layer, written[layer], k.flatten(0, 1), v.flatten(0, 1))
         attended = _attend(adapter, pool, layer, q, batch).flatten(1)
         x = adapter.finish(layer, x, attended, batch=True)
@@ -112,17 +112,17 @@ def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
     if adapter.device.type != "cuda":
         return False
     q = torch.empty(1, adapter.heads, adapter.head_dim, dtype=adapter.dtype, device=adapter.device)
-    return ragged_attention_gpu.serves(q, pool.k[0], adapter.heads // adapter.kv_heads)
+    return ragged_attention_gpu.supports(q, pool.k[0], adapter.heads // adapter.kv_heads)
 
 
 def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
     """q `[size, heads, d]` over what every sequence holds, `[size, heads, d]`."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
     group = adapter.heads // adapter.kv_heads
-    if ragged_attention_gpu.serves(q, k, group):
+    if ragged_attention_gpu.supports(q, k, group):
         return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, adapter.scale)
     kernel = ragged_attention.kernel()
-    if kernel is not None and ragged_attention.serves(q, k, group):
+    if kernel is not None and ragged_attention.supports(q, k, group):
         return kernel.attend(q, k, v, runs, adapter.scale)
     return _attend_one_by_one(q, k, v, runs, adapter.scale)
 

@@ -53,24 +53,29 @@ class KVPlacer:
     def begin(self, layer: int) -> None:
         """The first layer that will be placed is on its way to a GPU while others are computed."""
         k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
-        if kv_placement_gpu.serves(k_all):
+        if kv_placement_gpu.supports(k_all):
             self._begun(k_all.device).begin(layer)
 
     def place(self, layer: int) -> None:
         """Decode a layer, turn its keys, straight into the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
         rope, positions = self._adapter.rope, self._positions
-        if kv_placement_gpu.serves(k_all):
+        if kv_placement_gpu.supports(k_all):
             transfers = self._begun(k_all.device)
             for (span, _), parts in zip(self._segments, transfers.layer(layer), strict=True):
                 kv_placement_gpu.place(
-                    *parts, positions[span], rope, k_all[:, span], v_all[:, span]
+                    *parts,
+                    positions=positions[span],
+                    cos=rope.cos,
+                    sin=rope.sin,
+                    k_out=k_all[:, span],
+                    v_out=v_all[:, span],
                 )
             transfers.begin(layer + 1)
             return
         found = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if (kernel := rotation.places(found, k_all, v_all, positions)) is not None:
-            kernel.place(found, k_all, v_all, positions, rope.cos, rope.sin)
+        if (kernel := rotation.placement_kernel_for(found, k_all, v_all, positions)) is not None:
+            kernel.place(found, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
         for start, k, v in found:
             span = slice(start, start + len(k))
@@ -100,8 +105,8 @@ def write_rows(
 ) -> None:
     """k before RoPE, v `[m, kv_heads, d]` of `rows` `[m]`, ascending, over what is there; keys
     turned to their row's position."""
-    if (kernel := rotation.writes(k, v, k_all, v_all, rows)) is not None:
-        kernel.write(k, v, k_all, v_all, rows, rope.cos, rope.sin)
+    if (kernel := rotation.row_write_kernel_for(k, v, k_all, v_all, rows)) is not None:
+        kernel.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
         return
     turned = rope.rotate(k, rows).transpose(0, 1)
     if len(rows) == k_all.shape[1]:

@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import memory
+from service.worker.kernels.cpu import huge_pages
 from service.worker.kv.extents import ExtentAllocator
 
 
@@ -40,8 +40,8 @@ class KVPool:
         self.tokens = tokens
         self.spare = kv_heads * tokens
         shape = (self.spare + 1, head_dim)
-        self.k = [memory.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.v = [memory.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.k = [huge_pages.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.v = [huge_pages.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._allocators = [ExtentAllocator(self.spare) for _ in range(layers)]
 
     @property

@@ -46,11 +46,11 @@ def attend_rows(
     if m == 1:
         seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
-    if (kernel := prefill_attention.served(q, k, v)) is not None:
+    if (kernel := prefill_attention.kernel_for(q, k, v)) is not None:
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
         return kernel.attend(q, k, v, counts, scale)
     dtype = q.dtype
-    if cpu_linear.pays(q):
+    if cpu_linear.is_faster_in_fp32(q):
         q, k, v = q.float(), k.float(), v.float()
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
     # Expanded, not repeated: all query heads of a group read the same keys.
@@ -59,7 +59,7 @@ def attend_rows(
     if m == n and key_rows is None:
         out = F.scaled_dot_product_attention(grouped, k4, v4, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(m, heads * d).to(dtype)
-    if key_rows is None and index_causal_attention.serves(q, d):
+    if key_rows is None and index_causal_attention.supports(q, d):
         return index_causal_attention.attend(q, k, v, rows, scale)
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
@@ -88,7 +88,7 @@ def attend_with_scores(
     """`attend_rows` of few rows, and how much they look at every key: their softmax weights added
     up over heads and rows, a row's times its share `[m]` fp32, or what a function makes of them
     → `[m, heads * d]` and `[n]` fp32."""
-    kernel = prefill_attention.served(q, k, v)
+    kernel = prefill_attention.kernel_for(q, k, v)
     if kernel is not None and isinstance(share, Tensor):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
         return kernel.attend_with_scores(q, k, v, counts, share, scale)

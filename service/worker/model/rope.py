@@ -47,17 +47,17 @@ class RotaryTable:
         """x `[rows, heads, head_dim]` turned to `positions` `[rows]`; x's dtype, or into `out`."""
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if (kernel := rotation.served(x, positions, out)) is not None:
-            return kernel.rotate(x, positions, self.cos, self.sin, out)
-        return self.turn(positions)(x, out)
+        if (kernel := rotation.kernel_for(x, positions, out)) is not None:
+            return kernel.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)
+        return self.at(positions)(x, out)
 
-    def turn(self, positions: Tensor) -> Turn:
+    def at(self, positions: Tensor) -> Rotation:
         """The rotation to `positions` `[rows]`, for more than one use."""
-        return Turn(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
+        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
 
 @dataclass(frozen=True)
-class Turn:
+class Rotation:
     """A rotation of rows to positions of their own: cos and sin `[rows, 1, head_dim / 2]` fp32."""
 
     cos: Tensor

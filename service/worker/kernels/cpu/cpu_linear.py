@@ -1,6 +1,6 @@
 """Products with 16-bit weights on a CPU, whichever way is fastest for their rows.
 
-What the kernels `few_rows`, `many_rows_bf16` and `many_rows` take goes to them. What is left is
+What the kernels `linear_few_rows`, `linear_many_rows_bf16` and `linear_many_rows_fp32` take goes to them. What is left is
 torch's; but many a CPU multiplies bfloat16 at about half the rate of fp32 (a Xeon without tile
 units: 80 against 140 GFLOP/s of one core). There weights are widened into a scratch tile that stays
 in the L2 cache, multiplied in fp32, and only the result is rounded; nothing else is kept. Few rows
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import few_rows, many_rows, many_rows_bf16
+from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, linear_many_rows_fp32
 
 # From here on the faster product pays for widening the weights (measured at 32 and 64 rows of one
 # shape; 48 lies between).
@@ -32,34 +32,34 @@ PAUSE = 1 << 19
 
 
 @cache
-def _narrow_is_slow() -> bool:
-    return not torch.cpu._is_amx_tile_supported() and many_rows_bf16.kernel() is None
+def _has_slow_bf16_products() -> bool:
+    return not torch.cpu._is_amx_tile_supported() and linear_many_rows_bf16.kernel() is None
 
 
-def slow_narrow(x: Tensor) -> bool:
+def has_slow_16_bit_products(x: Tensor) -> bool:
     """x is in 16 bits on a CPU that multiplies them slower than fp32."""
     if x.device.type != "cpu":
         return False
     if x.dtype == torch.float16:  # has dot products of its own on CPUs with tile units alone
         return not torch.cpu._is_amx_tile_supported()
-    return x.dtype == torch.bfloat16 and _narrow_is_slow()
+    return x.dtype == torch.bfloat16 and _has_slow_bf16_products()
 
 
-def pays(x: Tensor) -> bool:
+def is_faster_in_fp32(x: Tensor) -> bool:
     """Whether a product with the rows x `[m, in]` is faster in fp32."""
-    return len(x) >= MIN_ROWS and slow_narrow(x)
+    return len(x) >= MIN_ROWS and has_slow_16_bit_products(x)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool = False) -> Tensor:
     """x `[m, in]`, weight `[out, in]` → `[m, out]` in x's dtype, whichever way is fastest. batch:
     the rows are of different sequences."""
-    if few_rows.serves(x, weight, batch=batch):
-        return few_rows.linear(x, weight, bias)
-    if many_rows_bf16.serves(x, weight):
-        return many_rows_bf16.linear(x, weight, bias)
-    if slow_narrow(x) and many_rows.serves(x, weight):
-        return many_rows.linear(x, weight, bias)
-    if len(x) < MIN_ROWS_LEFT or not slow_narrow(x):
+    if linear_few_rows.supports(x, weight, batch=batch):
+        return linear_few_rows.linear(x, weight, bias)
+    if linear_many_rows_bf16.supports(x, weight):
+        return linear_many_rows_bf16.linear(x, weight, bias)
+    if has_slow_16_bit_products(x) and linear_many_rows_fp32.supports(x, weight):
+        return linear_many_rows_fp32.linear(x, weight, bias)
+    if len(x) < MIN_ROWS_LEFT or not has_slow_16_bit_products(x):
         return F.linear(x, weight, bias)
     if len(x) < MIN_ROWS:
         out = torch.mm(weight, x.t()).t().contiguous()
@@ -75,7 +75,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool
 Activation = Callable[[Tensor], Tensor]
 
 
-def serves_mlp(
+def supports_gated_mlp(
     x: Tensor,
     gate: Tensor,
     up: Tensor,
@@ -85,11 +85,13 @@ def serves_mlp(
     batch: bool = False,
 ) -> bool:
     """Whether `gated_mlp` is the fastest way for these rows."""
-    if few_rows.serves(x, gate, batch=batch):
+    if linear_few_rows.supports(x, gate, batch=batch):
         return False
-    if many_rows_bf16.serves_mlp(x, gate, up, down, activation) or pays(x):
+    if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation) or is_faster_in_fp32(
+        x
+    ):
         return True
-    return slow_narrow(x) and many_rows.serves(x, gate, up, down)
+    return has_slow_16_bit_products(x) and linear_many_rows_fp32.supports(x, gate, up, down)
 
 
 def gated_mlp(
@@ -101,10 +103,10 @@ def gated_mlp(
     Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`. Pauses
     between tiles of the weights: so all rows go through a tile that is widened once.
     """
-    if many_rows_bf16.serves_mlp(x, gate, up, down, activation):
-        return (yield from many_rows_bf16.gated_mlp(x, gate, up, down))
-    if many_rows.serves(x, gate, up, down):
-        return (yield from many_rows.gated_mlp(x, gate, up, down, activation))
+    if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation):
+        return (yield from linear_many_rows_bf16.gated_mlp(x, gate, up, down))
+    if linear_many_rows_fp32.supports(x, gate, up, down):
+        return (yield from linear_many_rows_fp32.gated_mlp(x, gate, up, down, activation))
     rows, out = x.float(), x.new_zeros((len(x), len(down)), dtype=torch.float32)
     scratch = _scratch(gate[:TILE])
     since = 0

@@ -13,8 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import many_rows_bf16
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu import linear_many_rows_bf16
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 LANES, QUERIES, KEYS = 32, 48, 96  # as in the kernel
 
@@ -98,11 +98,11 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    narrow = many_rows_bf16.kernel() is not None
-    return built("prefill_attention", lambda library: Kernel(library, narrow=narrow))
+    narrow = linear_many_rows_bf16.kernel() is not None
+    return load_kernel("prefill_attention", lambda library: Kernel(library, narrow=narrow))
 
 
-def served(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
+def kernel_for(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
     """The kernel, if it takes these."""
     d = q.shape[2]
     fits = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 LANES, MAX_GROUP, MAX_STATE = 32, 64, 4096  # as in the kernel
 # Keys of all runs: fewer are done sooner than threads are woken.
@@ -58,10 +58,10 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    return built("ragged_attention", Kernel)
+    return load_kernel("ragged_attention", Kernel)
 
 
-def serves(q: Tensor, k: Tensor, group: int) -> bool:
+def supports(q: Tensor, k: Tensor, group: int) -> bool:
     """Whether the kernel takes queries `[sequences, heads, d]`, `group` of them to a KV head."""
     return (
         q.dtype == k.dtype == torch.bfloat16

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 HALF_LANES = 16  # as in the kernel
 # Fewer values are normed sooner (20 us) than threads are woken where cores are shared.
@@ -78,10 +78,10 @@ def _threads(x: Tensor) -> int:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    return built("rms_norm", Kernel)
+    return load_kernel("rms_norm", Kernel)
 
 
-def served(weight: Tensor, x: Tensor, y: Tensor | None = None) -> Kernel | None:
+def kernel_for(weight: Tensor, x: Tensor, y: Tensor | None = None) -> Kernel | None:
     """The kernel, if it takes x `[m, width]` or `[m, heads, width]`; if it adds y to x, which are
     `[m, width]` then."""
     fits = x.dtype == weight.dtype == torch.bfloat16 and x.device.type == "cpu"

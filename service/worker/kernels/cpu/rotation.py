@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 HALF_LANES = 16  # as in the kernel
 # Fewer values are turned sooner (20 us) than threads are woken where cores are shared.
@@ -39,7 +39,9 @@ class Kernel:
         self._write.argtypes = [pointer] * 5
         self._write.restype = None
 
-    def rotate(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    def rotate(
+        self, x: Tensor, out: Tensor, *, positions: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
         """x `[rows, heads, d]` turned to `positions` `[rows]` by the tables cos and sin
         `[positions, d / 2]`, into `out`."""
         rows, heads, d = x.shape
@@ -63,6 +65,7 @@ class Kernel:
         segments: Sequence[Stored],
         k_all: Tensor,
         v_all: Tensor,
+        *,
         positions: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -88,6 +91,7 @@ class Kernel:
         v: Tensor,
         k_all: Tensor,
         v_all: Tensor,
+        *,
         rows: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -119,15 +123,15 @@ def _layer(k_all: Tensor, v_all: Tensor) -> array[int]:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    return built("rotation", Kernel)
+    return load_kernel("rotation", Kernel)
 
 
-def served(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
+def kernel_for(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
     """The kernel, if it takes these."""
     return kernel() if _counts(positions) and _fit(x, out) else None
 
 
-def places(
+def placement_kernel_for(
     segments: Sequence[Stored], k_all: Tensor, v_all: Tensor, positions: Tensor
 ) -> Kernel | None:
     """The kernel, if it takes these into that cache."""
@@ -142,7 +146,9 @@ def places(
     return kernel() if fit else None
 
 
-def writes(k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, rows: Tensor) -> Kernel | None:
+def row_write_kernel_for(
+    k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, rows: Tensor
+) -> Kernel | None:
     """The kernel, if it takes rows, in ascending order, into that cache."""
     m, n = len(rows), k_all.shape[1]
     if not m or not _takes(k_all, v_all) or not _counts(rows):

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.gpu import triton_check
-from service.worker.kernels.gpu.triton_check import tl
+from service.worker.kernels.gpu import triton_support
+from service.worker.kernels.gpu.triton_support import tl
 
 ROWS, KEYS = 64, 64
 OPTIONS = {"enable_fp_fusion": True}
@@ -24,18 +24,18 @@ OPTIONS = {"enable_fp_fusion": True}
 TOLERANCE = 2**-6
 
 
-def serves(q: Tensor, head_dim: int) -> bool:
+def supports(q: Tensor, head_dim: int) -> bool:
     """Whether the kernel takes queries like these."""
     on_gpu = _kernel is not None and q.device.type == "cuda"
-    fits = q.dtype in triton_check.NARROW and head_dim in (32, 64, 128, 256)
-    return on_gpu and fits and right(q.device, head_dim)
+    fits = q.dtype in triton_support.HALF_PRECISION and head_dim in (32, 64, 128, 256)
+    return on_gpu and fits and is_verified(q.device, head_dim)
 
 
 @cache
-def right(device: torch.device, d: int) -> bool:
+def is_verified(device: torch.device, d: int) -> bool:
     """Whether the kernel compiles on this device for heads of d and gives what torch gives."""
     name = f"attention of scattered rows, heads of {d}"
-    return triton_check.agree(name, lambda: _compared(device, d), TOLERANCE)
+    return triton_support.matches_torch(name, lambda: _compared(device, d), TOLERANCE)
 
 
 def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
@@ -107,4 +107,4 @@ def _tile(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-_kernel = triton_check.jit(_tile)
+_kernel = triton_support.jit(_tile)

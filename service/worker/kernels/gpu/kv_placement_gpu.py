@@ -4,7 +4,7 @@ turned to their positions, laid out by head, in one pass instead of a dozen.
 Stored KV are taken as the codecs raw and int8 keep them (`kvstore.format.codecs`). The result is
 that of decoding, then `service.worker.model.rope`, then copying, to the bit: an answer does not
 depend on who placed its cache. Before its first use on a device the kernel is run once against just
-that (`service.worker.kernels.gpu.triton_check`). Knows no segment and no model.
+that (`service.worker.kernels.gpu.triton_support`). Knows no segment and no model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.gpu import triton_check
-from service.worker.kernels.gpu.triton_check import tl
-from service.worker.model.rope import RotaryTable
+from service.worker.kernels.gpu import triton_support
+from service.worker.kernels.gpu.triton_support import tl
 
 CODECS = ("raw", "int8")
 ROWS = 32
@@ -26,41 +25,56 @@ OPTIONS = {"enable_fp_fusion": False}
 MAX_HEAD_DIM = 256
 
 
-def serves(kv: Tensor) -> bool:
+def supports(kv: Tensor) -> bool:
     """Whether the kernel writes into a cache `[kv_heads, tokens, d]` like this."""
     on_gpu = _kernel is not None and kv.device.type == "cuda"
-    fits = kv.dtype in triton_check.NARROW and kv.shape[2] <= MAX_HEAD_DIM and kv.stride(2) == 1
-    return on_gpu and fits and right(kv.device)
+    fits = (
+        kv.dtype in triton_support.HALF_PRECISION
+        and kv.shape[2] <= MAX_HEAD_DIM
+        and kv.stride(2) == 1
+    )
+    return on_gpu and fits and is_verified(kv.device)
 
 
 @cache
-def right(device: torch.device) -> bool:
+def is_verified(device: torch.device) -> bool:
     """Whether the kernel compiles on this device and gives what torch gives, to the bit."""
-    return triton_check.agree("placing stored rows", lambda: _compared(device), 0.0)
+    return triton_support.matches_torch("placing stored rows", lambda: _compared(device), 0.0)
 
 
 def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     random = torch.Generator(device=device).manual_seed(0)
     tokens, heads, d = 70, 2, 64
-    table = RotaryTable(10000.0 ** -(torch.arange(0, d, 2, device=device) / d), 1.0, 500)
+    frequencies = 10000.0 ** -(torch.arange(0, d, 2, device=device) / d)
+    angles = torch.outer(torch.arange(500, dtype=torch.float32, device=device), frequencies)
     positions = torch.arange(400, 400 + tokens, device=device)
+    where = {"positions": positions, "cos": angles.cos(), "sin": angles.sin()}
     k, v = torch.randn(2, tokens, heads, d, generator=random, device=device).bfloat16()
     codes = [(x.float() * 40).clamp(-127, 127).to(torch.int8) for x in (k, v)]
     scale = torch.rand(tokens, heads, generator=random, device=device).half()
     small_k, small_v = ((x.float() * scale.float().unsqueeze(-1)).bfloat16() for x in codes)
     ours = torch.empty(2, 2, heads, tokens, d, dtype=torch.bfloat16, device=device)
-    place((k,), (v,), positions, table, ours[0, 0], ours[0, 1])
-    place((codes[0], scale), (codes[1], scale), positions, table, ours[1, 0], ours[1, 1])
-    turn = table.turn(positions)
-    theirs = torch.stack([turn(k), v, turn(small_k), small_v]).transpose(1, 2)
+    place((k,), (v,), **where, k_out=ours[0, 0], v_out=ours[0, 1])
+    place((codes[0], scale), (codes[1], scale), **where, k_out=ours[1, 0], v_out=ours[1, 1])
+    turned, small_turned = (_rotated(x, angles[positions]) for x in (k, small_k))
+    theirs = torch.stack([turned, v, small_turned, small_v]).transpose(1, 2)
     return ours.flatten(0, 1), theirs
+
+
+def _rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """x `[tokens, heads, d]` turned by angles `[tokens, d / 2]`, as `model.rope` does it."""
+    left, right = x.float().chunk(2, -1)
+    cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x.dtype)
 
 
 def place(
     k: Sequence[Tensor],
     v: Sequence[Tensor],
+    *,
     positions: Tensor,
-    table: RotaryTable,
+    cos: Tensor,
+    sin: Tensor,
     k_out: Tensor,
     v_out: Tensor,
 ) -> None:
@@ -72,7 +86,7 @@ def place(
     tokens, heads, d = k[0].shape
     half = d // 2
     _kernel[(-(-tokens // ROWS), heads)](
-        k[0], v[0], k[-1], v[-1], positions, table.cos, table.sin, k_out, v_out, tokens,
+        k[0], v[0], k[-1], v[-1], positions, cos, sin, k_out, v_out, tokens,
         k_out.stride(0), k_out.stride(1),
         SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
     )  # fmt: skip
@@ -113,4 +127,4 @@ def _place_rows(
     tl.store(v_out + place + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
 
 
-_kernel = triton_check.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")
+_kernel = triton_support.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")

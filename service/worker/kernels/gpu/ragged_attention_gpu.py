@@ -7,7 +7,7 @@ a pool: a run per sequence and KV head, as long as it happens to be.
 
 A block is of a fixed number of keys, so one long sequence alone fills a GPU, and a result depends
 on nothing but its own run. Before its first use on a device the kernel is run once against torch's
-attention (`service.worker.kernels.gpu.triton_check`). `ragged_attention` is the same on a CPU.
+attention (`service.worker.kernels.gpu.triton_support`). `ragged_attention` is the same on a CPU.
 
 """
 
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.gpu import triton_check
-from service.worker.kernels.gpu.triton_check import tl
+from service.worker.kernels.gpu import triton_support
+from service.worker.kernels.gpu.triton_support import tl
 
 # Keys of a block, and of them read at once. 8,192 keys of 8 KV heads are 256 programs; what a block
 # hands on is a few percent of what it read.
@@ -35,21 +35,23 @@ OPTIONS = {"num_stages": 2, "enable_fp_fusion": True}
 TOLERANCE = 2**-6
 
 
-def serves(q: Tensor, k: Tensor, group: int) -> bool:
+def supports(q: Tensor, k: Tensor, group: int) -> bool:
     """Whether the kernel takes queries `[sequences, heads, d]`, `group` of them to a KV head."""
     on_gpu = _attend is not None and q.device.type == "cuda"
     fits = (
-        q.dtype == k.dtype and q.dtype in triton_check.NARROW and q.shape[2] in (32, 64, 128, 256)
+        q.dtype == k.dtype
+        and q.dtype in triton_support.HALF_PRECISION
+        and q.shape[2] in (32, 64, 128, 256)
     )
     fits = fits and group <= HEADS and k.is_contiguous()
-    return on_gpu and fits and right(q.device, group, q.shape[2])
+    return on_gpu and fits and is_verified(q.device, group, q.shape[2])
 
 
 @cache
-def right(device: torch.device, group: int, d: int) -> bool:
+def is_verified(device: torch.device, group: int, d: int) -> bool:
     """Whether the kernel compiles on this device for such heads and gives what torch gives."""
     name = f"attention of one token, {group} heads of {d}"
-    return triton_check.agree(name, lambda: _compared(device, group, d), TOLERANCE)
+    return triton_support.matches_torch(name, lambda: _compared(device, group, d), TOLERANCE)
 
 
 def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]:
@@ -153,4 +155,7 @@ def _join_blocks(
     tl.store(out + head * D + width, (summed / total).to(out.dtype.element_ty))
 
 
-_attend, _join = triton_check.jit(_attend_block), triton_check.jit(_join_blocks, "runs", "blocks")
+_attend, _join = (
+    triton_support.jit(_attend_block),
+    triton_support.jit(_join_blocks, "runs", "blocks"),
+)

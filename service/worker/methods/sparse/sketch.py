@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.layer_view import LayerView
-from service.worker.kernels.cpu import attention_mass as attention_mass_kernel
+from service.worker.kernels.cpu import accumulated_attention as accumulated_attention_kernel
 from service.worker.methods.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
 
 # What it is stored as; a sketch of another version is not read.
@@ -164,7 +164,7 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     tokens with fewer than 16 later queries; log normalisers `[heads, T]`.
     """
     tokens, heads, _ = q.shape
-    kernel = attention_mass_kernel.served(q, k)
+    kernel = accumulated_attention_kernel.kernel_for(q, k)
     sums, norm = (kernel or streamed_mass)(q, k, scale)
     later = torch.arange(tokens - 1, -1, -1, device=q.device)
     mass = sums / (heads * later.clamp(min=1))
@@ -172,7 +172,7 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def streamed_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """`kernels.attention_mass` in torch, tile by tile."""
+    """`kernels.accumulated_attention` in torch, tile by tile."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens

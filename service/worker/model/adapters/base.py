@@ -115,7 +115,7 @@ class DecoderAdapter:
             # Said by its name: whoever computes it within a product knows functions, not modules.
             silu = self.config.hidden_act in ("silu", "swish")
             parts = (x, gate, up, down.weight, F.silu if silu else mlp.act_fn)
-            if cpu_linear.serves_mlp(*parts, batch=batch):
+            if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
         gate, up = cpu_linear.linear(x, fused_linear.weight, fused_linear.bias, batch=batch).chunk(
             2, dim=-1

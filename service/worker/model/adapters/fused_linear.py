@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.worker.kernels.cpu import memory
+from service.worker.kernels.cpu import huge_pages
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def join(*modules: Any) -> Joined:
 def _joined(parameters: list[nn.Parameter]) -> Tensor:
     first = parameters[0].detach()
     shape = (sum(len(p) for p in parameters), *first.shape[1:])
-    whole = memory.zeros(shape, dtype=first.dtype, device=first.device)
+    whole = huge_pages.zeros(shape, dtype=first.dtype, device=first.device)
     at = 0
     with torch.no_grad():
         for parameter in parameters:

@@ -15,7 +15,7 @@ KNOWN = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNo
 
 def norm(module: Any, x: Tensor) -> Tensor:
     """x `[m, width]` or `[m, heads, width]`, normed."""
-    kernel = rms_norm.served(module.weight, x) if _known(module) else None
+    kernel = rms_norm.kernel_for(module.weight, x) if _known(module) else None
     if kernel is None:
         normed: Tensor = module(x)
         return normed
@@ -24,7 +24,7 @@ def norm(module: Any, x: Tensor) -> Tensor:
 
 def add_and_norm(module: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """x + y `[m, width]`, and that normed."""
-    kernel = rms_norm.served(module.weight, x, y) if _known(module) else None
+    kernel = rms_norm.kernel_for(module.weight, x, y) if _known(module) else None
     if kernel is None:
         x = x + y
         return x, module(x)

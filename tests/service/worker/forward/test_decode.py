@@ -12,7 +12,7 @@ import torch
 
 from service.worker.forward.decode import decode_step
 from service.worker.kernels.cpu import ragged_attention
-from service.worker.kernels.cpu.library import load
+from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.adapters.base import adapter_for
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config
@@ -89,7 +89,7 @@ def test_the_kernel_decodes_as_torch_does(
     built_kernels: Path, monkeypatch: pytest.MonkeyPatch, ragged: bool
 ) -> None:
     """In bfloat16, against the same weights in fp32, where only torch's attention is used."""
-    library = load(built_kernels / "_ragged_attention.so", "ragged_attention")
+    library = open_library(built_kernels / "_ragged_attention.so", "ragged_attention")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
     monkeypatch.setattr(ragged_attention, "kernel", lambda: ragged_attention.Kernel(library))
@@ -99,7 +99,7 @@ def test_the_kernel_decodes_as_torch_does(
         ours.copy_(theirs)
     pool = torch.zeros(9, narrow.head_dim, dtype=torch.bfloat16)
     queries = torch.zeros(1, narrow.heads, narrow.head_dim, dtype=torch.bfloat16)
-    assert ragged_attention.serves(queries, pool, narrow.heads // narrow.kv_heads)
+    assert ragged_attention.supports(queries, pool, narrow.heads // narrow.kv_heads)
     lengths = (*LENGTHS, 200)
     ours = decoded(SimpleNamespace(adapter=narrow), lengths, ragged)
     expected = decoded(SimpleNamespace(adapter=exact), lengths, ragged)

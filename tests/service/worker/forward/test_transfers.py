@@ -21,7 +21,7 @@ from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.loading import chunk_stream as streaming
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
-from service.worker.model.rope import RotaryTable
+from service.worker.model.rope import Rotation
 from tests.service.worker.engines import A3, PIE, disk, rig
 from tests.service.worker.loading.test_streaming import names
 from tests.service.worker.tiny import Tiny
@@ -140,15 +140,16 @@ def assert_same(ours: Parts, theirs: Parts) -> None:
 
 
 def place_in_torch(
-    k: Sequence[Tensor], v: Sequence[Tensor], positions: Tensor, table: RotaryTable,
+    k: Sequence[Tensor], v: Sequence[Tensor], *, positions: Tensor, cos: Tensor, sin: Tensor,
     k_out: Tensor, v_out: Tensor,
 ) -> None:  # fmt: skip
     """What the Triton kernel does."""
+    rotate = Rotation(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
     for stored, out in ((k, k_out), (v, v_out)):
         x = stored[0]
         if len(stored) == 2:
             x = (x.float() * stored[1].float().unsqueeze(-1)).to(out.dtype)
-        out.copy_((table.turn(positions)(x) if stored is k else x).transpose(0, 1))
+        out.copy_((rotate(x) if stored is k else x).transpose(0, 1))
 
 
 class Counted(Transfers):
@@ -168,7 +169,7 @@ class Counted(Transfers):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Placement goes through transfers."""
-    monkeypatch.setattr(kv_placement_gpu, "serves", lambda kv: True)
+    monkeypatch.setattr(kv_placement_gpu, "supports", lambda kv: True)
     monkeypatch.setattr(kv_placement_gpu, "place", place_in_torch)
     monkeypatch.setattr(place, "Transfers", Counted)
     Counted.begun, Counted.finished = [], 0

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import cpu_linear, memory
+from service.worker.kernels.cpu import cpu_linear, huge_pages
 from service.worker.model.adapters.fused_linear import join
 from tests.service.worker.tiny import assert_close
 
@@ -30,7 +30,7 @@ def test_linear_is_the_exact_product(
 ) -> None:
     """On every side of both thresholds, whole and broken tiles, and by torch's bfloat16; of a width
     that no kernel takes."""
-    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: slow)
+    monkeypatch.setattr(cpu_linear, "_has_slow_bf16_products", lambda: slow)
     x, weight = drawn(rows, 72, seed=1) * 8, drawn(outs, 72, seed=2)
     added = drawn(outs, seed=3) if bias else None
     ours = cpu_linear.linear(x, weight, added)
@@ -55,21 +55,23 @@ def test_a_cpu_that_is_fast_at_one_16_bit_type_need_not_be_at_the_other(
     tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: False)
+    monkeypatch.setattr(cpu_linear, "_has_slow_bf16_products", lambda: False)
     x = drawn(60, 32, seed=1)
-    assert not cpu_linear.slow_narrow(x) and cpu_linear.slow_narrow(x.half()) == (not tiles)
+    assert not cpu_linear.has_slow_16_bit_products(x) and cpu_linear.has_slow_16_bit_products(
+        x.half()
+    ) == (not tiles)
 
 
 def test_full_precision_is_left_alone() -> None:
     x, weight = drawn(100, 16, seed=1).float(), drawn(8, 16, seed=2).float()
-    assert not cpu_linear.pays(x)
+    assert not cpu_linear.is_faster_in_fp32(x)
     assert cpu_linear.linear(x, weight).equal(F.linear(x, weight))
 
 
-@pytest.mark.parametrize("rows", [3, (memory.MIN_BYTES >> 8) + 3])
+@pytest.mark.parametrize("rows", [3, (huge_pages.MIN_BYTES >> 8) + 3])
 def test_memory_is_zero_and_writable(rows: int) -> None:
     """Below and above the size from which pages are asked for."""
-    made = memory.zeros((rows, 128), dtype=torch.bfloat16, device=torch.device("cpu"))
+    made = huge_pages.zeros((rows, 128), dtype=torch.bfloat16, device=torch.device("cpu"))
     assert made.shape == (rows, 128) and made.dtype == torch.bfloat16
     assert not made.any()
     made[-1] = 1
@@ -82,8 +84,8 @@ def test_joined_modules_go_on_working(bias: bool) -> None:
     modules = [nn.Linear(12, outs, bias=bias) for outs in (8, 4, 4)]
     x = torch.randn(5, 12)
     before = torch.cat([m(x) for m in modules], -1)
-    fused_linear = join(*modules)
-    assert_close("joined", F.linear(x, fused_linear.weight, fused_linear.bias), before, 1e-6)
+    joined = join(*modules)
+    assert_close("joined", F.linear(x, joined.weight, joined.bias), before, 1e-6)
     assert torch.cat([m(x) for m in modules], -1).equal(before)
-    fused_linear.weight.zero_()
+    joined.weight.zero_()
     assert not any(m.weight.any() for m in modules)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import prefill_attention
-from service.worker.kernels.cpu.library import load
 from service.worker.kernels.cpu.prefill_attention import KEYS, QUERIES, Kernel
+from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.attention import attend_rows, attend_with_scores
 from tests.service.worker.tiny import assert_close
 
@@ -32,10 +32,10 @@ SHAPES = [
 @pytest.fixture(scope="module", params=[False, True], ids=["fp32", "bf16"])
 def kernel(built_kernels: Path, request: pytest.FixtureRequest) -> Kernel:
     """In fp32, and by bfloat16 dot products where the CPU has them."""
-    library = load(built_kernels / "_prefill_attention.so", "prefill_attention")
+    library = open_library(built_kernels / "_prefill_attention.so", "prefill_attention")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
-    products = load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16")
+    products = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
     if request.param and products is None:
         pytest.skip("this CPU has no AVX512-BF16")
     return Kernel(library, narrow=request.param)
@@ -67,7 +67,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_at_scattered_indices(kernel: Kernel, shape: tuple[int, int, int, int, int]) -> None:
     q, k, v, rows = drawn(shape)
-    assert prefill_attention.served(q, k, v) is not None or prefill_attention.kernel() is None
+    assert prefill_attention.kernel_for(q, k, v) is not None or prefill_attention.kernel() is None
     ours = kernel.attend(q, k, v, rows + 1, SCALE)
     assert ours.dtype == torch.bfloat16
     assert_close("attention of a prompt's rows", ours.double(), exact(q, k, v, rows + 1), 4 * BF16)
@@ -171,6 +171,8 @@ def test_keys_at_indices_of_their_own(kernel: Kernel, monkeypatch: pytest.Monkey
 
 def test_others_are_left_to_torch() -> None:
     q, k, v, _ = drawn(SHAPES[5])
-    assert prefill_attention.served(q.float(), k.float(), v.float()) is None
-    assert prefill_attention.served(q[..., :40], k[..., :40], v[..., :40]) is None
-    assert prefill_attention.served(q, k.transpose(0, 1).contiguous().transpose(0, 1), v) is None
+    assert prefill_attention.kernel_for(q.float(), k.float(), v.float()) is None
+    assert prefill_attention.kernel_for(q[..., :40], k[..., :40], v[..., :40]) is None
+    assert (
+        prefill_attention.kernel_for(q, k.transpose(0, 1).contiguous().transpose(0, 1), v) is None
+    )

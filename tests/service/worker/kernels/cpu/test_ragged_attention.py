@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import ragged_attention
-from service.worker.kernels.cpu.library import load
 from service.worker.kernels.cpu.ragged_attention import Kernel
+from service.worker.kernels.cpu.shared_library import open_library
 
 
 @pytest.fixture(scope="module")
 def kernel(built_kernels: Path) -> Kernel:
-    library = load(built_kernels / "_ragged_attention.so", "ragged_attention")
+    library = open_library(built_kernels / "_ragged_attention.so", "ragged_attention")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
     return Kernel(library)
@@ -113,9 +113,9 @@ def test_threads_change_nothing(kernel: Kernel, threads: int) -> None:
 def test_queries_are_read_where_they_lie(kernel: Kernel) -> None:
     """Query heads that are a part of a wider row."""
     case = Case.of([20, 30], kv_heads=1, group=2, d=32)
-    cpu_linear = torch.cat([case.q, case.q], 1)
+    wider_q = torch.cat([case.q, case.q], 1)
     assert case.ours(kernel).equal(
-        Case(cpu_linear[:, :2], case.k, case.v, case.starts, case.lengths).ours(kernel)
+        Case(wider_q[:, :2], case.k, case.v, case.starts, case.lengths).ours(kernel)
     )
 
 
@@ -130,7 +130,7 @@ def test_what_is_no_number_shows(kernel: Kernel) -> None:
 
 def test_what_it_does_not_take() -> None:
     q, k = torch.zeros(1, 4, 64).bfloat16(), torch.zeros(9, 64).bfloat16()
-    assert not ragged_attention.serves(q.float(), k.float(), 4)
-    assert not ragged_attention.serves(q[..., :40], k[:, :40], 4)
-    assert not ragged_attention.serves(q, k[:, :32], 4)
-    assert not ragged_attention.serves(q, k, ragged_attention.MAX_GROUP + 1)
+    assert not ragged_attention.supports(q.float(), k.float(), 4)
+    assert not ragged_attention.supports(q[..., :40], k[:, :40], 4)
+    assert not ragged_attention.supports(q, k[:, :32], 4)
+    assert not ragged_attention.supports(q, k, ragged_attention.MAX_GROUP + 1)

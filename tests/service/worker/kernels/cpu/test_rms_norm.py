@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import rms_norm
-from service.worker.kernels.cpu.library import load
 from service.worker.kernels.cpu.rms_norm import Kernel
+from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.adapters.base import adapter_for
 from service.worker.model.adapters.norms import KNOWN, add_and_norm, norm
 from tests.service.worker.tiny import FAMILIES, assert_close, random_model, tiny_config
@@ -25,7 +25,7 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.fixture(scope="module")
 def kernel(built_kernels: Path) -> Kernel:
-    library = load(built_kernels / "_rms_norm.so", "rms_norm")
+    library = open_library(built_kernels / "_rms_norm.so", "rms_norm")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
     return Kernel(library)
@@ -73,8 +73,8 @@ def test_as_the_modules(kernel: Kernel, family: str, width: int) -> None:
 def test_it_is_the_exact_norm_rounded_twice(kernel: Kernel, width: int) -> None:
     """eps large enough to be seen."""
     x, weight, eps = drawn(19, width, seed=1), weight_of(width), 0.25
-    cpu_linear = x.double()
-    exact = weight.double() * cpu_linear / (cpu_linear.square().mean(-1, keepdim=True) + eps).sqrt()
+    exact_x = x.double()
+    exact = weight.double() * exact_x / (exact_x.square().mean(-1, keepdim=True) + eps).sqrt()
     gap = (kernel.norm(x, weight, eps).double() - exact).abs()
     assert bool((gap <= exact.abs() * 2 * 2**-8 * 1.02).all())
 
@@ -116,8 +116,8 @@ def test_heads_are_read_where_they_lie(kernel: Kernel, width: int) -> None:
 
 
 def test_rows_are_read_where_they_lie(kernel: Kernel) -> None:
-    weight, cpu_linear = weight_of(64), drawn(20, 200, seed=1)
-    x, y = cpu_linear[::2, 3:67], cpu_linear[10:, 100:164]
+    weight, wider = weight_of(64), drawn(20, 200, seed=1)
+    x, y = wider[::2, 3:67], wider[10:, 100:164]
     added, normed = kernel.add_and_norm(x, y, weight, EPS)
     assert added.equal(x + y) and normed.equal(kernel.norm(x + y, weight, EPS))
     assert kernel.norm(x, weight, EPS).equal(kernel.norm(x.contiguous(), weight, EPS))
@@ -168,8 +168,8 @@ def test_a_row_does_not_depend_on_its_batch(kernel: Kernel) -> None:
 def test_others_are_left_to_the_module(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rms_norm, "kernel", lambda: kernel)
     weight, x = weight_of(64), drawn(5, 64, seed=1)
-    assert rms_norm.served(weight, x) is rms_norm.served(weight, x, x) is kernel
-    assert rms_norm.served(weight, drawn(5, 2, 64, seed=1)[:, 1:]) is kernel
+    assert rms_norm.kernel_for(weight, x) is rms_norm.kernel_for(weight, x, x) is kernel
+    assert rms_norm.kernel_for(weight, drawn(5, 2, 64, seed=1)[:, 1:]) is kernel
     refused: list[tuple[Tensor, ...]] = [
         (weight.float(), x.float()),
         (weight.float(), x),
@@ -187,7 +187,7 @@ def test_others_are_left_to_the_module(kernel: Kernel, monkeypatch: pytest.Monke
         (weight, x[None], x[None]),
     ]
     for parts in refused:
-        assert rms_norm.served(*parts) is None
+        assert rms_norm.kernel_for(*parts) is None
 
 
 def test_a_module_of_other_arithmetic_is_called(
@@ -208,8 +208,8 @@ def test_a_family_agrees_with_and_without(
     kernel: Kernel, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every norm of a layer and the last one; and all of them go through the kernel."""
-    cpu_linear = {"hidden_size": 96, "rms_norm_eps": 0.5}
-    adapter = adapter_for(random_model(tiny_config(family, **cpu_linear), dtype=torch.bfloat16))
+    sizes = {"hidden_size": 96, "rms_norm_eps": 0.5}
+    adapter = adapter_for(random_model(tiny_config(family, **sizes), dtype=torch.bfloat16))
     x, attended = drawn(11, 96, seed=1), drawn(11, adapter.heads * adapter.head_dim, seed=2)
 
     def layer(found: Callable[[], Any]) -> list[Tensor]:

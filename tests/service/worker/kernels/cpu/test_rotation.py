@@ -10,8 +10,8 @@ import torch
 
 from service.worker.forward.kv_placement import write_rows
 from service.worker.kernels.cpu import rotation
-from service.worker.kernels.cpu.library import load
 from service.worker.kernels.cpu.rotation import Kernel
+from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.rope import RotaryTable
 
 ROWS, HEADS = 37, 3
@@ -19,7 +19,7 @@ ROWS, HEADS = 37, 3
 
 @pytest.fixture(scope="module")
 def kernel(built_kernels: Path) -> Kernel:
-    library = load(built_kernels / "_rotation.so", "rotation")
+    library = open_library(built_kernels / "_rotation.so", "rotation")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
     return Kernel(library)
@@ -37,9 +37,15 @@ def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
     x = torch.randn(ROWS, HEADS + 1, d, generator=random).bfloat16()[:, 1:]
     x[3, 1, 2], x[4, 0, 0] = float("inf"), float("nan")
     positions = torch.randint(0, 500, (ROWS,), generator=random)
-    expected = turns.turn(positions)(x)
+    expected = turns.at(positions)(x)
     cache = torch.zeros(HEADS, ROWS + 9, d).bfloat16()
-    kernel.rotate(x, positions, turns.cos, turns.sin, cache[:, 4 : 4 + ROWS].transpose(0, 1))
+    kernel.rotate(
+        x,
+        cache[:, 4 : 4 + ROWS].transpose(0, 1),
+        positions=positions,
+        cos=turns.cos,
+        sin=turns.sin,
+    )
     ours = cache[:, 4 : 4 + ROWS].transpose(0, 1)
     assert ours.isnan().equal(expected.isnan())
     assert ours.nan_to_num().equal(expected.nan_to_num())
@@ -72,13 +78,13 @@ def test_segments_go_to_their_places(
     expected_k, expected_v = k_all.clone(), v_all.clone()
     for start, k, v in segments:
         span = slice(start, start + len(k))
-        expected_k[:, span] = turns.turn(positions[span])(k).transpose(0, 1)
+        expected_k[:, span] = turns.at(positions[span])(k).transpose(0, 1)
         expected_v[:, span] = v.transpose(0, 1)
     monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        kernel.place(segments, k_all, v_all, positions, turns.cos, turns.sin)
+        kernel.place(segments, k_all, v_all, positions=positions, cos=turns.cos, sin=turns.sin)
     finally:
         torch.set_num_threads(before)
     assert k_all.equal(expected_k) and v_all.equal(expected_v)
@@ -89,23 +95,37 @@ def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.Mo
     segments = stored(torch.Generator().manual_seed(0), [4, 5], 64)
     cache, positions = torch.zeros(HEADS, 20, 64).bfloat16(), torch.arange(20)
     [(start, k, v), other] = segments
-    assert rotation.places(segments, cache, cache, positions) is kernel
-    assert rotation.places([], cache, cache, positions) is kernel
-    assert rotation.places([(start, k.float(), v), other], cache, cache, positions) is None
-    assert rotation.places([other, (start, k, v.float())], cache, cache, positions) is None
-    assert rotation.places([(start, k.mT.contiguous().mT, v)], cache, cache, positions) is None
-    assert rotation.places([(start, k[:, 1:], v), other], cache, cache, positions) is None
-    assert rotation.places([(start, k, v[:-1]), other], cache, cache, positions) is None
-    assert rotation.places([(17, k, v)], cache, cache, positions) is None
-    assert rotation.places(segments, cache, cache[:, 1:], positions) is None
-    assert rotation.places(segments, cache, cache, positions[:-1]) is None
-    assert rotation.places(segments, cache.float(), cache, positions) is None
-    assert rotation.places(segments, cache, cache.float(), positions) is None
-    assert rotation.places(segments, cache, cache.transpose(0, 1), positions) is None
-    assert rotation.places(segments, cache, cache, positions.int()) is None
-    assert rotation.places(segments, cache, cache, torch.arange(40)[::2]) is None
+    assert rotation.placement_kernel_for(segments, cache, cache, positions) is kernel
+    assert rotation.placement_kernel_for([], cache, cache, positions) is kernel
+    assert (
+        rotation.placement_kernel_for([(start, k.float(), v), other], cache, cache, positions)
+        is None
+    )
+    assert (
+        rotation.placement_kernel_for([other, (start, k, v.float())], cache, cache, positions)
+        is None
+    )
+    assert (
+        rotation.placement_kernel_for([(start, k.mT.contiguous().mT, v)], cache, cache, positions)
+        is None
+    )
+    assert (
+        rotation.placement_kernel_for([(start, k[:, 1:], v), other], cache, cache, positions)
+        is None
+    )
+    assert (
+        rotation.placement_kernel_for([(start, k, v[:-1]), other], cache, cache, positions) is None
+    )
+    assert rotation.placement_kernel_for([(17, k, v)], cache, cache, positions) is None
+    assert rotation.placement_kernel_for(segments, cache, cache[:, 1:], positions) is None
+    assert rotation.placement_kernel_for(segments, cache, cache, positions[:-1]) is None
+    assert rotation.placement_kernel_for(segments, cache.float(), cache, positions) is None
+    assert rotation.placement_kernel_for(segments, cache, cache.float(), positions) is None
+    assert rotation.placement_kernel_for(segments, cache, cache.transpose(0, 1), positions) is None
+    assert rotation.placement_kernel_for(segments, cache, cache, positions.int()) is None
+    assert rotation.placement_kernel_for(segments, cache, cache, torch.arange(40)[::2]) is None
     narrow = torch.zeros(HEADS, 20, 48).bfloat16()
-    assert rotation.places([], narrow, narrow, positions) is None
+    assert rotation.placement_kernel_for([], narrow, narrow, positions) is None
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 4, 5], [0, 7, 8, 30, 31]])
@@ -115,9 +135,9 @@ def test_rows_go_to_their_places(kernel: Kernel, rows: list[int]) -> None:
     [(_, k, v)], turns = stored(random, [len(rows)], d), table(d)
     k_all, v_all = torch.full((2, HEADS, 40, d), 7.0).bfloat16()[:, :, :32]
     expected_k, expected_v = k_all.clone(), v_all.clone()
-    expected_k[:, at] = turns.turn(at)(k).transpose(0, 1)
+    expected_k[:, at] = turns.at(at)(k).transpose(0, 1)
     expected_v[:, at] = v.transpose(0, 1)
-    kernel.write(k, v, k_all, v_all, at, turns.cos, turns.sin)
+    kernel.write(k, v, k_all, v_all, rows=at, cos=turns.cos, sin=turns.sin)
     assert k_all.equal(expected_k) and v_all.equal(expected_v)
 
 
@@ -125,17 +145,17 @@ def test_other_rows_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(rotation, "kernel", lambda: kernel)
     [(_, k, v)] = stored(torch.Generator().manual_seed(0), [3], 64)
     cache, rows = torch.zeros(HEADS, 20, 64).bfloat16(), torch.tensor([0, 4, 19])
-    assert rotation.writes(k, v, cache, cache, rows) is kernel
-    assert rotation.writes(k.float(), v, cache, cache, rows) is None
-    assert rotation.writes(k, v.float(), cache, cache, rows) is None
-    assert rotation.writes(k, v[:, 1:], cache, cache, rows) is None
-    assert rotation.writes(k, v, cache, cache, rows[:2]) is None
-    assert rotation.writes(k, v, cache, cache, rows + 1) is None
-    assert rotation.writes(k, v, cache, cache, rows - 1) is None
-    assert rotation.writes(k, v, cache, cache, rows.int()) is None
-    assert rotation.writes(k, v, cache, cache[:, :18], rows) is None
-    assert rotation.writes(k, v, cache.float(), cache, rows) is None
-    assert rotation.writes(k[:0], v[:0], cache, cache, rows[:0]) is None
+    assert rotation.row_write_kernel_for(k, v, cache, cache, rows) is kernel
+    assert rotation.row_write_kernel_for(k.float(), v, cache, cache, rows) is None
+    assert rotation.row_write_kernel_for(k, v.float(), cache, cache, rows) is None
+    assert rotation.row_write_kernel_for(k, v[:, 1:], cache, cache, rows) is None
+    assert rotation.row_write_kernel_for(k, v, cache, cache, rows[:2]) is None
+    assert rotation.row_write_kernel_for(k, v, cache, cache, rows + 1) is None
+    assert rotation.row_write_kernel_for(k, v, cache, cache, rows - 1) is None
+    assert rotation.row_write_kernel_for(k, v, cache, cache, rows.int()) is None
+    assert rotation.row_write_kernel_for(k, v, cache, cache[:, :18], rows) is None
+    assert rotation.row_write_kernel_for(k, v, cache.float(), cache, rows) is None
+    assert rotation.row_write_kernel_for(k[:0], v[:0], cache, cache, rows[:0]) is None
 
 
 def test_a_cache_is_written_the_same_without_it(
@@ -166,10 +186,10 @@ def test_threads_change_nothing(
     out = cache[:, 1:-1].transpose(0, 1)
     try:
         torch.set_num_threads(threads)
-        kernel.rotate(x, positions, turns.cos, turns.sin, out)
+        kernel.rotate(x, out, positions=positions, cos=turns.cos, sin=turns.sin)
     finally:
         torch.set_num_threads(before)
-    assert out.equal(turns.turn(positions)(x))
+    assert out.equal(turns.at(positions)(x))
     assert not cache[:, 0].any() and not cache[:, -1].any()
 
 
@@ -180,7 +200,7 @@ def test_few_rows_wake_no_threads(kernel: Kernel, monkeypatch: pytest.MonkeyPatc
     turns = table(64)
     for rows, threads in ((1, 1), (rotation.MIN_PARALLEL // 64, 3)):
         x, positions = torch.zeros(rows, 1, 64).bfloat16(), torch.zeros(rows, dtype=torch.long)
-        kernel.rotate(x, positions, turns.cos, turns.sin, x)
+        kernel.rotate(x, x, positions=positions, cos=turns.cos, sin=turns.sin)
         assert asked.call_args.args[-1] == threads
 
 
@@ -188,12 +208,12 @@ def test_the_table_uses_it(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(rotation, "kernel", lambda: kernel)
     turns, x = table(64), torch.randn(5, 2, 64).bfloat16()
     positions = torch.arange(7, 12)
-    assert turns.rotate(x, positions).equal(turns.turn(positions)(x))
+    assert turns.rotate(x, positions).equal(turns.at(positions)(x))
 
 
 def test_others_are_left_to_torch() -> None:
     x, positions = torch.randn(5, 2, 64).bfloat16(), torch.arange(5)
-    assert rotation.served(x.float(), positions, x.float()) is None
-    assert rotation.served(x[..., :40], positions, x[..., :40]) is None
-    assert rotation.served(x, torch.arange(10)[::2], x) is None
-    assert rotation.served(x, positions.int(), x) is None
+    assert rotation.kernel_for(x.float(), positions, x.float()) is None
+    assert rotation.kernel_for(x[..., :40], positions, x[..., :40]) is None
+    assert rotation.kernel_for(x, torch.arange(10)[::2], x) is None
+    assert rotation.kernel_for(x, positions.int(), x) is None

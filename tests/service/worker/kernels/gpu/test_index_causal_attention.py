@@ -44,9 +44,9 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_the_gpu() -> None:
-    assert index_causal_attention.right(torch.device("cuda"), 64)
+    assert index_causal_attention.is_verified(torch.device("cuda"), 64)
     compare("cuda")
 
 
 def test_a_cpu_is_left_to_torch() -> None:
-    assert not index_causal_attention.serves(torch.zeros(2, 4, 64, dtype=torch.bfloat16), 64)
+    assert not index_causal_attention.supports(torch.zeros(2, 4, 64, dtype=torch.bfloat16), 64)

@@ -51,8 +51,10 @@ def compare(device: str) -> None:
         cache = torch.zeros(2, heads, tokens + 9, d, dtype=dtype, device=device)
         k_out, v_out = cache[:, :, 4 : 4 + tokens]
         stored = chunk.encoded_layer(1, device=device)
-        kv_placement_gpu.place(*stored, positions, table, k_out, v_out)
-        assert k_out.transpose(0, 1).equal(table.turn(positions)(k)), (codec, case, dtype, "k")
+        kv_placement_gpu.place(
+            *stored, positions=positions, cos=table.cos, sin=table.sin, k_out=k_out, v_out=v_out
+        )
+        assert k_out.transpose(0, 1).equal(table.at(positions)(k)), (codec, case, dtype, "k")
         assert v_out.transpose(0, 1).equal(v), (codec, case, dtype, "v")
         assert not cache[:, :, :4].any() and not cache[:, :, 4 + tokens :].any()
 
@@ -69,14 +71,14 @@ def through_place(device: str) -> None:
     cached = [chunks[0], stream, None, chunks[3], strided]
     ids = [[0] * n for n in sizes]
     cold = [stored is None for stored in cached]
-    layout = PromptLayout.of(ids[0], ids[1:], [0, 0], cold=cold, device=torch.device(device))
+    layout = PromptLayout.of(ids[0], ids[1:], [0, 0], uncached=cold, device=torch.device(device))
     frequencies = 10000.0 ** -(torch.arange(0, 32, 2, device=device) / 32)
     adapter: Any = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500), layers=2)
 
     def placed(by_kernel: bool) -> torch.Tensor:
         cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
         with (
-            patch.object(kv_placement_gpu, "serves", lambda _: by_kernel),
+            patch.object(kv_placement_gpu, "supports", lambda _: by_kernel),
             patch.object(kv_placement_gpu, "place", wraps=kv_placement_gpu.place) as used,
         ):
             kv = SimpleNamespace(prompt_layer=lambda layer, n: tuple(cache[:, :, :n]))
@@ -104,9 +106,9 @@ def test_in_the_interpreter(check: Callable[[str], None]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_the_gpu(check: Callable[[str], None]) -> None:
-    assert kv_placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
+    assert kv_placement_gpu.supports(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
     check("cuda")
 
 
 def test_a_cpu_is_left_to_torch() -> None:
-    assert not kv_placement_gpu.serves(torch.zeros(2, 5, 64, dtype=torch.bfloat16))
+    assert not kv_placement_gpu.supports(torch.zeros(2, 5, 64, dtype=torch.bfloat16))

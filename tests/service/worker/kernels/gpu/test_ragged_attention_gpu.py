@@ -84,12 +84,12 @@ def decode(device: str) -> None:
     if device == "cuda":
         narrow = random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16)
         ours, allowed = adapter_for(narrow.to(device)), 0.1
-        for cpu_linear, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
-            cpu_linear.copy_(own)
+        for wide, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
+            wide.copy_(own)
     for ragged in (False, True):
         expected = decoded(SimpleNamespace(adapter=exact), (*LENGTHS, 200), ragged)
         with (
-            patch.object(ragged_attention_gpu, "serves", lambda *_: True),
+            patch.object(ragged_attention_gpu, "supports", lambda *_: True),
             patch.object(ragged_attention_gpu, "attend", wraps=ragged_attention_gpu.attend) as used,
         ):
             found = decoded(SimpleNamespace(adapter=ours), (*LENGTHS, 200), ragged)
@@ -120,9 +120,9 @@ def test_on_the_gpu(check: Callable[[str], None]) -> None:
 @pytest.mark.parametrize("d", [32, 64, 128, 256])
 def test_a_gpu_takes_it(group: int, d: int) -> None:
     q = torch.zeros(1, 2 * group, d, dtype=torch.bfloat16, device="cuda")
-    assert ragged_attention_gpu.serves(q, q[0], group)
+    assert ragged_attention_gpu.supports(q, q[0], group)
 
 
 def test_a_cpu_is_left_to_others() -> None:
     q, k = torch.zeros(1, 4, 64).bfloat16(), torch.zeros(9, 64).bfloat16()
-    assert not ragged_attention_gpu.serves(q, k, 4)
+    assert not ragged_attention_gpu.supports(q, k, 4)

@@ -19,11 +19,11 @@ try:  # comes with torch's CUDA builds
 except ImportError:
     triton = tl = None
 
-__all__ = ["NARROW", "agree", "jit", "tl"]
+__all__ = ["HALF_PRECISION", "jit", "matches_torch", "tl"]
 
 log = logging.getLogger("kvstitch.kernels")
 
-NARROW = (torch.bfloat16, torch.float16)
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def jit(function: Callable[..., None], *unspecialised: str) -> Any:
@@ -35,7 +35,9 @@ def jit(function: Callable[..., None], *unspecialised: str) -> Any:
     return None if triton is None else triton.jit(function, do_not_specialize=unspecialised)
 
 
-def agree(name: str, compare: Callable[[], tuple[Tensor, Tensor]], tolerance: float) -> bool:
+def matches_torch(
+    name: str, compare: Callable[[], tuple[Tensor, Tensor]], tolerance: float
+) -> bool:
     """Whether the two tensors that `compare` gives, ours and torch's, differ by at most
     `tolerance`; logs a warning where they do not or where ours does not run."""
     try:

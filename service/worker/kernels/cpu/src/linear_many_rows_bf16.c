@@ -1,6 +1,6 @@
 /* Many rows times a bfloat16 weight as the checkpoint has it, by the CPU's bfloat16 dot products.
  *
- * `many_rows.c` for CPUs on which AVX512-BF16 is faster than fp32 (`many_rows_bf16.py` tries it).
+ * `linear_many_rows_fp32.c` for CPUs on which AVX512-BF16 is faster than fp32 (`linear_many_rows_bf16.py` tries it).
  * A register of a tile holds two columns of sixteen rows of x, side by side, and a weight's two
  * columns are one number to it: nothing is widened. x and the inside of an MLP are bfloat16, sums
  * fp32. A block of some tiles stays in the second cache while a weight goes by. Every sum runs over
@@ -17,7 +17,7 @@
 /* Bytes of a block that all threads go through at a time, columns of every row. */
 #define ROOM (512 * 1024)
 
-int many_rows_bf16_supported(void)
+int linear_many_rows_bf16_supported(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
 }
@@ -98,7 +98,7 @@ TARGET_BF16 static void two_strips(const uint16_t *w, const uint16_t *other, con
 
 /* x [rows, in] with rows `stride` apart into tiles of pairs [tiles, in / 2, ROWS, 2]; what no row
  * fills is zero. in is a multiple of LANES. */
-TARGET_BF16 void many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff_t rows,
+TARGET_BF16 void linear_many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff_t rows,
                                      ptrdiff_t in, ptrdiff_t stride, int threads)
 {
     ptrdiff_t groups = (rows + ROWS - 1) / ROWS * (ROWS / HALF);
@@ -121,7 +121,7 @@ TARGET_BF16 void many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff
 /* y = w * x + bias. x: tiles of pairs [tiles, in / 2, ROWS, 2] of which `rows` rows count; w
  * [out, in] with rows `stride` apart; bias [out] or NULL; y [rows, out] bfloat16, rows `y_stride`
  * apart; scratch [min(tiles, TILES), out, ROWS]. in is a multiple of LANES, out of HALF. */
-TARGET_BF16 void many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
+TARGET_BF16 void linear_many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
                                        uint16_t *y, float *scratch, ptrdiff_t rows, ptrdiff_t in,
                                        ptrdiff_t out, ptrdiff_t stride, ptrdiff_t y_stride,
                                        int threads)
@@ -195,7 +195,7 @@ TARGET_BF16 INLINE void join(const float *gate, const float *up, uint16_t *pairs
 /* inner = silu(gate * x) * (up * x) of columns first to last, rounded once. x as above, gate and up
  * [out, in]; inner: tiles of pairs [tiles, out / 2, ROWS, 2]. first and last are multiples of
  * OUTS. */
-TARGET_BF16 void many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, const uint16_t *up,
+TARGET_BF16 void linear_many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, const uint16_t *up,
                                       uint16_t *inner, ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
                                       ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride,
                                       int threads)

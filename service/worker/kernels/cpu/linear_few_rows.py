@@ -1,6 +1,6 @@
 """Products of few rows with bfloat16 weights on a CPU: decoding and a question over a cache.
 
-The kernel (`few_rows.c`, built when the package is installed where there is a C compiler) reads a
+The kernel (`linear_few_rows.c`, built when the package is installed where there is a C compiler) reads a
 weight as it lies in memory, once. torch's own product rearranges it at every call, at about half
 the speed for one row and for eight; a rearranged copy would be twice the memory. Without the built
 kernel, or on a CPU that lacks AVX-512, everything goes on with torch's. Knows no model.
@@ -14,8 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import many_rows_bf16
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu import linear_many_rows_bf16
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 # From here on the kernel for many rows is faster (a fifth at 32).
 MAX_ROWS = 24
@@ -32,7 +32,7 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
         self._narrow = narrow
-        self._linear = library.few_rows_product
+        self._linear = library.linear_few_rows_product
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
         self._linear.argtypes = [*[pointer] * 6, *[size] * 4, *[ctypes.c_int] * 2]
         self._linear.restype = None
@@ -63,11 +63,11 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    narrow = many_rows_bf16.kernel() is not None
-    return built("few_rows", lambda library: Kernel(library, narrow=narrow))
+    narrow = linear_many_rows_bf16.kernel() is not None
+    return load_kernel("linear_few_rows", lambda library: Kernel(library, narrow=narrow))
 
 
-def serves(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
+def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
     """Whether the kernel takes this product; batch: of rows of different sequences."""
     return (
         len(x) <= (MAX_BATCH if batch else MAX_ROWS)

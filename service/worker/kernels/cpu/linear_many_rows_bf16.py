@@ -2,7 +2,7 @@
 
 AVX512-BF16 is twice as fast as fp32 on some CPUs (AMD's Zen 5: 520 against 250 GFLOP/s of one
 core) and no faster on others that have it too, so `kernel` tries it once. The kernel
-(`many_rows_bf16.c`) does what `many_rows` does, without widening anything. Knows no model.
+(`linear_many_rows_bf16.c`) does what `linear_many_rows_fp32` does, without widening anything. Knows no model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import many_rows
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu import linear_many_rows_fp32
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 ROWS, TILES, LANES = 48, 4, 32  # as in the kernel
 # Bytes of the rows that an MLP computes at a time: what the second cache keeps.
@@ -35,13 +35,13 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-        self._pack = library.many_rows_bf16_pack
+        self._pack = library.linear_many_rows_bf16_pack
         self._pack.argtypes = [pointer, pointer, *[size] * 3, number]
         self._pack.restype = None
-        self._linear = library.many_rows_bf16_linear
+        self._linear = library.linear_many_rows_bf16_linear
         self._linear.argtypes = [*[pointer] * 5, *[size] * 5, number]
         self._linear.restype = None
-        self._gated = library.many_rows_bf16_gated
+        self._gated = library.linear_many_rows_bf16_gated
         self._gated.argtypes = [*[pointer] * 4, *[size] * 6, number]
         self._gated.restype = None
 
@@ -148,24 +148,24 @@ def kernel() -> Kernel | None:
     tile units, which torch uses."""
     if torch.cpu._is_amx_tile_supported():
         return None
-    found, plain = built("many_rows_bf16", Kernel), many_rows.kernel()
+    found, plain = load_kernel("linear_many_rows_bf16", Kernel), linear_many_rows_fp32.kernel()
     if found is None or plain is None:
         return None
-    return found if faster(found, plain) else None
+    return found if is_faster_than_fp32(found, plain) else None
 
 
-def faster(found: Kernel, plain: many_rows.Kernel) -> bool:
+def is_faster_than_fp32(found: Kernel, plain: linear_many_rows_fp32.Kernel) -> bool:
     """Whether this CPU multiplies bfloat16 faster than fp32: about a millisecond to find out."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         x, weight = torch.ones(2, 48, 512, dtype=torch.bfloat16)
         tiles, pairs, out = plain.pack(x), found.pack(x), torch.empty_like(x[:, :48])
-        cpu_linear = _least_time(lambda: plain.product(tiles, len(x), weight))
+        fp32 = _least_time(lambda: plain.product(tiles, len(x), weight))
         narrow = _least_time(lambda: found.product(pairs, weight, out))
     finally:
         torch.set_num_threads(threads)
-    return cpu_linear > WORTH * narrow
+    return fp32 > WORTH * narrow
 
 
 def _least_time(run: Callable[[], object]) -> float:
@@ -177,17 +177,17 @@ def _least_time(run: Callable[[], object]) -> float:
     return min(times)
 
 
-def serves(x: Tensor, *weights: Tensor) -> bool:
+def supports(x: Tensor, *weights: Tensor) -> bool:
     """Whether the kernel takes these products: of x, or of results of x as wide as a weight."""
-    return len(x) > 0 and many_rows.serves(x, *weights) and kernel() is not None
+    return len(x) > 0 and linear_many_rows_fp32.supports(x, *weights) and kernel() is not None
 
 
-def serves_mlp(
+def supports_gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> bool:
     """Whether the kernel takes this MLP: it knows one activation, silu."""
     same = activation is F.silu and gate.stride(0) == up.stride(0)
-    return same and serves(x, gate, up, down)
+    return same and supports(x, gate, up, down)
 
 
 def _kernel() -> Kernel:

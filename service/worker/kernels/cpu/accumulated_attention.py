@@ -1,7 +1,7 @@
 """How much attention later tokens pay each token of a prompt, on a CPU in bfloat16.
 
 In torch every weight of every head goes through memory several times: 512 tokens of 14 heads take
-6.8 ms on one thread and 9.1 on two, in the kernel of `attention_mass.c` 3.6 and 2.1. Knows no
+6.8 ms on one thread and 9.1 on two, in the kernel of `accumulated_attention.c` 3.6 and 2.1. Knows no
 sketch.
 """
 
@@ -14,8 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import many_rows_bf16
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu import linear_many_rows_bf16
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 ROWS, WIDTH = 6, 64  # as in the kernel
 
@@ -25,7 +25,7 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
         self._narrow = narrow
-        self._mass = library.attention_mass_rows
+        self._mass = library.accumulated_attention_rows
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
         self._mass.argtypes = [*[pointer] * 5, *[size] * 8, ctypes.c_float, *[ctypes.c_int] * 2]
         self._mass.restype = None
@@ -64,11 +64,11 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    narrow = many_rows_bf16.kernel() is not None
-    return built("attention_mass", lambda library: Kernel(library, narrow=narrow))
+    narrow = linear_many_rows_bf16.kernel() is not None
+    return load_kernel("accumulated_attention", lambda library: Kernel(library, narrow=narrow))
 
 
-def served(q: Tensor, k: Tensor) -> Kernel | None:
+def kernel_for(q: Tensor, k: Tensor) -> Kernel | None:
     """The kernel, if it takes these."""
     d = q.shape[2]
     fits = q.dtype == k.dtype == torch.bfloat16 and q.device.type == "cpu"

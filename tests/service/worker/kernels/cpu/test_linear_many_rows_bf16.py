@@ -11,20 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import many_rows_bf16
-from service.worker.kernels.cpu.library import load
+from service.worker.kernels.cpu import linear_many_rows_bf16
+from service.worker.kernels.cpu.shared_library import open_library
 from tests.service.worker.tiny import assert_close
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
-BLOCK = many_rows_bf16.TILES * many_rows_bf16.ROWS  # rows that a weight goes by at once
+BLOCK = (
+    linear_many_rows_bf16.TILES * linear_many_rows_bf16.ROWS
+)  # rows that a weight goes by at once
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> many_rows_bf16.Kernel:
-    library = load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16")
+def kernel(built_kernels: Path) -> linear_many_rows_bf16.Kernel:
+    library = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
     if library is None:
         pytest.skip("this CPU has no AVX512-BF16")
-    return many_rows_bf16.Kernel(library)
+    return linear_many_rows_bf16.Kernel(library)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -141,17 +143,19 @@ def test_pauses_and_blocks_change_nothing(
     whole = run(kernel.gated_mlp(x, *parts))
     # A strip at a time, and steps that the width and the rows of down are no multiple of.
     for pause in (1, 7 * 32 * rows * 192, 11 * 32 * rows * 192):
-        monkeypatch.setattr(many_rows_bf16, "PAUSE", pause)
+        monkeypatch.setattr(linear_many_rows_bf16, "PAUSE", pause)
         assert sum(1 for _ in kernel.gated_mlp(x, *parts)) > 0
         assert run(kernel.gated_mlp(x, *parts)).equal(whole)
     for tiles in (1, 3):
-        monkeypatch.setattr(many_rows_bf16, "ROOM", tiles * 2 * many_rows_bf16.ROWS * 96)
+        monkeypatch.setattr(
+            linear_many_rows_bf16, "ROOM", tiles * 2 * linear_many_rows_bf16.ROWS * 96
+        )
         assert run(kernel.gated_mlp(x, *parts)).equal(whole)
 
 
 def test_it_pauses_for_many_rows_and_not_for_few(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what they cost: 48 rows of this MLP are 45 million multiplications."""
-    monkeypatch.setattr(many_rows_bf16, "PAUSE", 60_000_000)
+    monkeypatch.setattr(linear_many_rows_bf16, "PAUSE", 60_000_000)
     parts = mlp(64, 4864)
     for rows, least, most in ((1, 0, 0), (48, 0, 0), (192, 2, 5), (400, 5, 11)):
         pauses = sum(1 for _ in kernel.gated_mlp(drawn(rows, 64, seed=1), *parts))
@@ -171,7 +175,7 @@ def test_silu_of_what_is_no_number_is_torchs(kernel, value: float) -> None:
     assert bool(activated(kernel, value).isnan()) == bool(expected.isnan())
 
 
-def activated(kernel: many_rows_bf16.Kernel, value: float) -> Tensor:
+def activated(kernel: linear_many_rows_bf16.Kernel, value: float) -> Tensor:
     """The one number of all rows of an MLP in which gate gives `value` and up gives 1."""
     x = torch.zeros(20, 32, dtype=torch.bfloat16)
     gate, up = torch.zeros(2, 32, 32, dtype=torch.bfloat16)

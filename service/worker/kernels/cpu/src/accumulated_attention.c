@@ -15,7 +15,7 @@
 #define ASKED 6  /* queries scored at once */
 #define WIDTH 64 /* keys scored at once, four registers */
 
-int attention_mass_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+int accumulated_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* Scores of ASKED rows of q [ASKED, d] against WIDTH keys from column `at` of turned [d, keys]. */
 TARGET INLINE void score(const float *q, const float *turned, float *scores, ptrdiff_t keys,
@@ -150,7 +150,7 @@ TARGET static void head(const uint16_t *q, float *mass, float *norm, const float
 
 /* mass [heads, keys] and norm [heads, tokens], base 2; scratch: (d + ASKED) * keys + ASKED * d floats
  * per thread. Strides in values; rows of k and of a head of q are contiguous. narrow: d is even. */
-TARGET void attention_mass_rows(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
+TARGET void accumulated_attention_rows(const uint16_t *q, const uint16_t *k, float *mass, float *norm,
                                 float *scratch, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys,
                                 ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
                                 ptrdiff_t k_stride, float scale, int narrow, int threads)

@@ -7,22 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.worker.kernels.cpu import few_rows
-from service.worker.kernels.cpu.library import load
+from service.worker.kernels.cpu import linear_few_rows
+from service.worker.kernels.cpu.shared_library import open_library
 from tests.service.worker.tiny import assert_close
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fp32", "narrow"])
-def kernel(request: pytest.FixtureRequest, built_kernels: Path) -> few_rows.Kernel:
+def kernel(request: pytest.FixtureRequest, built_kernels: Path) -> linear_few_rows.Kernel:
     """By products in fp32, and by the CPU's bfloat16 dot products."""
-    library = load(built_kernels / "_few_rows.so", "few_rows")
+    library = open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
-    if request.param and not load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16"):
+    if request.param and not open_library(
+        built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16"
+    ):
         pytest.skip("this CPU has no AVX512-BF16")
-    return few_rows.Kernel(library, narrow=request.param)
+    return linear_few_rows.Kernel(library, narrow=request.param)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -58,7 +60,7 @@ def test_a_row_does_not_depend_on_its_batch(kernel, columns: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_nothing(kernel, threads: int) -> None:
     x, weight = drawn(21, 1056, seed=1), drawn(1003, 1056, seed=2)
-    assert weight.numel() >= few_rows.MIN_PARALLEL
+    assert weight.numel() >= linear_few_rows.MIN_PARALLEL
     before = torch.get_num_threads()
     expected = kernel.linear(x, weight)
     try:
@@ -73,7 +75,7 @@ def test_slices_are_read_where_they_lie(kernel) -> None:
     whole, wide_x = drawn(40, 128, seed=1), drawn(3, 128, seed=2)
     x, weight = wide_x[:, :64], whole[5:30, 32:96]
     ours = kernel.linear(x, weight)
-    assert_close("few_rows", ours.double(), x.double() @ weight.double().t(), BF16)
+    assert_close("linear_few_rows", ours.double(), x.double() @ weight.double().t(), BF16)
 
 
 def test_ties_infinities_and_what_is_no_number(kernel) -> None:
@@ -86,23 +88,25 @@ def test_ties_infinities_and_what_is_no_number(kernel) -> None:
 
 
 def test_other_products_are_torchs(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "kernel", lambda: kernel)
+    monkeypatch.setattr(linear_few_rows, "kernel", lambda: kernel)
     x, weight = drawn(2, 64, seed=1), drawn(8, 64, seed=2)
-    assert few_rows.serves(x, weight)
-    assert not few_rows.serves(x.float(), weight.float())
-    assert not few_rows.serves(x[:, :40], weight[:, :40])
-    assert not few_rows.serves(drawn(few_rows.MAX_ROWS + 1, 64, seed=1), weight)
-    assert not few_rows.serves(drawn(few_rows.MAX_BATCH + 1, 64, seed=1), weight, batch=True)
-    assert not few_rows.serves(x, weight.t().contiguous().t())
+    assert linear_few_rows.supports(x, weight)
+    assert not linear_few_rows.supports(x.float(), weight.float())
+    assert not linear_few_rows.supports(x[:, :40], weight[:, :40])
+    assert not linear_few_rows.supports(drawn(linear_few_rows.MAX_ROWS + 1, 64, seed=1), weight)
+    assert not linear_few_rows.supports(
+        drawn(linear_few_rows.MAX_BATCH + 1, 64, seed=1), weight, batch=True
+    )
+    assert not linear_few_rows.supports(x, weight.t().contiguous().t())
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "_few_rows.so"
+    path = tmp_path / "_linear_few_rows.so"
     path.write_bytes(b"not a library")
     with pytest.raises(OSError):
-        load(path, "few_rows")
+        open_library(path, "linear_few_rows")
 
 
 def test_a_library_of_another_kernel_is_refused(built_kernels: Path) -> None:
     with pytest.raises(AttributeError):
-        load(built_kernels / "_ragged_attention.so", "few_rows")
+        open_library(built_kernels / "_ragged_attention.so", "linear_few_rows")

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 
 from service.worker.kernels.cpu import (
-    attention_mass,
+    accumulated_attention,
     build,
-    few_rows,
-    library,
-    many_rows,
-    many_rows_bf16,
+    linear_few_rows,
+    linear_many_rows_bf16,
+    linear_many_rows_fp32,
     prefill_attention,
     ragged_attention,
     rms_norm,
     rotation,
+    shared_library,
 )
 
 KERNELS: dict[str, Callable[[ctypes.CDLL], object]] = {
-    "attention_mass": attention_mass.Kernel,
-    "few_rows": few_rows.Kernel,
-    "many_rows": many_rows.Kernel,
-    "many_rows_bf16": many_rows_bf16.Kernel,
+    "accumulated_attention": accumulated_attention.Kernel,
+    "linear_few_rows": linear_few_rows.Kernel,
+    "linear_many_rows_bf16": linear_many_rows_bf16.Kernel,
+    "linear_many_rows_fp32": linear_many_rows_fp32.Kernel,
     "prefill_attention": prefill_attention.Kernel,
     "ragged_attention": ragged_attention.Kernel,
     "rms_norm": rms_norm.Kernel,
@@ -47,7 +47,7 @@ class Thing:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    monkeypatch.setattr(shared_library, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -60,14 +60,14 @@ def compiled(source: str, path: Path) -> None:
 
 
 def test_nothing_is_built(folder: Path) -> None:
-    assert library.built("thing", Thing) is None
+    assert shared_library.load_kernel("thing", Thing) is None
 
 
 def test_an_older_one_is_passed_over_for_the_one_that_fits(folder: Path) -> None:
     compiled(OLD, folder / INSTALLED)
-    assert library.built("thing", Thing) is None
+    assert shared_library.load_kernel("thing", Thing) is None
     compiled(NEW, folder / CHECKOUT)
-    found = library.built("thing", Thing)
+    found = shared_library.load_kernel("thing", Thing)
     assert found is not None and found.twice(21) == 42
 
 
@@ -77,29 +77,30 @@ def test_of_two_that_fit_the_one_built_last_is_taken(folder: Path, newer: str) -
         compiled(NEW.replace("2 * x", "3 * x" if name == newer else "2 * x"), folder / name)
         built_at = 2000 if name == newer else 1000
         os.utime(folder / name, (built_at, built_at))
-    found = library.built("thing", Thing)
+    found = shared_library.load_kernel("thing", Thing)
     assert found is not None and found.twice(21) == 63
 
 
 def test_so_is_one_of_another_machine_or_cpu(folder: Path) -> None:
     (folder / INSTALLED).write_bytes(b"not a library")
-    assert library.built("thing", Thing) is None
+    assert shared_library.load_kernel("thing", Thing) is None
     compiled(NOT_HERE, folder / CHECKOUT)
-    assert library.built("thing", Thing) is None
+    assert shared_library.load_kernel("thing", Thing) is None
 
 
 def test_a_kernel_whose_name_begins_alike_is_another(folder: Path) -> None:
     compiled(NEW, folder / "_thing_else.so")
-    assert library.built("thing", Thing) is None
+    assert shared_library.load_kernel("thing", Thing) is None
 
 
 def test_those_that_are_missing_are_named(folder: Path) -> None:
     """One that is built, one that is not, one for another CPU."""
+    (folder / "src").mkdir()
     for name in ("thing", "other", "third"):
-        (folder / f"{name}.c").touch()
+        (folder / "src" / f"{name}.c").touch()
     compiled(NEW, folder / CHECKOUT)
     compiled(NOT_HERE.replace("thing_supported", "third_supported"), folder / "_third.so")
-    assert library.missing() == ["other", "third"]
+    assert shared_library.missing_kernels() == ["other", "third"]
 
 
 def test_every_kernel_is_known_here() -> None:
@@ -110,4 +111,4 @@ def test_every_kernel_is_known_here() -> None:
 def test_every_kernel_looks_for_its_functions_at_once(name: str, folder: Path) -> None:
     """Not at its first use, when it is too late to go on without it."""
     compiled(f"int {name}_supported(void) {{ return 1; }}", folder / f"_{name}.so")
-    assert library.built(name, KERNELS[name]) is None
+    assert shared_library.load_kernel(name, KERNELS[name]) is None

@@ -1,6 +1,6 @@
 """Products of many rows with bfloat16 weights on a CPU without tile units: prefill and fusion.
 
-The kernel (`many_rows.c`) multiplies in fp32, at twice the rate of such a CPU's bfloat16, and
+The kernel (`linear_many_rows_fp32.c`) multiplies in fp32, at twice the rate of such a CPU's bfloat16, and
 widens a weight where it is used: no copy of it in fp32, no rearranging by a library at every call,
 the next rows of it fetched from memory meanwhile. Rows are rearranged once into tiles, in which a
 result is the next product's input. Knows no model.
@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.library import built
+from service.worker.kernels.cpu.shared_library import load_kernel
 
 ROWS, LANES = 48, 32  # as in the kernel
 # Of an MLP's intermediate rows at a time, in fp32: what the cache keeps for the next product.
@@ -29,13 +29,13 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-        self._product = library.many_rows_product
+        self._product = library.linear_many_rows_fp32_product
         self._product.argtypes = [*[pointer] * 3, *[size] * 4, number, number]
         self._product.restype = None
-        self._pack = library.many_rows_pack
+        self._pack = library.linear_many_rows_fp32_pack
         self._pack.argtypes = [pointer, pointer, size, size, number]
         self._pack.restype = None
-        self._unpack = library.many_rows_unpack
+        self._unpack = library.linear_many_rows_fp32_unpack
         self._unpack.argtypes = [*[pointer] * 3, size, size, number]
         self._unpack.restype = None
 
@@ -114,10 +114,10 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is built and this CPU can run it."""
-    return built("many_rows", Kernel)
+    return load_kernel("linear_many_rows_fp32", Kernel)
 
 
-def serves(x: Tensor, *weights: Tensor) -> bool:
+def supports(x: Tensor, *weights: Tensor) -> bool:
     """Whether the kernel takes these products: of x, or of results of x as wide as a weight."""
     return (
         x.dtype == torch.bfloat16

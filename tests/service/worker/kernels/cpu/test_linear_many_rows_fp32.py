@@ -11,8 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import cpu_linear, few_rows, many_rows, many_rows_bf16
-from service.worker.kernels.cpu.library import load
+from service.worker.kernels.cpu import (
+    cpu_linear,
+    linear_few_rows,
+    linear_many_rows_bf16,
+    linear_many_rows_fp32,
+)
+from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
@@ -20,19 +25,19 @@ BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> many_rows.Kernel:
-    library = load(built_kernels / "_many_rows.so", "many_rows")
+def kernel(built_kernels: Path) -> linear_many_rows_fp32.Kernel:
+    library = open_library(built_kernels / "_linear_many_rows_fp32.so", "linear_many_rows_fp32")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
-    return many_rows.Kernel(library)
+    return linear_many_rows_fp32.Kernel(library)
 
 
 @pytest.fixture
-def slow_bf16(kernel: many_rows.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_bf16(kernel: linear_many_rows_fp32.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this CPU is, it multiplies bfloat16 slower than fp32, and has the kernel."""
-    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
-    monkeypatch.setattr(many_rows, "kernel", lambda: kernel)
-    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: True)
+    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: None)
+    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: kernel)
+    monkeypatch.setattr(cpu_linear, "_has_slow_bf16_products", lambda: True)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -62,12 +67,14 @@ def test_any_number_of_weight_rows_also_added(kernel, outs: int, rows: int) -> N
     """Broken blocks of weights; what lies behind the last result is left alone."""
     x, weight = drawn(rows, 544, seed=1), drawn(outs, 544, seed=2)
     tiles = kernel.pack(x)
-    room = torch.full((len(tiles) * outs * many_rows.ROWS + 64,), 3.0)
-    out = room[:-64].view(len(tiles), outs, many_rows.ROWS).zero_()
+    room = torch.full((len(tiles) * outs * linear_many_rows_fp32.ROWS + 64,), 3.0)
+    out = room[:-64].view(len(tiles), outs, linear_many_rows_fp32.ROWS).zero_()
     for times in (1, 2):
         kernel.product(tiles, rows, weight, add_to=out)
         got = out.transpose(1, 2).reshape(-1, outs)[:rows]
-        assert_close("many_rows", got.double(), times * (x.double() @ weight.double().t()), 1e-5)
+        assert_close(
+            "linear_many_rows_fp32", got.double(), times * (x.double() @ weight.double().t()), 1e-5
+        )
     assert bool((room[-64:] == 3.0).all())
 
 
@@ -95,9 +102,9 @@ def test_threads_change_nothing(kernel, threads: int) -> None:
 @pytest.mark.parametrize("rows", [3, 64, 150])
 def test_an_mlp_in_steps_is_the_exact_one_rounded(kernel, rows: int) -> None:
     """Also of an intermediate size that is no multiple of a step, and weights that are views."""
-    x, fused_linear = drawn(rows, 128, seed=1) * 4, drawn(2 * 1120, 128, seed=2)
+    x, gate_and_up = drawn(rows, 128, seed=1) * 4, drawn(2 * 1120, 128, seed=2)
     down = drawn(128, 1120 + 32, seed=3)[:, :1120]
-    gate, up = fused_linear.chunk(2)
+    gate, up = gate_and_up.chunk(2)
     steps = kernel.gated_mlp(x, gate, up, down, F.silu)
     inner = F.silu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
     assert_close("mlp", run(steps).double(), inner @ down.double().t(), BF16)
@@ -108,7 +115,7 @@ def test_slices_are_read_where_they_lie(kernel) -> None:
     whole, wide_x = drawn(70, 128, seed=1), drawn(50, 128, seed=2)
     x, weight = wide_x[:, :64], whole[5:69, 32:96]
     ours = kernel.linear(x, weight)
-    assert_close("many_rows", ours.double(), x.double() @ weight.double().t(), BF16)
+    assert_close("linear_many_rows_fp32", ours.double(), x.double() @ weight.double().t(), BF16)
 
 
 def test_ties_infinities_and_what_is_no_number(kernel) -> None:
@@ -129,26 +136,29 @@ def test_it_is_what_bfloat16_goes_through(
     x, gate, up = drawn(70, 64, seed=1), drawn(96, 64, seed=2), drawn(96, 64, seed=3)
     down, bias = drawn(64, 96, seed=4), drawn(96, seed=5)
     assert cpu_linear.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
-    assert cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    assert cpu_linear.supports_gated_mlp(x, gate, up, down, F.silu)
     mlp = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
     assert mlp.equal(run(kernel.gated_mlp(x, gate, up, down, F.silu)))
-    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", lambda: False)
+    monkeypatch.setattr(cpu_linear, "_has_slow_bf16_products", lambda: False)
     assert cpu_linear.linear(x, gate, bias).equal(F.linear(x, gate, bias))
-    assert not cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    assert not cpu_linear.supports_gated_mlp(x, gate, up, down, F.silu)
 
 
 def test_rows_of_a_batch_do_not_depend_on_its_size(
     slow_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to as many as are decoded together; a prompt's own rows take what is fastest for them."""
-    library = load(built_kernels / "_few_rows.so", "few_rows")
-    monkeypatch.setattr(few_rows, "kernel", lambda: few_rows.Kernel(library))
+    library = open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
+    monkeypatch.setattr(linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(library))
     adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
-    x, attended = drawn(few_rows.MAX_BATCH, 64, seed=1), drawn(few_rows.MAX_BATCH, 96, seed=2)
-    used = Mock(wraps=many_rows.linear)
-    monkeypatch.setattr(many_rows, "linear", used)
+    x, attended = (
+        drawn(linear_few_rows.MAX_BATCH, 64, seed=1),
+        drawn(linear_few_rows.MAX_BATCH, 96, seed=2),
+    )
+    used = Mock(wraps=linear_many_rows_fp32.linear)
+    monkeypatch.setattr(linear_many_rows_fp32, "linear", used)
     whole = steps_of(adapter, x, attended, batch=True)
-    for size in (1, 7, few_rows.MAX_ROWS, few_rows.MAX_ROWS + 1):
+    for size in (1, 7, linear_few_rows.MAX_ROWS, linear_few_rows.MAX_ROWS + 1):
         part = steps_of(adapter, x[:size], attended[:size], batch=True)
         assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
     assert not used.called
@@ -169,9 +179,9 @@ def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: boo
 
 def test_other_products_are_torchs(slow_bf16: None) -> None:
     x, weight = drawn(60, 64, seed=1), drawn(32, 64, seed=2)
-    assert many_rows.serves(x, weight)
-    assert not many_rows.serves(x.float(), weight.float())
-    assert not many_rows.serves(x[:, :40], weight[:, :40])
-    assert not many_rows.serves(x, weight[:20])
-    assert not many_rows.serves(x, weight.t().contiguous().t())
-    assert not many_rows.serves(x, weight, weight.float())
+    assert linear_many_rows_fp32.supports(x, weight)
+    assert not linear_many_rows_fp32.supports(x.float(), weight.float())
+    assert not linear_many_rows_fp32.supports(x[:, :40], weight[:, :40])
+    assert not linear_many_rows_fp32.supports(x, weight[:20])
+    assert not linear_many_rows_fp32.supports(x, weight.t().contiguous().t())
+    assert not linear_many_rows_fp32.supports(x, weight, weight.float())

@@ -15,7 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.steps import run
-from service.worker.kernels.cpu import cpu_linear, few_rows, library, many_rows, many_rows_bf16
+from service.worker.kernels.cpu import (
+    cpu_linear,
+    linear_few_rows,
+    linear_many_rows_bf16,
+    linear_many_rows_fp32,
+    shared_library,
+)
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
@@ -24,29 +30,35 @@ WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_siz
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> many_rows_bf16.Kernel:
-    found = library.load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16")
+def kernel(built_kernels: Path) -> linear_many_rows_bf16.Kernel:
+    found = shared_library.open_library(
+        built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16"
+    )
     if found is None:
         pytest.skip("this CPU has no AVX512-BF16")
-    return many_rows_bf16.Kernel(found)
+    return linear_many_rows_bf16.Kernel(found)
 
 
 @pytest.fixture(scope="module")
-def plain(built_kernels: Path) -> many_rows.Kernel:
-    found = library.load(built_kernels / "_many_rows.so", "many_rows")
+def plain(built_kernels: Path) -> linear_many_rows_fp32.Kernel:
+    found = shared_library.open_library(
+        built_kernels / "_linear_many_rows_fp32.so", "linear_many_rows_fp32"
+    )
     if found is None:
         pytest.skip("this CPU has no AVX-512")
-    return many_rows.Kernel(found)
+    return linear_many_rows_fp32.Kernel(found)
 
 
 @pytest.fixture
 def fast_bf16(
-    kernel: many_rows_bf16.Kernel, plain: many_rows.Kernel, monkeypatch: pytest.MonkeyPatch
+    kernel: linear_many_rows_bf16.Kernel,
+    plain: linear_many_rows_fp32.Kernel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This CPU multiplies bfloat16 faster than fp32, and has both kernels."""
-    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: kernel)
-    monkeypatch.setattr(many_rows, "kernel", lambda: plain)
-    monkeypatch.setattr(few_rows, "kernel", lambda: None)
+    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: kernel)
+    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: plain)
+    monkeypatch.setattr(linear_few_rows, "kernel", lambda: None)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -66,7 +78,7 @@ def timed(seconds: float) -> Any:
 
 @pytest.mark.parametrize("narrow, expected", [(0.0, True), (2e-3, False), (8e-3, False)])
 def test_it_has_to_be_faster_than_fp32_by_far(narrow: float, expected: bool) -> None:
-    assert many_rows_bf16.faster(timed(narrow), timed(2e-3)) is expected
+    assert linear_many_rows_bf16.is_faster_than_fp32(timed(narrow), timed(2e-3)) is expected
 
 
 def test_the_trial_is_of_one_thread_and_leaves_no_trace(kernel, plain) -> None:
@@ -79,41 +91,43 @@ def test_the_trial_is_of_one_thread_and_leaves_no_trace(kernel, plain) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert many_rows_bf16.faster(kernel, plain) in (True, False)
+        assert linear_many_rows_bf16.is_faster_than_fp32(kernel, plain) in (True, False)
         assert torch.get_num_threads() == 2
         broken = timed(0)
         broken.product = failing
         with pytest.raises(MemoryError):
-            many_rows_bf16.faster(broken, timed(0))
+            linear_many_rows_bf16.is_faster_than_fp32(broken, timed(0))
         assert torch.get_num_threads() == 2 and seen == [1]
     finally:
         torch.set_num_threads(before)
 
 
 # What `kernel` is a cache of: nothing that is kept for other tests is touched.
-find: Callable[[], many_rows_bf16.Kernel | None] = many_rows_bf16.kernel.__wrapped__
+find: Callable[[], linear_many_rows_bf16.Kernel | None] = linear_many_rows_bf16.kernel.__wrapped__
 
 
 def test_it_is_there_only_if_it_is_faster(
     kernel, plain, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "FOLDER", built_kernels)
-    monkeypatch.setattr(many_rows, "kernel", lambda: plain)
-    monkeypatch.setattr(many_rows_bf16, "faster", lambda found, other: other is plain)
-    assert isinstance(find(), many_rows_bf16.Kernel)
-    monkeypatch.setattr(many_rows_bf16, "faster", lambda found, other: False)
+    monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
+    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: plain)
+    monkeypatch.setattr(
+        linear_many_rows_bf16, "is_faster_than_fp32", lambda found, other: other is plain
+    )
+    assert isinstance(find(), linear_many_rows_bf16.Kernel)
+    monkeypatch.setattr(linear_many_rows_bf16, "is_faster_than_fp32", lambda found, other: False)
     assert find() is None
 
 
 def test_it_is_there_only_if_it_is_built_and_so_is_fp32s(
     plain, built_kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many_rows_bf16, "faster", lambda found, other: True)
-    monkeypatch.setattr(library, "FOLDER", tmp_path)
-    monkeypatch.setattr(many_rows, "kernel", lambda: plain)
+    monkeypatch.setattr(linear_many_rows_bf16, "is_faster_than_fp32", lambda found, other: True)
+    monkeypatch.setattr(shared_library, "FOLDER", tmp_path)
+    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: plain)
     assert find() is None
-    monkeypatch.setattr(library, "FOLDER", built_kernels)
-    monkeypatch.setattr(many_rows, "kernel", lambda: None)
+    monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
+    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: None)
     assert find() is None
 
 
@@ -121,49 +135,49 @@ def test_it_is_there_only_if_it_is_built_and_so_is_fp32s(
 def test_few_rows_go_the_same_way(
     kernel, narrow: bool, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Mock(wraps=few_rows.Kernel)
-    monkeypatch.setattr(library, "FOLDER", built_kernels)
-    monkeypatch.setattr(few_rows, "Kernel", made)
-    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: kernel if narrow else None)
-    assert few_rows.kernel.__wrapped__() is not None
+    made = Mock(wraps=linear_few_rows.Kernel)
+    monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
+    monkeypatch.setattr(linear_few_rows, "Kernel", made)
+    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: kernel if narrow else None)
+    assert linear_few_rows.kernel.__wrapped__() is not None
     assert made.call_args.kwargs == {"narrow": narrow}
 
 
 def test_other_products_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = drawn(60, 64, seed=1), drawn(32, 64, seed=2)
-    assert many_rows_bf16.serves(x, weight)
-    assert not many_rows_bf16.serves(x.float(), weight.float())
-    assert not many_rows_bf16.serves(x[:, :40], weight[:, :40])
-    assert not many_rows_bf16.serves(x, weight[:20])
-    assert not many_rows_bf16.serves(x, weight.t().contiguous().t())
-    assert not many_rows_bf16.serves(x, weight, weight.float())
-    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
-    assert not many_rows_bf16.serves(x, weight)
+    assert linear_many_rows_bf16.supports(x, weight)
+    assert not linear_many_rows_bf16.supports(x.float(), weight.float())
+    assert not linear_many_rows_bf16.supports(x[:, :40], weight[:, :40])
+    assert not linear_many_rows_bf16.supports(x, weight[:20])
+    assert not linear_many_rows_bf16.supports(x, weight.t().contiguous().t())
+    assert not linear_many_rows_bf16.supports(x, weight, weight.float())
+    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: None)
+    assert not linear_many_rows_bf16.supports(x, weight)
 
 
 def test_other_mlps_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x, (gate, up, down) = drawn(60, 64, seed=1), weights()
-    serves = many_rows_bf16.serves_mlp
-    assert serves(x, gate, up, down, F.silu)
-    assert not serves(x, gate, up, down, F.gelu)
-    assert not serves(x, gate, up, down, torch.nn.SiLU())  # not known by its name
-    assert not serves(x.float(), gate.float(), up.float(), down.float(), F.silu)
-    assert not serves(x, gate, up.clone().float(), down, F.silu)
-    assert not serves(x[:, :40], gate[:, :40], up[:, :40], down[:40], F.silu)
-    assert not serves(x, gate[:80], up[:80], down[:, :80], F.silu)
-    assert not serves(x, gate, up, down[:40], F.silu)
-    assert not serves(x, gate, up, down.t().contiguous().t(), F.silu)
+    supports = linear_many_rows_bf16.supports_gated_mlp
+    assert supports(x, gate, up, down, F.silu)
+    assert not supports(x, gate, up, down, F.gelu)
+    assert not supports(x, gate, up, down, torch.nn.SiLU())  # not known by its name
+    assert not supports(x.float(), gate.float(), up.float(), down.float(), F.silu)
+    assert not supports(x, gate, up.clone().float(), down, F.silu)
+    assert not supports(x[:, :40], gate[:, :40], up[:, :40], down[:40], F.silu)
+    assert not supports(x, gate[:80], up[:80], down[:, :80], F.silu)
+    assert not supports(x, gate, up, down[:40], F.silu)
+    assert not supports(x, gate, up, down.t().contiguous().t(), F.silu)
     further_apart = torch.cat([up, up], 1)[:, :64]
-    assert not serves(x, gate, further_apart, down, F.silu)
-    monkeypatch.setattr(many_rows_bf16, "kernel", lambda: None)
-    assert not serves(x, gate, up, down, F.silu)
+    assert not supports(x, gate, further_apart, down, F.silu)
+    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: None)
+    assert not supports(x, gate, up, down, F.silu)
 
 
 def test_it_is_what_bfloat16_goes_through(kernel, plain, fast_bf16: None) -> None:
     """`wide` hands over what it serves, and the rest to those that come after it."""
     x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
     assert cpu_linear.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
-    assert cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    assert cpu_linear.supports_gated_mlp(x, gate, up, down, F.silu)
     ours = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
     assert ours.equal(run(kernel.gated_mlp(x, gate, up, down)))
     gelu = run(cpu_linear.gated_mlp(x, gate, up, down, F.gelu))
@@ -174,10 +188,14 @@ def test_a_cpu_that_has_it_is_not_slow_at_bfloat16(
     fast_bf16: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the kernel does not take is then torch's, in bfloat16."""
-    monkeypatch.setattr(cpu_linear, "_narrow_is_slow", cpu_linear._narrow_is_slow.__wrapped__)
+    monkeypatch.setattr(
+        cpu_linear, "_has_slow_bf16_products", cpu_linear._has_slow_bf16_products.__wrapped__
+    )
     x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
     x, gate = x[:, :40], gate[:, :40]
-    assert not cpu_linear.slow_narrow(x) and not cpu_linear.serves_mlp(x, gate, up, down, F.silu)
+    assert not cpu_linear.has_slow_16_bit_products(x) and not cpu_linear.supports_gated_mlp(
+        x, gate, up, down, F.silu
+    )
     assert cpu_linear.linear(x, gate, bias).equal(F.linear(x, gate, bias))
 
 
@@ -187,7 +205,7 @@ def test_an_adapter_calls_silu_by_its_name(
 ) -> None:
     adapter = adapter_for(random_model(tiny_config("qwen3", hidden_act=act, **WIDTHS)))
     asked = Mock(return_value=False)
-    monkeypatch.setattr(cpu_linear, "serves_mlp", asked)
+    monkeypatch.setattr(cpu_linear, "supports_gated_mlp", asked)
     adapter.finish(0, torch.ones(30, 64), torch.ones(30, 96))
     (call,) = asked.call_args_list
     assert call.args[4] is (F.silu if named else adapter.blocks[0].mlp.act_fn)
@@ -197,16 +215,24 @@ def test_rows_of_a_model_go_through_it(
     fast_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a prompt; rows of a batch never do, and do not depend on its size."""
-    found = library.load(built_kernels / "_few_rows.so", "few_rows")
+    found = shared_library.open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
     assert found is not None, "a CPU with AVX512-BF16 has AVX-512"
     adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
-    x, attended = drawn(few_rows.MAX_BATCH, 64, seed=1), drawn(few_rows.MAX_BATCH, 96, seed=2)
-    linear, mlp = Mock(wraps=many_rows_bf16.linear), Mock(wraps=many_rows_bf16.gated_mlp)
-    monkeypatch.setattr(few_rows, "kernel", lambda: few_rows.Kernel(found, narrow=True))
-    monkeypatch.setattr(many_rows_bf16, "linear", linear)
-    monkeypatch.setattr(many_rows_bf16, "gated_mlp", mlp)
+    x, attended = (
+        drawn(linear_few_rows.MAX_BATCH, 64, seed=1),
+        drawn(linear_few_rows.MAX_BATCH, 96, seed=2),
+    )
+    linear, mlp = (
+        Mock(wraps=linear_many_rows_bf16.linear),
+        Mock(wraps=linear_many_rows_bf16.gated_mlp),
+    )
+    monkeypatch.setattr(
+        linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(found, narrow=True)
+    )
+    monkeypatch.setattr(linear_many_rows_bf16, "linear", linear)
+    monkeypatch.setattr(linear_many_rows_bf16, "gated_mlp", mlp)
     whole = steps_of(adapter, x, attended, batch=True)
-    for size in (1, 7, few_rows.MAX_ROWS, few_rows.MAX_ROWS + 1):
+    for size in (1, 7, linear_few_rows.MAX_ROWS, linear_few_rows.MAX_ROWS + 1):
         part = steps_of(adapter, x[:size], attended[:size], batch=True)
         assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
     assert not linear.called and not mlp.called

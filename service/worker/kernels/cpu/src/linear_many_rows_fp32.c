@@ -18,7 +18,7 @@
 /* Floats of x that all threads go through at a time, columns of every row: 512 KiB. */
 #define ROOM (128 * 1024)
 
-int many_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+int linear_many_rows_fp32_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* y += w * x of a tile's first HALF * `wide` rows. w [OUTS, DEPTH] widened, of every LANES columns
  * the even ones first; x [columns, ROWS]; y [outs, ROWS], taken for zero if `fresh`. The memory at
@@ -109,7 +109,7 @@ TARGET static void group(const struct product *p, ptrdiff_t at, ptrdiff_t then, 
 
 /* y = w * x, or y += w * x with `add`. x [tiles, in, ROWS], of which `rows` rows count; w [out, in]
  * with rows `stride` apart; y [tiles, out, ROWS]; in is a multiple of LANES. */
-TARGET void many_rows_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
+TARGET void linear_many_rows_fp32_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
                               ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int add, int threads)
 {
     struct product p = {x, w, y, rows, in, out, stride, !add};
@@ -126,7 +126,7 @@ TARGET void many_rows_product(const float *x, const uint16_t *w, float *y, ptrdi
 
 /* x [rows, in] bfloat16 into tiles [tiles, in, ROWS]; what no row fills is zero. in is a multiple
  * of LANES. */
-TARGET void many_rows_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
+TARGET void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
                            int threads)
 {
     ptrdiff_t groups = (rows + ROWS - 1) / ROWS * (ROWS / HALF);
@@ -153,7 +153,7 @@ TARGET void many_rows_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrd
 
 /* tiles [tiles, out, ROWS] into y [rows, out] bfloat16, bias (or NULL) [out] added before rounding.
  * out is a multiple of HALF. */
-TARGET void many_rows_unpack(const float *tiles, const uint16_t *bias, uint16_t *y, ptrdiff_t rows,
+TARGET void linear_many_rows_fp32_unpack(const float *tiles, const uint16_t *bias, uint16_t *y, ptrdiff_t rows,
                              ptrdiff_t out, int threads)
 {
     ptrdiff_t groups = (rows + HALF - 1) / HALF;

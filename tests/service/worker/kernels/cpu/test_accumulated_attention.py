@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import attention_mass
-from service.worker.kernels.cpu.attention_mass import Kernel
-from service.worker.kernels.cpu.library import load
+from service.worker.kernels.cpu import accumulated_attention
+from service.worker.kernels.cpu.accumulated_attention import Kernel
+from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.methods.sparse.sketch import streamed_mass
 from tests.service.worker.tiny import assert_close
 
@@ -31,10 +31,10 @@ SHAPES = [
 @pytest.fixture(scope="module", params=[False, True], ids=["fp32", "bf16"])
 def kernel(built_kernels: Path, request: pytest.FixtureRequest) -> Kernel:
     """In fp32, and by bfloat16 dot products where the CPU has them."""
-    library = load(built_kernels / "_attention_mass.so", "attention_mass")
+    library = open_library(built_kernels / "_accumulated_attention.so", "accumulated_attention")
     if library is None:
         pytest.skip("this CPU has no AVX-512")
-    products = load(built_kernels / "_many_rows_bf16.so", "many_rows_bf16")
+    products = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
     if request.param and products is None:
         pytest.skip("this CPU has no AVX512-BF16")
     return Kernel(library, narrow=request.param)
@@ -68,7 +68,9 @@ def test_sums_and_normalisers(
 ) -> None:
     """Scores of hundreds too: none of them overflows."""
     q, k = drawn(shape, size)
-    assert attention_mass.served(q, k) is not None or attention_mass.kernel() is None
+    assert (
+        accumulated_attention.kernel_for(q, k) is not None or accumulated_attention.kernel() is None
+    )
     expected = exact(q, k)
     for way, name in ((kernel, "kernel"), (streamed_mass, "torch")):
         mass, norm = way(q, k, SCALE)
@@ -93,5 +95,7 @@ def test_any_number_of_threads_gives_the_same(kernel: Kernel) -> None:
 
 def test_others_are_left_to_torch() -> None:
     q, k = drawn(SHAPES[-1])
-    assert attention_mass.served(q.float(), k.float()) is None
-    assert attention_mass.served(q.transpose(0, 1).contiguous().transpose(0, 1), k) is None
+    assert accumulated_attention.kernel_for(q.float(), k.float()) is None
+    assert (
+        accumulated_attention.kernel_for(q.transpose(0, 1).contiguous().transpose(0, 1), k) is None
+    )

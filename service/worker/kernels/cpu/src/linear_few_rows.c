@@ -20,7 +20,7 @@
 #define STRIP 24 /* rows of w that stay in the cache while rows of x go by */
 #define WIDTH 1024 /* columns of ROWS rows of x that do */
 
-int few_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
+int linear_few_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 struct product {
     const uint16_t *w, *bias;
@@ -153,7 +153,7 @@ TARGET_BF16 STRIP_OF(narrow_strip, narrow_block, uint16_t)
 /* x [rows, columns], w [outs, columns] with rows `stride` apart, y [rows, outs]; bias may be NULL;
  * scratch [rows, columns] fp32; carried [threads, rows, STRIP, LANES / 2] fp32. columns is a
  * multiple of LANES. narrow: by bfloat16 dot products, without scratch. */
-TARGET void few_rows_product(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
+TARGET void linear_few_rows_product(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
                             float *scratch, float *carried, ptrdiff_t rows, ptrdiff_t outs,
                             ptrdiff_t columns, ptrdiff_t stride, int narrow, int threads)
 {
