@@ -15,16 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest import arguments, embedded, machine
-from loadtest.client import Client
-from loadtest.reporting import knee, plots, tables
-from loadtest.reporting.page import page
-from loadtest.reporting.records import Record
-from loadtest.reporting.summary import Slo, two_digits
-from loadtest.sweep import AUTO_FACTORS, Driver, ProbeFailed, Step, replay, sweep
+from loadtest import command_line, local_service, machine
+from loadtest.measurement.request_record import RequestRecord
+from loadtest.rate_sweep import AUTO_FACTORS, ProbeFailed, Step, StepRunner, replay, sweep
+from loadtest.reporting import goodput_plot, knee, markdown_report
+from loadtest.reporting.html_page import page
+from loadtest.reporting.run_summary import Slo, two_digits
+from loadtest.sending.streaming_client import StreamingClient
+from loadtest.traffic.random_model import write_model
 from loadtest.traffic.routes import Method
-from loadtest.traffic.shape import write_model
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.trace_replay import Trace
 from loadtest.traffic.workloads import Workload
 
 ALONE = 5
@@ -33,13 +33,13 @@ SLO_FACTOR = 3.0
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    args = arguments.parser().parse_args(given)
+    args = command_line.parser().parse_args(given)
     args.api_key = args.api_key or os.environ.get("KVSTITCH_API_KEY", "")
     before = machine.describe()
     try:
         with served(args) as url:
             result, raw = asyncio.run(measure(args, url))
-    except (ValueError, OSError, embedded.ServiceFailed, ProbeFailed) as error:
+    except (ValueError, OSError, local_service.ServiceFailed, ProbeFailed) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
     own = {} if args.url else machine.service_environment()
@@ -54,33 +54,36 @@ def served(args: argparse.Namespace) -> Iterator[str]:
     if args.url:
         url = str(args.url).rstrip("/")
         if args.ingest:
-            say(f"{embedded.ingest(url, arguments.corpus(args), args.api_key)} documents stored")
+            count = local_service.ingest(url, command_line.corpus(args), args.api_key)
+            say(f"{count} documents stored")
         yield url
         return
     with tempfile.TemporaryDirectory(prefix="kvstitch-load-") as scratch:
         model = args.model
         if args.shape:
-            model = write_model(Path(scratch) / str(args.shape), args.shape, arguments.DEMO_MODEL)
+            model = write_model(
+                Path(scratch) / str(args.shape), args.shape, command_line.DEMO_MODEL
+            )
         say("starting a service ...")
-        with embedded.service(Path(scratch) / "data", model) as url:
-            say(f"{embedded.ingest(url, arguments.corpus(args))} documents stored")
+        with local_service.service(Path(scratch) / "data", model) as url:
+            say(f"{local_service.ingest(url, command_line.corpus(args))} documents stored")
             yield url
 
 
 async def measure(
     args: argparse.Namespace, url: str
-) -> tuple[dict[str, Any], Mapping[str, list[Record]]]:
+) -> tuple[dict[str, Any], Mapping[str, list[RequestRecord]]]:
     """What the run gave, and its records."""
-    model = embedded.first_model(url, args.api_key)
-    route, methods = arguments.route(args, model), arguments.methods(args)
-    work = arguments.workload(args)
-    async with Client(url, route, args.api_key) as client:
-        driver = Driver(client, route, arguments.pattern(args, Slo()), Slo())
+    model = local_service.first_model(url, args.api_key)
+    route, methods = command_line.route(args, model), command_line.methods(args)
+    work = command_line.workload(args)
+    async with StreamingClient(url, route, args.api_key) as client:
+        driver = StepRunner(client, route, command_line.pattern(args, Slo()), Slo())
         unloaded = await alone(driver, work, methods)
         first = unloaded[methods[0].label]
-        slo, origin = arguments.slo(args, two_digits(SLO_FACTOR * first["ttft_s"]))
-        pattern = arguments.pattern(args, slo)
-        driver = Driver(client, route, pattern, slo)
+        slo, origin = command_line.slo(args, two_digits(SLO_FACTOR * first["ttft_s"]))
+        pattern = command_line.pattern(args, slo)
+        driver = StepRunner(client, route, pattern, slo)
         say(f"SLO: {slo}")
         if isinstance(work, Trace):
             steps, raw = await replay(driver, work, methods, say)
@@ -107,7 +110,7 @@ async def measure(
 
 
 async def alone(
-    driver: Driver, work: Workload, methods: Sequence[Method]
+    driver: StepRunner, work: Workload, methods: Sequence[Method]
 ) -> dict[str, dict[str, float]]:
     """What each method needs without load; before and after, to see whether the machine changed."""
     out = {}
@@ -135,12 +138,12 @@ def knees(steps: Sequence[Step], methods: Sequence[Method], attainment: float) -
 
 
 def write(
-    folder: Path, name: str, result: Mapping[str, Any], raw: Mapping[str, Sequence[Record]]
+    folder: Path, name: str, result: Mapping[str, Any], raw: Mapping[str, Sequence[RequestRecord]]
 ) -> None:
     """NAME.json, .records.json.gz, .png, .md and .html; the table to the console."""
     folder.mkdir(parents=True, exist_ok=True)
-    picture = plots.goodput(result)
-    text = tables.markdown(result, f"{name}.png")
+    picture = goodput_plot.goodput(result)
+    text = markdown_report.markdown(result, f"{name}.png")
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     (folder / f"{name}.png").write_bytes(picture)
     (folder / f"{name}.md").write_text(text)
@@ -148,7 +151,7 @@ def write(
     samples = {step: [asdict(record) for record in records] for step, records in raw.items()}
     packed = gzip.compress(json.dumps(samples).encode(), mtime=0)
     (folder / f"{name}.records.json.gz").write_bytes(packed)
-    print(tables.markdown(result))
+    print(markdown_report.markdown(result))
     print(f"written: {folder / name}.html, .json, .md, .png, .records.json.gz")
 
 

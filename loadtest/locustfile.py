@@ -32,8 +32,8 @@ from locust import HttpUser, events, task
 # Locust's command puts the folder of this file on the path, not the one above it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loadtest.answer import Answer
-from loadtest.sse import EventParser
+from loadtest.measurement.event_stream import EventParser
+from loadtest.measurement.streamed_answer import StreamedAnswer
 from loadtest.traffic.routes import ChatRoute, Method, RagRoute, Request, Route
 
 TIMEOUT_S = 300.0
@@ -89,7 +89,7 @@ class StreamUser(HttpUser):
     def ask(self) -> None:
         route = self.route()
         request = Request(random.choice(setup().questions), max_tokens=setup().max_tokens)
-        answer, parser = Answer(), EventParser()
+        answer, parser = StreamedAnswer(), EventParser()
         started = time.perf_counter()
         with self.client.post(
             route.path,

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loadtest.answer import Answer
-from loadtest.sse import Event
+from loadtest.measurement.event_stream import Event
+from loadtest.measurement.streamed_answer import StreamedAnswer
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Route(Protocol):
     def body(self, request: Request, method: Method) -> dict[str, Any]:
         """The JSON of a streamed request."""
 
-    def read(self, event: Event, answer: Answer, now: float) -> None:
+    def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
         """Writes into `answer` what an event that arrived at `now` says.
 
         Raises ValueError, KeyError or TypeError if it is not what this route streams.
@@ -89,7 +89,7 @@ class RagRoute:
             asked = {"messages": _messages(request.system, request.question)}
         return {**self.fields, **asked, **_choices(request, method), **_limit(request)}
 
-    def read(self, event: Event, answer: Answer, now: float) -> None:
+    def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
         if event.name == "token":
             answer.text_at.append(now)
         elif event.name == "done":
@@ -130,7 +130,7 @@ class ChatRoute:
             **_limit(request),
         }
 
-    def read(self, event: Event, answer: Answer, now: float) -> None:
+    def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
         if event.data == "[DONE]":
             answer.ended_at = now
             return

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from loadtest.traffic.corpus import Question
+from loadtest.traffic.corpus_files import Question
 from loadtest.traffic.routes import Document, Request
 
 

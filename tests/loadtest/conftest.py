@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.arguments import DEMO
-from loadtest.traffic.corpus import Question, read_documents, read_questions
+from loadtest.command_line import DEMO
+from loadtest.traffic.corpus_files import Question, read_documents, read_questions
 from loadtest.traffic.routes import Document
 from tests.e2e.models import demo_or_tiny
 from tests.e2e.service import Service

@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.arguments import DEMO
-from loadtest.client import Client
-from loadtest.reporting.records import OK
-from loadtest.reporting.summary import Slo
-from loadtest.sweep import Driver, Pattern
-from loadtest.traffic.corpus import Question
+from loadtest.command_line import DEMO
+from loadtest.measurement.request_record import OK
+from loadtest.rate_sweep import StepRunner, StepSettings
+from loadtest.reporting.run_summary import Slo
+from loadtest.sending.streaming_client import StreamingClient
+from loadtest.traffic.corpus_files import Question
 from loadtest.traffic.routes import ChatRoute, Document, Method, RagRoute, Route
-from loadtest.traffic.trace import Scheduled
+from loadtest.traffic.trace_replay import Scheduled
 from loadtest.traffic.workloads import Zipf
 from tests.e2e.service import Service
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
-PATIENT = Pattern(step_s=2.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
+PATIENT = StepSettings(step_s=2.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
 
 
 def chat(service: Service) -> Route:
@@ -58,8 +58,8 @@ async def test_a_few_requests_by_each_route(
         Scheduled(0.1 * index, request) for index, request in enumerate(islice(zipf.requests(1), 5))
     ]
     method = Method("as served") if route_of is plain else Method.parse("a3:0.2")
-    async with Client(str(service.http.base_url), route) as client:
-        driver = Driver(client, route, PATIENT, Slo(ttft_s=60.0))
+    async with StreamingClient(str(service.http.base_url), route) as client:
+        driver = StepRunner(client, route, PATIENT, Slo(ttft_s=60.0))
         figures, records = await driver.step(scheduled, method, 2.0)
     assert [record.outcome for record in records] == [OK] * 5, figures["error_messages"]
     assert figures["slo_attainment"] == 1.0 and figures["failed"] == 0

@@ -19,14 +19,14 @@ COPIED = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """hidden × layers; heads of 64, a KV head for every four of them, an FFN of 2.75 times."""
 
     hidden: int
     layers: int
 
     @classmethod
-    def parse(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> ModelShape:
         """`512x12`. Raises ValueError."""
         found = re.fullmatch(r"(\d+)x(\d+)", text)
         if not found:
@@ -40,7 +40,7 @@ class Shape:
         return f"random-{self.hidden}x{self.layers}"
 
 
-def write_model(folder: Path, shape: Shape, demo_model: Path, seed: int = 0) -> Path:
+def write_model(folder: Path, shape: ModelShape, demo_model: Path, seed: int = 0) -> Path:
     """Config, random bf16 weights and the demo's tokenizer, in `folder`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

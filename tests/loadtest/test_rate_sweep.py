@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from loadtest.__main__ import knees
-from loadtest.client import Client
-from loadtest.reporting.plots import goodput
-from loadtest.reporting.summary import Slo
-from loadtest.sweep import Driver, Pattern, Step, at_rate, sweep
-from loadtest.traffic.corpus import Question
+from loadtest.rate_sweep import Step, StepRunner, StepSettings, at_rate, sweep
+from loadtest.reporting.goodput_plot import goodput
+from loadtest.reporting.run_summary import Slo
+from loadtest.sending.streaming_client import StreamingClient
+from loadtest.traffic.corpus_files import Question
 from loadtest.traffic.routes import Document, Method, RagRoute
 from loadtest.traffic.workloads import Zipf
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1}
 ANSWER = f"event: done\ndata: {json.dumps({'usage': USAGE})}\n\n"
 HEAD = "HTTP/1.1 {} x\r\ncontent-length: {}\r\n\r\n"
-PATTERN = Pattern(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
+PATTERN = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
 METHODS = [Method.parse("full"), Method.parse("other")]
 WORK = Zipf([Document("d", "", "Text.")], [Question("Why?")], 1)
 
@@ -55,8 +55,8 @@ async def refusing(method: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]
 async def swept(rates: list[float]) -> tuple[list[Step], list[dict[str, Any]]]:
     said: list[str] = []
     # The client leaves first: the server waits for its connections to end.
-    async with refusing("full") as (url, bodies), Client(url, RagRoute()) as client:
-        driver = Driver(client, RagRoute(), PATTERN, Slo(ttft_s=60.0))
+    async with refusing("full") as (url, bodies), StreamingClient(url, RagRoute()) as client:
+        driver = StepRunner(client, RagRoute(), PATTERN, Slo(ttft_s=60.0))
         steps, raw = await sweep(driver, WORK, METHODS, rates, said.append)
     assert len(said) == len(steps) == len(raw)
     return steps, bodies
@@ -81,9 +81,9 @@ async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
 
 async def test_a_step_that_lagged_is_run_again_and_then_stands_as_it_is() -> None:
     """A limit below zero, which every generator exceeds."""
-    pattern = Pattern(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=-1.0, attempts=3)
-    async with refusing("nobody") as (url, bodies), Client(url, RagRoute()) as client:
-        driver = Driver(client, RagRoute(), pattern, Slo())
+    pattern = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=-1.0, attempts=3)
+    async with refusing("nobody") as (url, bodies), StreamingClient(url, RagRoute()) as client:
+        driver = StepRunner(client, RagRoute(), pattern, Slo())
         figures, records = await driver.step(at_rate(WORK, 4, pattern), METHODS[0], 1.0)
     assert not figures["valid"] and figures["attempts"] == 3
     assert len(bodies) == 3 * 4 and len(records) == figures["sent"] == 4
@@ -106,4 +106,4 @@ async def test_what_did_not_hold_is_drawn_too() -> None:
 def test_every_rate_has_requests_of_its_own_and_all_methods_the_same() -> None:
     three, again, five = (at_rate(WORK, rate, PATTERN) for rate in (3.0, 3.0, 5.0))
     assert three == again and len(three) == 3 and len(five) == 5
-    assert at_rate(WORK, 3.0, Pattern(step_s=1.0, seed=2)) != three
+    assert at_rate(WORK, 3.0, StepSettings(step_s=1.0, seed=2)) != three

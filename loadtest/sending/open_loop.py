@@ -2,7 +2,7 @@
 
 Latency counts from the time a request was meant to be sent. A generator that waits for answers, or
 counts from when it got round to sending, leaves out just the requests that a slow server delays
-(coordinated omission). A generator that is itself too slow measures itself: `Lag` says so.
+(coordinated omission). A generator that is itself too slow measures itself: `GeneratorLag` says so.
 
 Knows no HTTP and no workload.
 """
@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from loadtest.reporting.percentiles import percentile
-from loadtest.reporting.records import Record
+from loadtest.measurement.percentiles import percentile
+from loadtest.measurement.request_record import RequestRecord
 
 LEAD_S = 0.1
 """Between the start and the first possible request: so that the first is not late."""
@@ -33,7 +33,7 @@ T = TypeVar("T", bound=Timed)
 
 
 @dataclass(frozen=True)
-class Lag:
+class GeneratorLag:
     """How late the generator itself was, in seconds; the run is no measurement beyond `limit_s`."""
 
     p99_s: float
@@ -59,25 +59,25 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Run:
+class OpenLoopRun:
     """Records in order of intended time; `ended_s` is when the last answer ended or was cut."""
 
-    records: list[Record]
-    lag: Lag
+    records: list[RequestRecord]
+    lag: GeneratorLag
     ended_s: float
 
 
-async def run(
+async def run_open_loop(
     schedule: Sequence[T],
-    send: Callable[[T, float, Record], Awaitable[None]],
+    send: Callable[[T, float, RequestRecord], Awaitable[None]],
     *,
     patience_s: float,
     max_lag_s: float,
     clock: Callable[[], float] = time.perf_counter,
-) -> Run:
+) -> OpenLoopRun:
     """Send everything on time. Answers still under way `patience_s` after the last request was due
     are cut and stay `unfinished`."""
-    records = [Record(item.at_s) for item in schedule]
+    records = [RequestRecord(item.at_s) for item in schedule]
     beats: list[float] = []
     heart = asyncio.create_task(_beat(beats, clock))
     origin = clock() + LEAD_S
@@ -101,15 +101,15 @@ async def run(
         if isinstance(outcome, Exception):
             raise outcome
     late = [max(0.0, record.lag_s) for record in records if record.lag_s is not None] or [0.0]
-    lag = Lag(percentile(late, 99), max(late), max_lag_s, percentile(beats or [0.0], 99))
-    return Run(records, lag, clock() - origin)
+    lag = GeneratorLag(percentile(late, 99), max(late), max_lag_s, percentile(beats or [0.0], 99))
+    return OpenLoopRun(records, lag, clock() - origin)
 
 
 async def _sent(
-    send: Callable[[T, float, Record], Awaitable[None]],
+    send: Callable[[T, float, RequestRecord], Awaitable[None]],
     item: T,
     due: float,
-    record: Record,
+    record: RequestRecord,
     clock: Callable[[], float],
 ) -> None:
     record.lag_s = clock() - due

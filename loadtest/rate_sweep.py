@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.client import Client, Prepared
-from loadtest.reporting.percentiles import percentile
-from loadtest.reporting.records import OK, Record
-from loadtest.reporting.summary import Slo, summarize
-from loadtest.runner import run
+from loadtest.measurement.percentiles import percentile
+from loadtest.measurement.request_record import OK, RequestRecord
+from loadtest.reporting.run_summary import Slo, summarize
+from loadtest.sending.open_loop import run_open_loop
+from loadtest.sending.streaming_client import PreparedRequest, StreamingClient
 from loadtest.traffic.arrivals import poisson
 from loadtest.traffic.routes import Method, Route
-from loadtest.traffic.trace import Scheduled, Trace
+from loadtest.traffic.trace_replay import Scheduled, Trace
 from loadtest.traffic.workloads import Workload
 
 HOPELESS = 0.1
@@ -39,7 +39,7 @@ class ProbeFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Pattern:
+class StepSettings:
     """How each step is driven; times in seconds."""
 
     step_s: float = 12.0
@@ -56,23 +56,23 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Driver:
+class StepRunner:
     """Runs steps against one route of one server."""
 
-    client: Client
+    client: StreamingClient
     route: Route
-    pattern: Pattern
+    pattern: StepSettings
     slo: Slo
 
-    def prepare(self, scheduled: Sequence[Scheduled], method: Method) -> list[Prepared]:
+    def prepare(self, scheduled: Sequence[Scheduled], method: Method) -> list[PreparedRequest]:
         return [
-            Prepared(item.at_s, json.dumps(self.route.body(item.request, method)).encode())
+            PreparedRequest(item.at_s, json.dumps(self.route.body(item.request, method)).encode())
             for item in scheduled
         ]
 
     async def step(
         self, scheduled: Sequence[Scheduled], method: Method, window_s: float
-    ) -> tuple[Step, list[Record]]:
+    ) -> tuple[Step, list[RequestRecord]]:
         """One run of one method; its figures and its records. Where the generator lagged it is run
         again, and the last attempt stands, valid or not: no result decides on that."""
         attempts = 1
@@ -84,9 +84,9 @@ class Driver:
 
     async def _once(
         self, scheduled: Sequence[Scheduled], method: Method, window_s: float
-    ) -> tuple[Step, list[Record]]:
+    ) -> tuple[Step, list[RequestRecord]]:
         pattern = self.pattern
-        done = await run(
+        done = await run_open_loop(
             self.prepare(scheduled, method),
             self.client.send,
             patience_s=pattern.patience_s,
@@ -104,7 +104,7 @@ class Driver:
         requests = itertools.islice(workload.requests(f"alone/{self.pattern.seed}"), count + 1)
         records = []
         for request in requests:
-            done = await run(
+            done = await run_open_loop(
                 self.prepare([Scheduled(0.0, request)], method),
                 self.client.send,
                 patience_s=300.0,
@@ -123,7 +123,7 @@ class Driver:
         }
 
 
-def at_rate(workload: Workload, rate: float, pattern: Pattern) -> list[Scheduled]:
+def at_rate(workload: Workload, rate: float, pattern: StepSettings) -> list[Scheduled]:
     """What is sent at one rate, the same for every method."""
     seed = f"{pattern.seed}/{rate:g}"
     arrivals = poisson(rate, pattern.step_s, seed)
@@ -132,11 +132,15 @@ def at_rate(workload: Workload, rate: float, pattern: Pattern) -> list[Scheduled
 
 
 async def sweep(
-    driver: Driver, workload: Workload, methods: Sequence[Method], rates: Sequence[float], say: Say
-) -> tuple[list[Step], dict[str, list[Record]]]:
+    driver: StepRunner,
+    workload: Workload,
+    methods: Sequence[Method],
+    rates: Sequence[float],
+    say: Say,
+) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
     """Steps in the order they were run, and the records by `method@rate`."""
     steps: list[Step] = []
-    raw: dict[str, list[Record]] = {}
+    raw: dict[str, list[RequestRecord]] = {}
     for turn, rate in enumerate(sorted(rates)):
         scheduled = at_rate(workload, rate, driver.pattern)
         turned = turn % len(methods)
@@ -151,8 +155,8 @@ async def sweep(
 
 
 async def replay(
-    driver: Driver, trace: Trace, methods: Sequence[Method], say: Say
-) -> tuple[list[Step], dict[str, list[Record]]]:
+    driver: StepRunner, trace: Trace, methods: Sequence[Method], say: Say
+) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
     """The trace once for every method."""
     steps, raw = [], {}
     # A window that ends with the last request would make one request of a trace an infinite rate.

@@ -13,7 +13,7 @@ TIERS = ("memory", "ssd", "redis")
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """Filled while the stream is read."""
 
     text_at: list[float] = field(default_factory=list)

@@ -11,10 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.answer import TIERS
-from loadtest.reporting.percentiles import in_milliseconds
-from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, UNFINISHED, Record
-from loadtest.runner import Run
+from loadtest.measurement.percentiles import in_milliseconds
+from loadtest.measurement.request_record import (
+    FAILED,
+    OK,
+    OVERLOADED,
+    REJECTED,
+    UNFINISHED,
+    RequestRecord,
+)
+from loadtest.measurement.streamed_answer import TIERS
+from loadtest.sending.open_loop import OpenLoopRun
 
 SHOWN_ERRORS = 5
 
@@ -27,7 +34,7 @@ class Slo:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
-    def met(self, record: Record) -> bool:
+    def met(self, record: RequestRecord) -> bool:
         """All of it, by a complete answer. An answer of one token has no TPOT to miss."""
         if record.outcome != OK:
             return False
@@ -53,7 +60,9 @@ class Slo:
         return {f"{n}_ms": None if v is None else 1000 * v for n, v in limits.items()}
 
 
-def summarize(run: Run, slo: Slo, *, window_s: float, warmup_s: float = 0.0) -> dict[str, Any]:
+def summarize(
+    run: OpenLoopRun, slo: Slo, *, window_s: float, warmup_s: float = 0.0
+) -> dict[str, Any]:
     """`window_s`: how long requests were sent, the warm-up included.
 
     request_throughput and request_goodput are vLLM's: per second from the first request to the end
@@ -104,7 +113,7 @@ def summarize(run: Run, slo: Slo, *, window_s: float, warmup_s: float = 0.0) -> 
     }
 
 
-def _duration(records: Sequence[Record], run: Run) -> float:
+def _duration(records: Sequence[RequestRecord], run: OpenLoopRun) -> float:
     ends = [r.at_s + r.e2e_s for r in records if r.e2e_s is not None]
     if any(record.outcome == UNFINISHED for record in records):
         ends.append(run.ended_s)
@@ -112,7 +121,7 @@ def _duration(records: Sequence[Record], run: Run) -> float:
     return max(max(ends, default=run.ended_s) - first, 1e-9)
 
 
-def _hits(done: Sequence[Record]) -> dict[str, Any]:
+def _hits(done: Sequence[RequestRecord]) -> dict[str, Any]:
     """Tokens whose KV was found, by tier, and their share of what could have been found: all of
     the prompt that is not the question."""
     sources: Counter[str] = Counter()
@@ -128,13 +137,13 @@ def _hits(done: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _messages(records: Sequence[Record]) -> dict[str, int]:
+def _messages(records: Sequence[RequestRecord]) -> dict[str, int]:
     """What went wrong most often."""
     counted = Counter(record.error for record in records if record.error)
     return dict(counted.most_common(SHOWN_ERRORS))
 
 
-def _most_at_once(records: Sequence[Record], run: Run) -> int:
+def _most_at_once(records: Sequence[RequestRecord], run: OpenLoopRun) -> int:
     """From when a request was due to when its answer ended, or the run."""
     ended = [run.ended_s if r.e2e_s is None else r.at_s + r.e2e_s for r in records]
     changes = sorted([(r.at_s, 1) for r in records] + [(at, -1) for at in ended])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.traffic.corpus import Question, read_documents, read_questions
+from loadtest.traffic.corpus_files import Question, read_documents, read_questions
 from loadtest.traffic.routes import Document
-from loadtest.traffic.trace import Blocks, read_trace
+from loadtest.traffic.trace_replay import TraceBlocks, read_trace
 from loadtest.traffic.workloads import Permutator, Zipf, long_document
 
 DOCUMENTS = [Document(f"d{n}", f"Title {n}", f"Fact {n}. Also {n} plus.") for n in range(20)]
@@ -113,7 +113,7 @@ def test_mooncakes_blocks_are_shared_where_the_trace_shares_them(tmp_path: Path)
         {"timestamp": 0, "input_length": 1500, "output_length": 500, "hash_ids": [0, 1, 2]},
         {"timestamp": 27000, "input_length": 1000, "output_length": 3, "hash_ids": [0, 14]},
     )
-    blocks = Blocks(words=30, most=2)
+    blocks = TraceBlocks(words=30, most=2)
     trace = read_trace(file, DOCUMENTS, QUESTIONS, max_tokens=16, blocks=blocks)
     long, short = (item.request for item in trace.scheduled)
     assert [d.doc_id for d in long.documents] == ["block-0", "block-1"]

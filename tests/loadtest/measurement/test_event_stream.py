@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sse import Event, EventParser
+from loadtest.measurement.event_stream import Event, EventParser
 
 STREAM = (
     ": a comment\n\nevent: token\ndata: {}\n\ndata: first\ndata:second — §\r\n\r\n"

@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from loadtest.reporting.summary import Slo
-from loadtest.sweep import Pattern
-from loadtest.traffic.corpus import read_documents, read_questions
+from loadtest.rate_sweep import StepSettings
+from loadtest.reporting.run_summary import Slo
+from loadtest.traffic.corpus_files import read_documents, read_questions
+from loadtest.traffic.random_model import ModelShape
 from loadtest.traffic.routes import ChatRoute, Document, Method, RagRoute, Route
-from loadtest.traffic.shape import Shape
-from loadtest.traffic.trace import Blocks, Trace, read_trace
+from loadtest.traffic.trace_replay import Trace, TraceBlocks, read_trace
 from loadtest.traffic.workloads import Permutator, Zipf, long_document
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"
@@ -111,7 +111,7 @@ def workload(args: argparse.Namespace) -> Trace | Zipf | Permutator:
     if args.workload == "trace":
         if args.trace is None:
             raise ValueError("--workload trace needs --trace FILE.jsonl")
-        blocks = Blocks(args.block_words, args.max_blocks)
+        blocks = TraceBlocks(args.block_words, args.max_blocks)
         documents = read_documents(args.corpus)
         return read_trace(
             args.trace,
@@ -130,7 +130,7 @@ def workload(args: argparse.Namespace) -> Trace | Zipf | Permutator:
     return Zipf(documents, questions, count, args.alpha, shuffled, args.search, args.max_tokens)
 
 
-def pattern(args: argparse.Namespace, slo: Slo) -> Pattern:
+def pattern(args: argparse.Namespace, slo: Slo) -> StepSettings:
     """Raises ValueError."""
     warmup_s = args.warmup_s
     if warmup_s is None:
@@ -142,7 +142,7 @@ def pattern(args: argparse.Namespace, slo: Slo) -> Pattern:
     if patience_s < longest_s:
         raise ValueError(f"--patience-s {patience_s:g} cuts answers that would still be good")
     max_lag_s = args.max_lag_ms / 1000
-    return Pattern(args.step_s, warmup_s, patience_s, max_lag_s, args.attempts, args.seed)
+    return StepSettings(args.step_s, warmup_s, patience_s, max_lag_s, args.attempts, args.seed)
 
 
 def slo(args: argparse.Namespace, ttft_s: float) -> tuple[Slo, str]:
@@ -159,8 +159,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _shape(text: str) -> Shape:
+def _shape(text: str) -> ModelShape:
     try:
-        return Shape.parse(text)
+        return ModelShape.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -9,7 +9,7 @@ FAILED, UNFINISHED = "failed", "unfinished"
 
 
 @dataclass
-class Record:
+class RequestRecord:
     """One request. It is written while the answer comes, so that one cut short is there too."""
 
     at_s: float

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.reporting.percentiles import PERCENTILES, deviation, in_milliseconds, mean, percentile
+from loadtest.measurement.percentiles import (
+    PERCENTILES,
+    deviation,
+    in_milliseconds,
+    mean,
+    percentile,
+)
 
 SAMPLES = st.lists(st.floats(0, 1e4, allow_subnormal=False), min_size=1, max_size=80)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.traffic.corpus import Question, read_lines
+from loadtest.traffic.corpus_files import Question, read_lines
 from loadtest.traffic.routes import Document, Request
 from loadtest.traffic.workloads import long_document
 
@@ -32,7 +32,7 @@ class Scheduled:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TraceBlocks:
     """How a hash id becomes text that fits the model served."""
 
     words: int = 60
@@ -71,14 +71,14 @@ def read_trace(
     *,
     speed: float = 1.0,
     max_tokens: int | None = None,
-    blocks: Blocks | None = None,
+    blocks: TraceBlocks | None = None,
 ) -> Trace:
     """The first request is sent at once, the others as far behind it as in the trace, divided by
     `speed`. `max_tokens` limits every answer. Raises ValueError that names the line."""
     if not speed > 0:
         raise ValueError(f"speed must be above 0, not {speed}")
     by_id = {document.doc_id: document for document in corpus}
-    texts = _Texts(corpus, by_id, blocks or Blocks())
+    texts = _Texts(corpus, by_id, blocks or TraceBlocks())
     trace = Trace(path, speed=speed)
     rows = []
     for number, row in enumerate(read_lines(path), 1):
@@ -108,7 +108,7 @@ class _Texts:
     """The documents of a line; those made of hash ids are made once."""
 
     def __init__(
-        self, corpus: Sequence[Document], by_id: Mapping[str, Document], blocks: Blocks
+        self, corpus: Sequence[Document], by_id: Mapping[str, Document], blocks: TraceBlocks
     ) -> None:
         self._corpus = corpus
         self._by_id = by_id

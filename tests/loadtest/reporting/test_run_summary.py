@@ -2,16 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, UNFINISHED, Record
-from loadtest.reporting.summary import Slo, summarize, two_digits
-from loadtest.runner import Lag, Run
+from loadtest.measurement.request_record import (
+    FAILED,
+    OK,
+    OVERLOADED,
+    REJECTED,
+    UNFINISHED,
+    RequestRecord,
+)
+from loadtest.reporting.run_summary import Slo, summarize, two_digits
+from loadtest.sending.open_loop import GeneratorLag, OpenLoopRun
 
-ON_TIME = Lag(0.001, 0.002, 0.05)
+ON_TIME = GeneratorLag(0.001, 0.002, 0.05)
 
 
-def answered(at_s: float, ttft_s: float, tpot_s: float | None, e2e_s: float) -> Record:
+def answered(at_s: float, ttft_s: float, tpot_s: float | None, e2e_s: float) -> RequestRecord:
     sources = {"memory": 80, "recomputed": 15, "cold": 5}
-    return Record(
+    return RequestRecord(
         at_s, OK, None, 0.0, ttft_s, e2e_s, tpot_s, [0.1, 0.1], 110, 3, sources
     )  # fmt: skip
 
@@ -22,17 +29,17 @@ RECORDS = [
     answered(2.0, 0.4, 0.05, 0.5),  # TTFT beyond the SLO
     answered(3.0, 0.2, 0.50, 1.2),  # TPOT beyond it
     answered(4.0, 0.2, None, 0.2),  # one token: no TPOT to miss
-    Record(5.0, REJECTED, "HTTP 429: wait"),
-    Record(5.5, OVERLOADED, "HTTP 503: full"),
-    Record(6.0, OVERLOADED, "HTTP 503: full"),
-    Record(6.5, FAILED, "broke off"),
-    Record(7.0, UNFINISHED, ttft_s=0.1),
+    RequestRecord(5.0, REJECTED, "HTTP 429: wait"),
+    RequestRecord(5.5, OVERLOADED, "HTTP 503: full"),
+    RequestRecord(6.0, OVERLOADED, "HTTP 503: full"),
+    RequestRecord(6.5, FAILED, "broke off"),
+    RequestRecord(7.0, UNFINISHED, ttft_s=0.1),
 ]
 SLO = Slo(ttft_s=0.3, tpot_s=0.1)
 
 
 def test_figures_of_a_run() -> None:
-    figures = summarize(Run(RECORDS, ON_TIME, 11.0), SLO, window_s=10.0, warmup_s=1.0)
+    figures = summarize(OpenLoopRun(RECORDS, ON_TIME, 11.0), SLO, window_s=10.0, warmup_s=1.0)
     assert figures["sent"] == 9 and figures["offered_rate"] == 1.0
     assert (figures["completed"], figures["failed"]) == (4, 5)
     assert (figures["rejected_429"], figures["overloaded_503"]) == (1, 2)
@@ -55,12 +62,14 @@ def test_figures_of_a_run() -> None:
 
 
 def test_a_run_that_lagged_is_marked() -> None:
-    figures = summarize(Run(RECORDS, Lag(0.2, 0.3, 0.05), 11.0), SLO, window_s=10.0)
+    figures = summarize(
+        OpenLoopRun(RECORDS, GeneratorLag(0.2, 0.3, 0.05), 11.0), SLO, window_s=10.0
+    )
     assert not figures["valid"] and "lagged 200 ms" in figures["why_invalid"]
 
 
 def test_a_run_without_requests_has_no_attainment() -> None:
-    figures = summarize(Run([], ON_TIME, 1.0), SLO, window_s=1.0)
+    figures = summarize(OpenLoopRun([], ON_TIME, 1.0), SLO, window_s=1.0)
     assert figures["slo_attainment"] is None and figures["completed"] == 0
 
 

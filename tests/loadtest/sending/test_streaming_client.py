@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from loadtest.client import Client, Prepared
-from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, Record
+from loadtest.measurement.request_record import FAILED, OK, OVERLOADED, REJECTED, RequestRecord
+from loadtest.sending.streaming_client import PreparedRequest, StreamingClient
 from loadtest.traffic.routes import ChatRoute, Method, RagRoute, Request, Route
 from tests.loadtest.scripted_server import HEAD, Script, playing
 
@@ -33,11 +33,11 @@ def chunk(delta: dict[str, str] | None, **fields: object) -> bytes:
     return f"data: {json.dumps({'choices': choices, **fields})}\n\n".encode()
 
 
-async def record_of(script: Script, route: Route) -> Record:
+async def record_of(script: Script, route: Route) -> RequestRecord:
     body = json.dumps(route.body(Request("Why?", max_tokens=5), Method.parse("a3:0.2"))).encode()
-    record = Record(0.0)
-    async with playing(script) as url, Client(url, route, clock=script.clock) as client:
-        await client.send(Prepared(0.0, body), DUE, record)
+    record = RequestRecord(0.0)
+    async with playing(script) as url, StreamingClient(url, route, clock=script.clock) as client:
+        await client.send(PreparedRequest(0.0, body), DUE, record)
     return record
 
 
@@ -125,7 +125,7 @@ async def test_refusals_are_told_apart(status: int, outcome: str) -> None:
 async def test_a_server_that_is_not_there_is_a_failure() -> None:
     async with playing(Script([])) as url:
         pass
-    record = Record(0.0)
-    async with Client(url, RagRoute()) as client:
-        await client.send(Prepared(0.0, b"{}"), DUE, record)
+    record = RequestRecord(0.0)
+    async with StreamingClient(url, RagRoute()) as client:
+        await client.send(PreparedRequest(0.0, b"{}"), DUE, record)
     assert record.outcome == FAILED and "Connect" in (record.error or "")

@@ -10,9 +10,9 @@ from typing import Self
 
 import httpx
 
-from loadtest.answer import Answer
-from loadtest.reporting.records import FAILED, OK, OVERLOADED, REJECTED, Record
-from loadtest.sse import EventParser
+from loadtest.measurement.event_stream import EventParser
+from loadtest.measurement.request_record import FAILED, OK, OVERLOADED, REJECTED, RequestRecord
+from loadtest.measurement.streamed_answer import StreamedAnswer
 from loadtest.traffic.routes import Route
 
 CONNECT_S = 30.0
@@ -20,14 +20,14 @@ CONNECT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRequest:
     """A request that is written already: nothing but sending is left to do when its time comes."""
 
     at_s: float
     content: bytes
 
 
-class Client:
+class StreamingClient:
     """Sends prepared requests to one route of one server."""
 
     def __init__(
@@ -65,13 +65,13 @@ class Client:
         if self._http is not None:
             await self._http.aclose()
 
-    async def send(self, request: Prepared, due: float, record: Record) -> None:
+    async def send(self, request: PreparedRequest, due: float, record: RequestRecord) -> None:
         """Fills `record`; `due` is when the request was meant to be sent, on this client's clock.
 
         Never raises for what the server does. Cancelled, it disconnects.
         """
         assert self._http is not None, "use it as a context manager"
-        answer = Answer()
+        answer = StreamedAnswer()
         try:
             async with self._http.stream(
                 "POST", self._route.path, content=request.content
@@ -97,7 +97,7 @@ class Client:
             record.error = f"{type(error).__name__}: {error}"
 
 
-def _note(record: Record, answer: Answer, due: float) -> None:
+def _note(record: RequestRecord, answer: StreamedAnswer, due: float) -> None:
     """What is known so far."""
     if record.ttft_s is None and answer.first_at is not None:
         record.ttft_s = answer.first_at - due

@@ -1,0 +1,1 @@
+"""What a client sees of an answer: server-sent events, times, token counts, percentiles."""

@@ -1,0 +1,1 @@
+"""Sends requests on schedule and records what became of each."""
