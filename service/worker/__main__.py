@@ -74,7 +74,7 @@ def serve(settings: WorkerSettings) -> int:
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
-    if adapter.device.type == "cpu" and (absent := missing()):
+    if adapter.device.type == "cpu" and (absent := missing_kernels()):
         log.info("not built or not for this CPU, so done by torch: %s", ", ".join(absent))
     mark = fingerprint(settings.model)
     facts = read_calibration(
