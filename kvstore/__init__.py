@@ -1,12 +1,11 @@
-"""kvstore: KV caches of text chunks as files, and the tiers that keep them.
+"""Stores the KV caches of text chunks in tiers: memory, SSD, Redis.
 
-Knows nothing of models, requests or HTTP. Importing it needs torch, numpy and nothing else;
-redis and xxhash are imported when they are used.
+Importing this package needs only torch and numpy. redis and xxhash are imported when first used.
 
     with TieredStore([MemoryTier(8 << 30), SsdTier(path, 200 << 30)]) as store:
         store.put(key, encode_chunk(spec, k, v))
         outcome = store.read(key, expect=spec)
-        sparse = store.read_blocks(key, {0: [0, 3], 1: [2]}, expect=spec)
+        some = store.read_blocks(key, {0: [0, 3], 1: [2]}, expect=spec)  # layer -> blocks
 """
 
 from kvstore.errors import (
@@ -15,6 +14,7 @@ from kvstore.errors import (
     ChunkRefused,
     ChunkSpecError,
     KvStoreError,
+    StoreConfigError,
     TierError,
     TierFull,
     TierTimeout,
@@ -49,6 +49,7 @@ __all__ = [
     "ReadOutcome",
     "RedisTier",
     "SsdTier",
+    "StoreConfigError",
     "TierError",
     "TierFull",
     "TierTimeout",

@@ -1,11 +1,12 @@
-"""A circuit breaker: after failures a tier is left alone for a while. Knows nothing of tiers.
+"""A circuit breaker: after failures it turns callers away for a while.
 
     closed ── N failures in a row, or one timeout ──> open
-    open ── cool-down over ──> half-open: one caller may probe, the others are turned away
-    half-open ── probe succeeds ──> closed;  probe fails ──> open for another cool-down
+    open ── cool-down over ──> half-open: one caller may try, the others are turned away
+    half-open ── the try succeeds ──> closed;  it fails ──> open for another cool-down
 
-A timeout opens it at once, because each further try would cost another timeout. So a dead tier
-costs its callers one timeout per cool-down (plus those already waiting when it opened).
+A timeout opens the breaker at once, because each further try would cost another timeout. So a dead
+tier costs its callers one timeout per cool-down, plus the calls that were already waiting when the
+breaker opened.
 """
 
 import threading
@@ -19,14 +20,19 @@ State = Literal["closed", "open", "half-open"]
 
 @dataclass(frozen=True)
 class BreakerSettings:
-    """``failures`` in a row that open it; ``cooldown_s`` seconds until the next probe."""
+    """When a breaker opens, and for how long.
+
+    Attributes:
+        failures: failures in a row that open it.
+        cooldown_s: seconds until one caller may try again.
+    """
 
     failures: int = 3
     cooldown_s: float = 5.0
 
 
 class CircuitBreaker:
-    """Ask ``allow`` before each call; report ``succeeded`` or ``failed`` after it."""
+    """Call `allow` before each operation and `succeeded` or `failed` after it."""
 
     def __init__(
         self, settings: BreakerSettings, clock: Callable[[], float] = time.monotonic
@@ -46,7 +52,7 @@ class CircuitBreaker:
             return "half-open" if self._cooled() else "open"
 
     def allow(self) -> bool:
-        """Whether the caller may try; True obliges it to report the result."""
+        """Whether the caller may try. If so, it must report the result afterwards."""
         with self._lock:
             if self._opened_at is None:
                 return True

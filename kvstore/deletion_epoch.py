@@ -1,34 +1,38 @@
-"""Keeps a deletion from being undone by a copy that was read before it. Knows no tier."""
+"""Stops a copy that was read before a deletion from being stored again after it."""
 
 import threading
 from collections.abc import Callable
 
 
 class DeletionEpoch:
-    """A count of deletions.
+    """A counter that every deletion raises by one.
 
-    since = purges.now()
-    ...                              # read something that may be deleted meanwhile
-    purges.unless_since(since, ...)  # keep a copy of it only if nothing was
+    epoch = deletions.current()
+    ...                                     # read something that may be deleted meanwhile
+    deletions.run_if_unchanged(epoch, keep) # keep a copy only if nothing was deleted since
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
 
-    def now(self) -> int:
+    def current(self) -> int:
         with self._lock:
             return self._count
 
-    def begin(self) -> None:
-        """A deletion starts: from here on nothing read earlier is kept."""
+    def advance(self) -> None:
+        """A deletion starts: nothing that was read earlier will be kept."""
         with self._lock:
             self._count += 1
 
-    def unless_since(self, since: int, keep: Callable[[], None]) -> bool:
-        """Call ``keep`` (which must not wait) unless a deletion began since; whether it did."""
+    def run_if_unchanged(self, epoch: int, keep: Callable[[], None]) -> bool:
+        """Call `keep` unless a deletion started after `epoch`; `keep` must not block.
+
+        Returns:
+            Whether `keep` was called.
+        """
         with self._lock:
-            if self._count != since:
+            if self._count != epoch:
                 return False
             keep()
             return True

@@ -1,16 +1,15 @@
-"""Every error kvstore raises, drawn once.
+"""Every error that kvstore raises.
 
-    KvStoreError
-    ├── ChunkError           about one chunk's bytes
-    │   ├── ChunkCorrupt     the bytes are not what was written: truncated, flipped, not a chunk
-    │   ├── ChunkRefused     sound bytes that are not the chunk asked for (spec, version)
-    │   └── ChunkSpecError   the caller asked for an impossible chunk (also a ValueError)
-    └── TierError            about a place that keeps chunks
-        ├── TierTimeout      no answer in time
-        ├── TierUnavailable  not reachable, not started, or its circuit breaker is open
-        └── TierFull         it answered: no room for this chunk
-
-Knows no HTTP status: whoever serves requests maps these to answers.
+KvStoreError
+├── ChunkError           about the bytes of one chunk
+│   ├── ChunkCorrupt     the bytes differ from what was written: truncated, changed, no chunk
+│   ├── ChunkRefused     intact bytes, but not of the expected chunk (other spec or version)
+│   └── ChunkSpecError   the caller asked for an impossible chunk (also a ValueError)
+├── TierError            about one tier
+│   ├── TierTimeout      no answer in time
+│   ├── TierUnavailable  not reachable, not started, or its circuit breaker is open
+│   └── TierFull         the tier answered that it has no room for this chunk
+└── StoreConfigError     the store cannot be built from these tiers (also a ValueError)
 """
 
 
@@ -19,23 +18,23 @@ class KvStoreError(Exception):
 
 
 class ChunkError(KvStoreError):
-    """Something about one chunk's bytes."""
+    """Something is wrong with the bytes of one chunk."""
 
 
 class ChunkCorrupt(ChunkError):
-    """The bytes are not those that were written. Treat as a miss and delete the copy."""
+    """The bytes differ from what was written. Treat it as a miss and delete the copy."""
 
 
 class ChunkRefused(ChunkError):
-    """The bytes are sound but belong to another model, tensor_layout, codec or format version."""
+    """The bytes are intact but belong to another model, layout, codec or format version."""
 
 
 class ChunkSpecError(ChunkError, ValueError):
-    """The tensors or the spec handed in cannot make a chunk; the message says what to change."""
+    """No chunk can be made from the given tensors or spec; the message says what to change."""
 
 
 class TierError(KvStoreError):
-    """A tier failed for a reason that is not about one chunk."""
+    """A tier failed, and the reason is not one particular chunk."""
 
 
 class TierTimeout(TierError):
@@ -48,3 +47,7 @@ class TierUnavailable(TierError):
 
 class TierFull(TierError):
     """The tier answered that it has no room for this chunk."""
+
+
+class StoreConfigError(KvStoreError, ValueError):
+    """The store cannot be built from the given tiers; the message says what to change."""

@@ -1,8 +1,7 @@
-"""One tier with everything around it that is the same for all tiers.
+"""Wraps one tier with what all tiers need, so that its faults never fail a request.
 
-Verification of what is read, headers remembered, and deletes that are retried until they succeed;
-a broken tier or bad bytes are outcomes, never errors of the request. Knows one tier; the order of
-tiers is the store's, breaker and counters are :mod:`kvstore.tier_caller`'s.
+It verifies what is read, remembers headers, and retries failed deletes until they succeed. A broken
+tier or bad bytes become a problem in the result.
 """
 
 import threading
@@ -31,11 +30,11 @@ _HEADERS_KEPT = 256
 
 @dataclass(frozen=True)
 class BlocksRead:
-    """What a read of blocks gave.
+    """The result of reading blocks from one tier.
 
     Attributes:
-        blocks: the sound ones.
-        bad: (layer, block) of those whose bytes are not what was written.
+        blocks: the intact blocks.
+        bad: (layer, block) of those whose bytes differ from what was written.
         nbytes: bytes moved, header and bad blocks included.
     """
 
@@ -45,66 +44,84 @@ class BlocksRead:
 
 
 class FaultTolerantTier:
-    """Calls to one tier; none of them raises for a fault of the tier or of stored bytes."""
+    """One tier whose calls never raise for a fault of the tier or of its stored bytes.
+
+    Args:
+        tier: the tier to wrap.
+        breaker: when the tier is left alone after failures.
+    """
 
     def __init__(self, tier: Tier, breaker: BreakerSettings) -> None:
-        self.tier = tier
+        self._tier = tier
         self.name = tier.name
         self.kind = tier.kind
-        self._guard = TierCaller(tier.name, breaker)
+        self._caller = TierCaller(tier.name, breaker)
         self._lock = threading.Lock()
-        # Deletes that failed. Until they succeed the tier counts as not holding these keys.
-        self._owed_deletes: set[str] = set()
-        # A sparse read would otherwise cost a second round trip and, in bytes, several blocks.
+        # Deletes that failed. Until they succeed, the tier counts as not holding these keys.
+        self._pending_deletes: set[str] = set()
+        # Without a remembered header, reading a few blocks would take a second round trip and
+        # move as many bytes again as several blocks.
         self._headers: OrderedDict[str, ChunkHeader] = OrderedDict()
 
+    def start(self) -> None:
+        """Start the wrapped tier; unlike the other methods this raises its errors.
+
+        Raises:
+            TierError: the tier cannot work at all.
+        """
+        self._tier.start()
+
+    def close(self) -> None:
+        self._tier.close()
+
     def read(self, key: str, expect: ChunkSpec | None) -> CallResult[EncodedChunk]:
-        """The whole chunk, verified; a bad copy is deleted."""
-        if self._is_owed(key):
-            return self._guard.count_found("read", CallResult(None, None), 0)
+        """Read and verify the whole chunk; a bad copy is deleted."""
+        if self._delete_is_pending(key):
+            return self._caller.count_found("read", CallResult(None, None), 0)
 
         def work() -> EncodedChunk | None:
             if self.kind == "memory":
-                chunk = self.tier.read(key)
+                chunk = self._tier.read(key)
                 if chunk is not None:
                     require_spec(chunk.header, expect)
                 return chunk
             check = ChunkVerifier(expect)
-            chunk = self.tier.read(key, check)
+            chunk = self._tier.read(key, check)
             if chunk is not None:
-                check(chunk.header, chunk.data, chunk.header.nbytes)  # what is left
+                check(chunk.header, chunk.data, chunk.header.nbytes)  # what is not checked yet
             return chunk
 
-        attempt = self._guard.call("read", work)
-        self._delete_if_bad(key, attempt.problem)
-        nbytes = attempt.value.nbytes if attempt.value else 0
-        return self._guard.count_found("read", attempt, nbytes)
+        result = self._caller.call("read", work)
+        self._delete_if_bad(key, result.problem)
+        nbytes = result.value.nbytes if result.value else 0
+        return self._caller.count_found("read", result, nbytes)
 
     def read_blocks(
         self, key: str, selection: BlockSelection, expect: ChunkSpec | None
     ) -> CallResult[BlocksRead]:
-        """Some blocks, each verified; a copy with a bad one is deleted.
+        """Read some blocks and verify each; a copy with a bad block is deleted.
 
-        With a bad block the attempt has a value (the sound blocks) and the problem ``corrupt``.
+        Returns:
+            With a bad block both a value (the intact blocks) and the problem `corrupt`.
 
         Raises:
             ChunkSpecError: the chunk has no such layer or block.
         """
-        if self._is_owed(key):
-            return self._guard.count_found("read_blocks", CallResult(None, None), 0)
+        if self._delete_is_pending(key):
+            return self._caller.count_found("read_blocks", CallResult(None, None), 0)
         moved = 0
 
         def work(header: ChunkHeader | None) -> BlocksRead | None:
             nonlocal moved
             if header is None:
-                header = self.tier.read_header(key)
+                header = self._tier.read_header(key)
                 if header is None:
                     return None
                 moved += header.data_start if self.kind != "memory" else 0
             require_spec(header, expect)
             check_selection(selection, header.spec)
             check = BlockVerifier(selection)
-            data = self.tier.read_ranges(
+            data = self._tier.read_ranges(
                 key, header, selection_ranges(selection, header.spec), check
             )
             if data is None:
@@ -116,100 +133,109 @@ class FaultTolerantTier:
 
         known = self._recall(key)
         if known is not None and expect not in (None, known.spec):
-            known = None  # refuse only what is there now
-        attempt = _blame(self._guard.call("read_blocks", lambda: work(known)))
-        if attempt.problem == "corrupt" and known is not None:
-            # The chunk may have been replaced since its header was read; believe only fresh bytes.
-            attempt = _blame(self._guard.call("read_blocks", lambda: work(None)))
-        if attempt.value is None:
+            known = None  # read the header again: refuse only what the tier holds now
+        result = _marked_corrupt(self._caller.call("read_blocks", lambda: work(known)))
+        if result.problem == "corrupt" and known is not None:
+            # The chunk may have been replaced since its header was read: try a fresh header.
+            result = _marked_corrupt(self._caller.call("read_blocks", lambda: work(None)))
+        if result.value is None:
             self._forget([key])
         else:
-            self._guard.count("block", "ok", times=attempt.value.blocks.count)
-            self._guard.count("block", "corrupt", times=len(attempt.value.bad))
-        self._delete_if_bad(key, attempt.problem)
-        return self._guard.count_found("read_blocks", attempt, moved)
+            self._caller.count("block", "ok", times=result.value.blocks.count)
+            self._caller.count("block", "corrupt", times=len(result.value.bad))
+        self._delete_if_bad(key, result.problem)
+        return self._caller.count_found("read_blocks", result, moved)
 
     def read_extra(self, key: str, name: str, version: int) -> CallResult[EncodedExtra]:
-        """Extra tensors, verified. Bad ones stay until they are written anew."""
-        if self._is_owed(key):
-            return self._guard.count_found("read_extra", CallResult(None, None), 0)
+        """Read and verify extra tensors. Bad ones stay until they are written again."""
+        if self._delete_is_pending(key):
+            return self._caller.count_found("read_extra", CallResult(None, None), 0)
 
         def work() -> EncodedExtra | None:
-            raw = self.tier.read_extra(key, name)
+            raw = self._tier.read_extra(key, name)
             return None if raw is None else parse_extra(raw, name, version)
 
-        attempt = self._guard.call("read_extra", work)
-        nbytes = attempt.value.nbytes if attempt.value else 0
-        return self._guard.count_found("read_extra", attempt, nbytes)
+        result = self._caller.call("read_extra", work)
+        nbytes = result.value.nbytes if result.value else 0
+        return self._caller.count_found("read_extra", result, nbytes)
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
-        """Whether the tier took it."""
+        """Store a chunk; False when the tier did not take it."""
         with self._lock:
-            # An owed delete was of this same content, which is wanted again.
-            self._owed_deletes.discard(key)
+            # A pending delete is of this same content, which is wanted again now.
+            self._pending_deletes.discard(key)
         self._forget([key])
 
         def work() -> bool:
-            self.tier.put(key, chunk)
+            self._tier.put(key, chunk)
             return True
 
-        attempt = self._guard.call("write", work)
-        self._guard.count("write", attempt.problem or "ok", chunk.nbytes if attempt.value else 0)
-        return attempt.value is not None
+        result = self._caller.call("write", work)
+        self._caller.count("write", result.problem or "ok", chunk.nbytes if result.value else 0)
+        return result.value is not None
 
     def put_extra(self, key: str, extra: EncodedExtra) -> bool:
-        """Whether the tier took it: disk and shared tiers do not without the chunk itself."""
-        attempt = self._guard.call(
-            "write_extra", lambda: self.tier.put_extra(key, extra.name, extra.raw)
+        """Store extra tensors; False when the tier did not take them.
+
+        Disk and shared tiers take them only if they hold the chunk itself.
+        """
+        result = self._caller.call(
+            "write_extra", lambda: self._tier.put_extra(key, extra.name, extra.raw)
         )
-        kept = bool(attempt.value)
-        outcome = attempt.problem or ("ok" if kept else "absent")
-        self._guard.count("write_extra", outcome, extra.nbytes if kept else 0)
+        kept = bool(result.value)
+        outcome = result.problem or ("ok" if kept else "absent")
+        self._caller.count("write_extra", outcome, extra.nbytes if kept else 0)
         return kept
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Which of these it holds; none of them when it cannot be asked."""
-        attempt = self._guard.call("contains", lambda: self.tier.contains(keys))
-        self._guard.count("contains", attempt.problem or "ok")
-        return self._without_owed(attempt.value or set())
+        """Which of these keys the tier holds; none if it cannot be asked."""
+        result = self._caller.call("contains", lambda: self._tier.contains(keys))
+        self._caller.count("contains", result.problem or "ok")
+        return self._without_pending_deletes(result.value or set())
 
     def delete(self, keys: Collection[str]) -> int | None:
-        """How many copies went; None when it failed and will be retried."""
-        self._forget(keys)
-        attempt = self._guard.call("delete", lambda: self.tier.delete(keys))
-        self._guard.count("delete", attempt.problem or "ok")
-        if attempt.problem is not None:
-            with self._lock:
-                self._owed_deletes.update(keys)
-        return attempt.value
+        """Delete these keys.
 
-    def settle(self) -> None:
-        """Retry the deletes that failed."""
-        with self._lock:
-            owed = set(self._owed_deletes)
-        if owed and not self._guard.open and self.delete(owed) is not None:
+        Returns:
+            How many copies were deleted; None when it failed and will be retried.
+        """
+        self._forget(keys)
+        result = self._caller.call("delete", lambda: self._tier.delete(keys))
+        self._caller.count("delete", result.problem or "ok")
+        if result.problem is not None:
             with self._lock:
-                self._owed_deletes -= owed
+                self._pending_deletes.update(keys)
+        return result.value
+
+    def retry_deletes(self) -> None:
+        """Try the failed deletes again."""
+        with self._lock:
+            pending = set(self._pending_deletes)
+        if pending and not self._caller.open and self.delete(pending) is not None:
+            with self._lock:
+                self._pending_deletes -= pending
 
     def keys(self) -> set[str]:
-        attempt = self._guard.call("keys", lambda: set(self.tier.keys()))
-        self._guard.count("keys", attempt.problem or "ok")
-        return self._without_owed(attempt.value or set())
+        """All keys the tier holds; none if it cannot be asked."""
+        result = self._caller.call("keys", lambda: set(self._tier.keys()))
+        self._caller.count("keys", result.problem or "ok")
+        return self._without_pending_deletes(result.value or set())
 
     def stats(self) -> TierStats:
-        attempt = self._guard.call("usage", self.tier.usage)
-        self._guard.count("usage", attempt.problem or "ok")
-        ops, nbytes, seconds = self._guard.counted()
+        """A snapshot of the counters, and what the tier holds now if it can be asked."""
+        result = self._caller.call("usage", self._tier.usage)
+        self._caller.count("usage", result.problem or "ok")
+        ops, nbytes, seconds = self._caller.counted()
         with self._lock:
-            pending = len(self._owed_deletes)
+            pending = len(self._pending_deletes)
         return TierStats(
             name=self.name,
             kind=self.kind,
             ops=ops,
             bytes=nbytes,
             seconds=seconds,
-            usage=attempt.value or TierUsage(None, None, None, None),
-            healthy=self._guard.healthy,
+            usage=result.value or TierUsage(None, None, None, None),
+            healthy=self._caller.healthy,
             pending_deletes=pending,
         )
 
@@ -217,13 +243,13 @@ class FaultTolerantTier:
         if problem in ("corrupt", "refused"):
             self.delete([key])
 
-    def _is_owed(self, key: str) -> bool:
+    def _delete_is_pending(self, key: str) -> bool:
         with self._lock:
-            return key in self._owed_deletes
+            return key in self._pending_deletes
 
-    def _without_owed(self, keys: set[str]) -> set[str]:
+    def _without_pending_deletes(self, keys: set[str]) -> set[str]:
         with self._lock:
-            return keys - self._owed_deletes
+            return keys - self._pending_deletes
 
     def _recall(self, key: str) -> ChunkHeader | None:
         with self._lock:
@@ -245,7 +271,7 @@ class FaultTolerantTier:
                 self._headers.pop(key, None)
 
 
-def _blame(attempt: CallResult[BlocksRead]) -> CallResult[BlocksRead]:
-    """A read with bad blocks has a problem, though the tier is well and the others are sound."""
-    bad = attempt.value is not None and attempt.value.bad
-    return CallResult(attempt.value, "corrupt") if bad else attempt
+def _marked_corrupt(result: CallResult[BlocksRead]) -> CallResult[BlocksRead]:
+    """Add the problem `corrupt` to a result with bad blocks; the tier itself answered well."""
+    bad = result.value is not None and result.value.bad
+    return CallResult(result.value, "corrupt") if bad else result

@@ -1,4 +1,4 @@
-"""What the reads of a store give: plain results. Knows no tier and no store."""
+"""The results of reading from a store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_blocks import BlockSelection, EncodedBlocks
 
 ReadProblem = tuple[str, str]
-"""(tier, kind); kinds: corrupt, refused, timeout, unavailable, error."""
+"""(tier name, kind); the kinds are corrupt, refused, timeout, unavailable and error."""
 
 
 @dataclass(frozen=True)
 class ReadOutcome:
-    """What a read gave.
+    """The result of reading a whole chunk.
 
     Attributes:
         chunk: the verified chunk, or None on a miss.
         tier: name of the tier it came from.
-        nbytes: bytes of its container; 0 on a miss.
+        nbytes: bytes of the whole chunk file, header included; 0 on a miss.
         seconds: time of the whole read, verification and failed tiers included.
         problems: what went wrong on the way, in order; a plain miss is not a problem.
     """
@@ -33,7 +33,7 @@ class ReadOutcome:
 
 @dataclass(frozen=True)
 class BadBlock:
-    """A block of one layer whose bytes in one tier were not those that were written."""
+    """A block of one layer whose bytes in one tier differ from what was written."""
 
     tier: str
     layer: int
@@ -42,15 +42,17 @@ class BadBlock:
 
 @dataclass(frozen=True)
 class BlocksOutcome:
-    """What a read of some blocks gave; ``seconds`` and ``problems`` as in :class:`ReadOutcome`.
+    """The result of reading some blocks.
 
     Attributes:
-        blocks: the sound blocks, all of one copy; None on a miss.
+        blocks: the intact blocks, all from the same copy of the chunk; None on a miss.
         tier: name of the tier they came from.
-        missing: layer to the blocks to recompute: asked for, and no tier had a sound one. On a
-            miss everything that was asked for.
-        bad: every bad block that was met, also where another tier made up for it.
-        loaded: tier to bytes moved from it, headers and bad blocks included.
+        missing: blocks to recompute by layer: they were requested and the chosen copy has no
+            intact one. On a miss this is everything that was requested.
+        seconds: as in `ReadOutcome`.
+        problems: as in `ReadOutcome`.
+        bad: every bad block that was seen, also if another tier had an intact one.
+        loaded: bytes moved by tier, headers and bad blocks included.
     """
 
     blocks: EncodedBlocks | None
@@ -72,9 +74,9 @@ class ExtraOutcome:
     """Extra tensors that were found.
 
     Attributes:
-        tensors: by name, host memory that others share: never write into them.
+        tensors: by name, in host memory that other readers share: never write into them.
         tier: name of the tier they came from.
-        nbytes: bytes of their container.
+        nbytes: bytes of their file, header included.
         seconds: time of the whole read, verification and failed tiers included.
     """
 

@@ -1,4 +1,4 @@
-"""Several threads that want one thing at once share one effort. Knows nothing of chunks."""
+"""Lets threads that want the same result at the same time share one computation."""
 
 import threading
 from collections.abc import Callable, Collection, Hashable
@@ -10,14 +10,21 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[K, T]):
-    """Calls for one key that overlap in time run once; the others wait for that result."""
+    """Runs overlapping calls for one key once; the other callers wait for that result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._flights: dict[K, Future[T]] = {}
 
     def do(self, key: K, work: Callable[[], T]) -> tuple[T, bool]:
-        """The result, and whether this caller did the work. An exception goes to all of them."""
+        """Do the work for `key`, or wait for a caller that is doing it already.
+
+        Returns:
+            The result, and whether this caller did the work.
+
+        Raises:
+            BaseException: what `work` raised; every waiting caller gets it.
+        """
         with self._lock:
             flight = self._flights.get(key)
             leading = flight is None
@@ -35,7 +42,7 @@ class SingleFlight(Generic[K, T]):
         return flight.result(), True
 
     def join(self, keys: Collection[K]) -> None:
-        """Wait for the work under way for these keys, whatever it gives."""
+        """Wait until no work is under way for these keys; its result is ignored."""
         with self._lock:
             flights = [self._flights[key] for key in keys if key in self._flights]
         wait(flights)

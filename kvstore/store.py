@@ -1,8 +1,8 @@
-"""Tiers in order, fastest first: read from the first that has a sound copy, write to all.
+"""A store of chunks in tiers, fastest first: read from the first intact copy, write to all.
 
-A bad copy, a slow tier or a dead one is never an exception: it is counted, named in the outcome,
-and the next tier is asked; at the end stands a miss, and the caller recomputes. Knows nothing of
-models, requests or HTTP.
+A bad copy, a slow tier or a dead tier never raises an exception. It is counted and named in the
+outcome, and the next tier is tried. If no tier has the chunk, the read is a miss and the caller
+computes the chunk again.
 """
 
 import threading
@@ -17,6 +17,7 @@ from torch import Tensor
 from kvstore import tiered_extras
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.deletion_epoch import DeletionEpoch
+from kvstore.errors import StoreConfigError
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_blocks import block_selection, check_selection
@@ -37,7 +38,10 @@ class TieredStore:
     Args:
         tiers: fastest first, names unique. The store starts and closes them.
         write_behind: bounds of the queue of background writes (shared tiers, promotions to disk).
-        breaker: when a failing tier is left alone, and for how long; each tier has its own.
+        breaker: when a failing tier is left alone, and for how long. Each tier has its own breaker.
+
+    Raises:
+        StoreConfigError: two tiers have the same name.
     """
 
     def __init__(
@@ -48,12 +52,12 @@ class TieredStore:
         breaker: BreakerSettings | None = None,
     ) -> None:
         if len({tier.name for tier in tiers}) != len(tiers):
-            raise ValueError("tiers must have different names")
+            raise StoreConfigError("tiers must have different names")
         self._tiers = [FaultTolerantTier(tier, breaker or BreakerSettings()) for tier in tiers]
-        self._writer = WriteBehindQueue(write_behind or QueueLimits(), self._settle)
+        self._writer = WriteBehindQueue(write_behind or QueueLimits(), self._retry_deletes)
         self._reads: SingleFlight[tuple[str, ChunkSpec | None], ReadOutcome] = SingleFlight()
         self._puts: SingleFlight[str, bool] = SingleFlight()
-        self._purges = DeletionEpoch()
+        self._deletions = DeletionEpoch()
         self._lock = threading.Lock()
         self._new_keys = 0
         self._already_present = 0
@@ -63,24 +67,24 @@ class TieredStore:
         """Start the tiers and the background thread.
 
         Raises:
-            TierError: a tier cannot work at all (directory taken, package missing, bad URL).
+            TierError: a tier cannot work at all (directory in use, package missing, bad URL).
         """
         started: list[FaultTolerantTier] = []
         try:
-            for guarded in self._tiers:
-                guarded.tier.start()
-                started.append(guarded)
+            for tier in self._tiers:
+                tier.start()
+                started.append(tier)
         except BaseException:
-            for guarded in started:
-                guarded.tier.close()
+            for tier in started:
+                tier.close()
             raise
         self._writer.start()
 
     def close(self) -> None:
         """Finish background writes for a few seconds, then close every tier."""
         self._writer.close()
-        for guarded in self._tiers:
-            guarded.tier.close()
+        for tier in self._tiers:
+            tier.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -95,13 +99,16 @@ class TieredStore:
         self.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
-        """Keep a chunk. Returns whether the key was new, i.e. no tier held it.
+        """Store a chunk in every tier that does not hold it yet.
 
-        Tiers that hold it already are left alone, the others get it: memory and disk now, shared
-        tiers in the background. A tier that fails is counted, not raised.
+        Memory and disk tiers get it now, shared tiers in the background. A failing tier is counted
+        and does not raise.
+
+        Returns:
+            Whether the key was new, i.e. no tier held it.
 
         Raises:
-            ChunkSpecError: not a chunk key.
+            ChunkSpecError: `key` is not a chunk key.
             ChunkCorrupt: the chunk's data were changed after it was encoded.
         """
         require_chunk_key(key)
@@ -115,13 +122,16 @@ class TieredStore:
         return new and led
 
     def read(self, key: str, expect: ChunkSpec | None = None) -> ReadOutcome:
-        """The chunk from the first tier with a sound copy, copied into the faster tiers.
+        """Read from the first tier with an intact copy, and copy it into the faster tiers.
 
         Overlapping reads of one key share one read.
 
         Args:
             key: chunk key.
-            expect: refuse (and delete) copies of any other spec or fingerprint.
+            expect: refuse and delete copies with any other spec or fingerprint.
+
+        Raises:
+            ChunkSpecError: `key` is not a chunk key.
         """
         require_chunk_key(key)
         outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect))
@@ -136,20 +146,21 @@ class TieredStore:
         layer_blocks: Mapping[int, Collection[int]],
         expect: ChunkSpec | None = None,
     ) -> BlocksOutcome:
-        """Only these 64-token blocks of these layers, each verified; nothing is promoted.
+        """Read and verify only some 64-token blocks of some layers.
 
-        Moves the bytes of the blocks alone, and the chunk's header if it was not read lately. A
-        tier that has a bad block is passed over for all of them, so that blocks of two copies
-        (which may differ in low bits) never mix; if no tier has them all, the copy with the most
-        sound ones is the answer and ``missing`` says which to recompute.
+        Moves only the bytes of the blocks, and the chunk's header if it was not read lately. Blocks
+        of two copies never mix, because two copies of a chunk may differ in their low bits: if a
+        tier has a bad block, the next tier is asked for all of them. If no tier has them all, the
+        outcome holds the copy with the most intact blocks, and `missing` names those to recompute.
+        Nothing is copied into faster tiers.
 
         Args:
             key: chunk key.
-            layer_blocks: layer to block numbers, in any order.
-            expect: as in ``read``.
+            layer_blocks: block numbers by layer, in any order.
+            expect: as in `read`.
 
         Raises:
-            ChunkSpecError: the chunk has no such layer or block.
+            ChunkSpecError: `key` is not a chunk key, or the chunk has no such layer or block.
         """
         selection = block_selection(layer_blocks)
         if expect is not None:
@@ -157,92 +168,99 @@ class TieredStore:
         return read_blocks(self._tiers, require_chunk_key(key), selection, expect)
 
     def put_extra(self, key: str, name: str, version: int, tensors: Mapping[str, Tensor]) -> bool:
-        """Keep extra tensors of a chunk, in place of older ones of that name.
+        """Store extra tensors beside a chunk, in place of older ones with that name.
 
-        They live and go with the chunk in every tier that holds it: memory and disk now, shared
-        tiers in the background.
+        Every tier that holds the chunk keeps them until the chunk is deleted. Memory and disk tiers
+        get them now, shared tiers in the background.
 
         Args:
-            key: of a chunk that some tier holds.
-            name: what they are, e.g. ``"sketch"``: a-z, 0-9 and _.
-            version: of whoever computes them; readers of another version get None.
+            key: key of a chunk that some tier holds.
+            name: what the tensors are, e.g. `"sketch"`; a-z, 0-9 and _.
+            version: version of the code that computes them; readers of another version get None.
             tensors: any dtypes and shapes.
 
         Returns:
-            Whether the chunk was there to add them to. Also False when a delete (of any chunk)
-            came in between: they are lost then and can be put again.
+            False if no tier holds the chunk, or if some chunk was deleted in the meantime. The
+            tensors are not stored then and can be put again.
 
         Raises:
-            ChunkSpecError: not a chunk key, bad name, or a dtype that cannot be stored.
+            ChunkSpecError: `key` is not a chunk key, a bad name, or a dtype that cannot be stored.
         """
         require_chunk_key(key)
         extra = encode_extra(name, version, tensors)
-        return tiered_extras.put_extra(self._tiers, self._writer, self._purges, key, extra)
+        return tiered_extras.put_extra(self._tiers, self._writer, self._deletions, key, extra)
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
-        """Extra tensors of a chunk, without its k and v; copied into the memory tier.
+        """Read extra tensors of a chunk, without its k and v, and copy them into the memory tier.
 
-        None when no tier has sound ones of that version; the counters say why.
+        Returns:
+            None when no tier has an intact copy of that version; the counters tell why.
 
         Raises:
-            ChunkSpecError: not a chunk key, or bad name.
+            ChunkSpecError: `key` is not a chunk key, or a bad name.
         """
         require_chunk_key(key)
         require_extra_name(name)
-        return tiered_extras.read_extra(self._tiers, self._purges, key, name, version)
+        return tiered_extras.read_extra(self._tiers, self._deletions, key, name, version)
 
     def locate(self, keys: Collection[str]) -> dict[str, str]:
-        """Key to the fastest tier that holds it; keys that no tier holds are absent."""
+        """The name of the fastest tier that holds each key; keys that no tier holds are absent."""
         found: dict[str, str] = {}
         missing = set(keys)
-        for guarded in self._tiers:
+        for tier in self._tiers:
             if not missing:
                 break
-            held = guarded.contains(missing)
-            found.update(dict.fromkeys(held, guarded.name))
+            held = tier.contains(missing)
+            found.update(dict.fromkeys(held, tier.name))
             missing -= held
         return found
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Which of these some tier holds."""
+        """Those of the given keys that some tier holds."""
         return set(self.locate(keys))
 
     def keys(self) -> set[str]:
-        """Every key of every tier that answers."""
-        return set().union(*(guarded.keys() for guarded in self._tiers))
+        """All keys of all tiers that answer."""
+        return set().union(*(tier.keys() for tier in self._tiers))
 
     def delete(self, keys: Collection[str]) -> dict[str, int]:
-        """Remove these from every tier, background writes included; tier to copies removed.
+        """Delete these keys from every tier, and their background writes.
 
-        A tier that cannot be reached is absent from the result: it counts as not holding these
-        keys from now on, and the delete is retried in the background (``pending_deletes`` in the
-        stats) until it succeeds or this process ends.
+        If a tier cannot be reached, it counts as not holding these keys from now on, and the
+        delete is tried again in the background until it succeeds or this process ends
+        (`pending_deletes` in the stats).
+
+        Returns:
+            The number of copies deleted, by tier; a tier that could not be reached is absent.
+
+        Raises:
+            ChunkSpecError: one of them is not a chunk key.
         """
         wanted = {require_chunk_key(key) for key in keys}
         self._puts.join(wanted)
-        self._purges.begin()  # a read under way will not promote what it found
+        self._deletions.advance()  # a read under way will not store what it found
         self._writer.discard(wanted)
-        counts = {guarded.name: guarded.delete(wanted) for guarded in self._tiers}
+        counts = {tier.name: tier.delete(wanted) for tier in self._tiers}
         return {name: count for name, count in counts.items() if count is not None}
 
     @property
     def tier_names(self) -> list[str]:
-        """Fastest first."""
-        return [guarded.name for guarded in self._tiers]
+        """Names of the tiers, fastest first."""
+        return [tier.name for tier in self._tiers]
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait for the background writes; False when ``timeout`` (s) ran out first."""
+        """Wait for the background writes; False when `timeout` (seconds) ran out first."""
         return self._writer.flush(timeout)
 
     @property
     def keys_written(self) -> int:
-        """How many new keys were ever put: a new order of known chunks must not raise it."""
+        """New keys since the start; asking known chunks in a new order must not raise it."""
         with self._lock:
             return self._new_keys
 
     def stats(self) -> StoreStats:
-        """A snapshot; asks every tier that is healthy what it holds."""
-        tiers = tuple(guarded.stats() for guarded in self._tiers)
+        """A snapshot of the counters; asks every healthy tier what it holds."""
+        tiers = tuple(tier.stats() for tier in self._tiers)
         dropped, pending = self._writer.dropped, self._writer.pending
         with self._lock:
             return StoreStats(
@@ -251,44 +269,44 @@ class TieredStore:
 
     def _put(self, key: str, chunk: EncodedChunk) -> bool:
         new = True
-        for guarded in self._tiers:
-            if self._writer.holds(guarded, key) or guarded.contains([key]):
+        for tier in self._tiers:
+            if self._writer.holds(tier, key) or tier.contains([key]):
                 new = False
-            elif guarded.kind == "shared":
-                self._writer.submit(guarded, key, chunk)
+            elif tier.kind == "shared":
+                self._writer.submit(tier, key, chunk)
             else:
-                guarded.put(key, chunk)
+                tier.put(key, chunk)
         return new
 
     def _read(self, key: str, expect: ChunkSpec | None) -> ReadOutcome:
         started = time.perf_counter()
-        since = self._purges.now()
+        epoch = self._deletions.current()
         problems: list[ReadProblem] = []
         outcome = ReadOutcome(None, None, 0, 0.0)
-        for position, guarded in enumerate(self._tiers):
-            attempt = guarded.read(key, expect)
-            if attempt.problem is not None:
-                problems.append((guarded.name, attempt.problem))
-            if attempt.value is not None:
-                chunk = attempt.value
-                outcome = ReadOutcome(chunk, guarded.name, chunk.nbytes, 0.0)
-                self._promote(key, chunk, self._tiers[:position], since)
+        for position, tier in enumerate(self._tiers):
+            result = tier.read(key, expect)
+            if result.problem is not None:
+                problems.append((tier.name, result.problem))
+            if result.value is not None:
+                chunk = result.value
+                outcome = ReadOutcome(chunk, tier.name, chunk.nbytes, 0.0)
+                self._promote(key, chunk, self._tiers[:position], epoch)
                 break
         seconds = time.perf_counter() - started
         return replace(outcome, seconds=seconds, problems=tuple(problems))
 
     def _promote(
-        self, key: str, chunk: EncodedChunk, faster: Sequence[FaultTolerantTier], since: int
+        self, key: str, chunk: EncodedChunk, faster: Sequence[FaultTolerantTier], epoch: int
     ) -> None:
         def keep() -> None:
-            for guarded in faster:
-                if guarded.kind == "memory":
-                    guarded.put(key, chunk)
+            for tier in faster:
+                if tier.kind == "memory":
+                    tier.put(key, chunk)
                 else:
-                    self._writer.submit(guarded, key, chunk)
+                    self._writer.submit(tier, key, chunk)
 
-        self._purges.unless_since(since, keep)
+        self._deletions.run_if_unchanged(epoch, keep)
 
-    def _settle(self) -> None:
-        for guarded in self._tiers:
-            guarded.settle()
+    def _retry_deletes(self) -> None:
+        for tier in self._tiers:
+            tier.retry_deletes()

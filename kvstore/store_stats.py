@@ -1,15 +1,15 @@
-"""What a store counted: plain snapshots, ready to become counters {tier, op, outcome}.
+"""What a store has counted, as plain snapshots that map directly to labelled metrics.
 
     op            outcomes
     read          hit, miss, corrupt, refused, timeout, unavailable, error
-    read_blocks   the same; corrupt: some block was bad, or the copy was unreadable
-    read_extra    the same; refused: another version
-    block         ok, corrupt: blocks (of one layer) that read_blocks verified
+    read_blocks   as read; corrupt: some block was bad, or the whole copy was unreadable
+    read_extra    as read; refused: written by another version
+    block         ok, corrupt: single blocks of one layer that read_blocks verified
     write         ok, rejected (no room), timeout, unavailable, error
-    write_extra   the same; absent: the tier does not hold the chunk
+    write_extra   as write; absent: the tier does not hold the chunk
     delete, contains, keys, usage     ok, timeout, unavailable, error
 
-``unavailable`` includes calls that an open circuit breaker turned away. Knows no metrics library.
+`unavailable` includes calls that an open circuit breaker turned away.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,15 +20,16 @@ from kvstore.tiers.base import TierKind, TierUsage
 
 @dataclass(frozen=True)
 class TierStats:
-    """One tier since start.
+    """What one tier counted since the start.
 
     Attributes:
-        ops: (op, outcome) to count.
-        bytes: op to bytes moved. Writes and whole reads count whole containers when they
+        ops: count of calls by (op, outcome).
+        bytes: bytes moved by op. Writes and reads of whole chunks count the whole file when they
             succeed; read_blocks counts what was fetched, headers and bad blocks included.
-        seconds: op to seconds spent, failures and verification included.
-        healthy: its circuit breaker is closed.
-        pending_deletes: keys whose removal failed and is still being retried.
+        seconds: seconds spent by op, failures and verification included.
+        usage: what the tier holds now.
+        healthy: whether its circuit breaker is closed.
+        pending_deletes: keys whose deletion failed and is still being retried.
     """
 
     name: str
@@ -46,14 +47,14 @@ class TierStats:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """The whole store since start.
+    """What the whole store counted since the start.
 
     Attributes:
         tiers: in the order in which they are read.
         new_keys: puts of keys that no tier held.
         already_present: puts of keys that some tier held.
         shared_reads: reads answered by another thread's read of the same key.
-        dropped_writes: background writes given up because the queue was full.
+        dropped_writes: background writes dropped because the queue was full.
         pending_writes: background writes waiting or under way.
     """
 
@@ -65,14 +66,18 @@ class StoreStats:
     pending_writes: int
 
     def tier(self, name: str) -> TierStats:
-        """Raises KeyError: no such tier."""
+        """The tier of that name.
+
+        Raises:
+            KeyError: there is no such tier.
+        """
         for tier in self.tiers:
             if tier.name == name:
                 return tier
         raise KeyError(name)
 
     def counters(self) -> Iterator[tuple[str, str, str, int]]:
-        """(tier, op, outcome, count) of everything counted."""
+        """All counts, as (tier, op, outcome, count)."""
         for tier in self.tiers:
             for (op, outcome), count in sorted(tier.ops.items()):
                 yield tier.name, op, outcome, count

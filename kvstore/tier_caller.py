@@ -1,7 +1,4 @@
-"""Calls to one tier: circuit breaker, exceptions turned into outcomes, counting.
-
-Knows no operation of a tier; those are :mod:`kvstore.fault_tolerant_tier`.
-"""
+"""Makes the calls to one tier: asks its circuit breaker, turns exceptions into results, counts."""
 
 import logging
 import threading
@@ -25,15 +22,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# The tier answered, if only to say no: these say nothing against its health.
+# With these problems the tier did answer, so they do not count against its health.
 _ANSWERED = frozenset({"corrupt", "refused", "rejected"})
 
 
 @dataclass(frozen=True)
 class CallResult(Generic[T]):
-    """What one call gave: a value, or None with the problem, or None and None (nothing there).
+    """What one call gave: a value, or a problem, or neither (the tier does not hold the key).
 
-    A read of blocks may have both: the blocks that are sound, and the problem with the others.
+    A read of blocks may have both: the intact blocks, and the problem with the others.
     """
 
     value: T | None
@@ -41,7 +38,7 @@ class CallResult(Generic[T]):
 
 
 class TierCaller:
-    """The breaker and the counters of one tier."""
+    """The circuit breaker and the counters of one tier."""
 
     def __init__(self, name: str, breaker: BreakerSettings) -> None:
         self._name = name
@@ -53,18 +50,19 @@ class TierCaller:
 
     @property
     def healthy(self) -> bool:
+        """Whether the circuit breaker is closed."""
         return self._breaker.state == "closed"
 
     @property
     def open(self) -> bool:
-        """Whether calls are being turned away."""
+        """Whether the circuit breaker turns calls away."""
         return self._breaker.state == "open"
 
     def call(self, op: str, work: Callable[[], T | None]) -> CallResult[T]:
-        """Do the work unless the breaker is open; only the caller's own mistakes are raised.
+        """Do the work unless the breaker is open; every fault becomes a problem in the result.
 
         Raises:
-            ChunkSpecError: from ``work``.
+            ChunkSpecError: raised by `work`; it is a mistake of the caller, not of the tier.
         """
         if not self._breaker.allow():
             return CallResult(None, "unavailable")
@@ -95,14 +93,14 @@ class TierCaller:
             self._ops[op, outcome] += times
             self._bytes[op] += nbytes
 
-    def count_found(self, op: str, attempt: CallResult[T], nbytes: int) -> CallResult[T]:
-        """Count a read as its problem, a miss or a hit."""
-        there = "miss" if attempt.value is None else "hit"
-        self.count(op, attempt.problem or there, nbytes)
-        return attempt
+    def count_found(self, op: str, result: CallResult[T], nbytes: int) -> CallResult[T]:
+        """Count a read under its problem, or as a miss or a hit."""
+        there = "miss" if result.value is None else "hit"
+        self.count(op, result.problem or there, nbytes)
+        return result
 
     def counted(self) -> tuple[dict[tuple[str, str], int], dict[str, int], dict[str, float]]:
-        """Operations by (op, outcome), bytes by op, seconds by op: a copy."""
+        """A copy of the counters: calls by (op, outcome), bytes by op, seconds by op."""
         with self._lock:
             return dict(self._ops), dict(self._bytes), dict(self._seconds)
 

@@ -1,4 +1,4 @@
-"""Reading some blocks of a chunk from tiers in order. Knows no bytes and writes nothing."""
+"""Reads some blocks of a chunk from the tiers, in order. Nothing is written."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def read_blocks(
     selection: BlockSelection,
     expect: ChunkSpec | None,
 ) -> BlocksOutcome:
-    """The blocks from the first tier that has them all sound, else from the best copy.
+    """Read from the first tier where all blocks are intact, else take the most complete copy.
 
     Raises:
         ChunkSpecError: the chunk has no such layer or block.
@@ -25,17 +25,17 @@ def read_blocks(
     bad: list[BadBlock] = []
     loaded: dict[str, int] = {}
     best: tuple[str, BlocksRead] | None = None
-    for guarded in tiers:
-        attempt = guarded.read_blocks(key, selection, expect)
-        if attempt.problem is not None:
-            problems.append((guarded.name, attempt.problem))
-        read = attempt.value
+    for tier in tiers:
+        result = tier.read_blocks(key, selection, expect)
+        if result.problem is not None:
+            problems.append((tier.name, result.problem))
+        read = result.value
         if read is None:
             continue
-        loaded[guarded.name] = read.nbytes
-        bad.extend(BadBlock(guarded.name, layer, block) for layer, block in read.bad)
+        loaded[tier.name] = read.nbytes
+        bad.extend(BadBlock(tier.name, layer, block) for layer, block in read.bad)
         if best is None or read.blocks.count > best[1].blocks.count:
-            best = guarded.name, read
+            best = tier.name, read
         if not read.bad:
             break
     return BlocksOutcome(

@@ -1,7 +1,8 @@
-"""Extra tensors of chunks over several tiers: which tier gets them, which one gives them.
+"""Writes and reads extra tensors of a chunk across all tiers.
 
-They live beside the chunk in disk and shared tiers and go with it; the memory tier may keep them
-without it, because whoever wants them reads chunks block by block. Knows no bytes.
+Disk and shared tiers keep extra tensors beside the chunk and delete them with it. The memory tier
+may keep them without the chunk, because their readers fetch chunks block by block and so never
+bring the whole chunk into memory.
 """
 
 import time
@@ -18,12 +19,16 @@ from kvstore.write_behind import WriteBehindQueue
 def put_extra(
     tiers: Sequence[FaultTolerantTier],
     writer: WriteBehindQueue,
-    purges: DeletionEpoch,
+    deletions: DeletionEpoch,
     key: str,
     extra: EncodedExtra,
 ) -> bool:
-    """Memory and disk now, shared tiers in the background; False when no tier has the chunk."""
-    since = purges.now()
+    """Write to memory and disk now, and to shared tiers in the background.
+
+    Returns:
+        False when no tier holds the chunk, or when a delete came in between.
+    """
+    epoch = deletions.current()
     queued = [tier for tier in tiers if writer.holds(tier, key)]
     holders = [tier for tier in tiers if tier not in queued and tier.contains([key])]
     if not queued and not holders:
@@ -35,7 +40,7 @@ def put_extra(
             if tier in queued or (tier in holders and tier.kind == "shared"):
                 writer.submit(tier, key, extra)
 
-    if not purges.unless_since(since, keep):
+    if not deletions.run_if_unchanged(epoch, keep):
         return False
     for tier in holders:
         if tier.kind == "disk":
@@ -44,15 +49,16 @@ def put_extra(
 
 
 def read_extra(
-    tiers: Sequence[FaultTolerantTier], purges: DeletionEpoch, key: str, name: str, version: int
+    tiers: Sequence[FaultTolerantTier], deletions: DeletionEpoch, key: str, name: str, version: int
 ) -> ExtraOutcome | None:
-    """From the first tier that has sound ones of that version, copied into the memory tier."""
+    """Read from the first tier with an intact copy of that version; copy it into memory."""
     started = time.perf_counter()
-    since = purges.now()
+    epoch = deletions.current()
     for position, tier in enumerate(tiers):
         extra = tier.read_extra(key, name, version).value
         if extra is not None:
-            purges.unless_since(since, partial(_keep_in_memory, tiers[:position], key, extra))
+            keep = partial(_keep_in_memory, tiers[:position], key, extra)
+            deletions.run_if_unchanged(epoch, keep)
             seconds = time.perf_counter() - started
             return ExtraOutcome(extra.tensors, tier.name, extra.nbytes, seconds)
     return None

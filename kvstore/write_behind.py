@@ -1,7 +1,7 @@
-"""Writes that nobody waits for: a bounded queue and one thread.
+"""Background writes: a bounded queue and one thread.
 
-When the queue is full the oldest write is dropped and counted: the newest chunks are the likeliest
-to be asked for elsewhere. Knows tiers only as things that take chunks and extra tensors.
+When the queue is full, the oldest write is dropped and counted, because the newest chunks are the
+most likely to be read by other processes.
 """
 
 import threading
@@ -17,11 +17,17 @@ from kvstore.format.extra_tensors import EncodedExtra
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of the queue, whichever is reached first; chunks in it stay in memory."""
+    """Bounds of the queue; the one that is reached first counts.
+
+    Attributes:
+        items: writes in the queue.
+        bytes: bytes of the chunks in the queue; they stay in memory until they are written.
+        drain_s: longest wait for the queue at close, in seconds.
+    """
 
     items: int = 256
     bytes: int = 1 << 30
-    drain_s: float = 5.0  # longest wait for the queue at close
+    drain_s: float = 5.0
 
 
 Item = EncodedChunk | EncodedExtra
@@ -49,8 +55,8 @@ class WriteBehindQueue:
     """The queue and its thread.
 
     Args:
-        limits: bounds.
-        chores: called about once a second by the same thread.
+        limits: bounds of the queue.
+        chores: called about once a second by the thread.
     """
 
     def __init__(self, limits: QueueLimits, chores: Callable[[], None]) -> None:
@@ -66,11 +72,13 @@ class WriteBehindQueue:
 
     @property
     def dropped(self) -> int:
+        """Writes dropped since the start."""
         with self._changed:
             return self._dropped
 
     @property
     def pending(self) -> int:
+        """Writes waiting or under way."""
         with self._changed:
             return len(self._queue) + (self._current is not None)
 
@@ -80,7 +88,7 @@ class WriteBehindQueue:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what can be written within ``drain_s``; the rest is dropped and counted."""
+        """Write as much as possible within `drain_s` seconds; drop and count the rest."""
         if self._thread is None:
             return
         self.flush(self._limits.drain_s)
@@ -93,13 +101,13 @@ class WriteBehindQueue:
         self._thread = None
 
     def submit(self, tier: FaultTolerantTier, key: str, item: Item) -> None:
-        """Queue a write unless the same one is waiting already.
+        """Queue a write unless the same chunk is already waiting.
 
-        Writes are done in order, so extra tensors that follow their chunk find it.
+        Writes are done in order, so extra tensors queued after their chunk find it in the tier.
         """
         write = _Write(tier, key, item)
         with self._changed:
-            # Extra tensors may come again in another version: only chunks never change.
+            # A chunk never changes, but extra tensors may come again in another version.
             if write.extra is None and self._holds(tier, key):
                 return
             self._queue.append(write)
@@ -109,12 +117,12 @@ class WriteBehindQueue:
             self._changed.notify_all()
 
     def holds(self, tier: FaultTolerantTier, key: str) -> bool:
-        """Whether that chunk's write is waiting or under way."""
+        """Whether a write of that chunk is waiting or under way."""
         with self._changed:
             return self._holds(tier, key)
 
     def discard(self, keys: Collection[str]) -> None:
-        """Forget the waiting writes of these keys; one under way is waited for."""
+        """Drop the waiting writes of these keys, and wait for one that is under way."""
         with self._changed:
             kept = [write for write in self._queue if write.key not in keys]
             self._queue = deque(kept)
@@ -123,7 +131,7 @@ class WriteBehindQueue:
             self._changed.wait_for(lambda: self._current is None or self._current.key not in keys)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is waiting or under way; False when the timeout (s) ran out."""
+        """Wait until the queue is empty; False when `timeout` (seconds) ran out first."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._queue and self._current is None, timeout

@@ -1,1 +1,1 @@
-"""What is stored of a chunk: bytes, their layout, header, checksums and codecs."""
+"""The stored form of a chunk: bytes, their layout, header, checksums and codecs."""

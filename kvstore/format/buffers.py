@@ -1,7 +1,7 @@
-"""Byte buffers that torch and the operating system can both see. Knows nothing of chunks.
+"""Byte buffers that torch and the operating system can both use.
 
-Fresh memory costs a fault per page and has to be cleared by the kernel: as much as the copy that
-fills it. So whoever reads again and again has a :class:`BufferPool`, whose buffers come back.
+Fresh memory costs a page fault per page, and the kernel has to clear it, which takes as long as the
+copy that fills it. So readers use a `BufferPool`, which reuses its buffers.
 """
 
 import logging
@@ -23,13 +23,14 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 class BufferPool:
-    """Hands out large buffers and takes them back when nobody holds them any more.
+    """Hands out large buffers and takes them back when nothing refers to them any more.
 
-    A buffer is in use as long as any tensor, array or memoryview of it is. Safe to call from
-    several threads and from the garbage collector: no lock, a deque changes in single steps.
+    A buffer is in use as long as any tensor, array or memoryview of it exists. The pool is safe to
+    call from several threads and from the garbage collector. It needs no lock, because single
+    operations on a deque are atomic.
 
     Args:
-        idle_bytes: bound on the memory kept for later.
+        idle_bytes: bound on the memory kept for later use.
     """
 
     def __init__(self, idle_bytes: int = 256 << 20) -> None:
@@ -38,10 +39,11 @@ class BufferPool:
 
     @property
     def idle_bytes(self) -> int:
+        """Bytes of the buffers that are not in use."""
         return sum(map(len, tuple(self._idle)))
 
     def allocate(self, nbytes: int, *, pin: bool = False) -> Tensor:
-        """As the function of the same name."""
+        """Like the function `allocate`, with an idle buffer where one fits."""
         if nbytes < POOLED_FROM:
             return allocate(nbytes, pin=pin)
         size, kind = _size_class(nbytes), _kind(pin)
@@ -52,13 +54,13 @@ class BufferPool:
         return torch.from_numpy(lease)
 
     def clear(self) -> None:
-        """Forget what is idle."""
+        """Free the idle buffers."""
         self._idle.clear()
 
     def _take(self, size: int, kind: type[mmap.mmap]) -> mmap.mmap | None:
-        for pages in reversed(tuple(self._idle)):  # the latest is the likeliest to be in a cache
+        for pages in reversed(tuple(self._idle)):  # the latest is most likely in the CPU's cache
             if len(pages) == size and type(pages) is kind:
-                with suppress(ValueError, IndexError):  # another thread took it
+                with suppress(ValueError, IndexError):  # another thread was faster
                     self._idle.remove(pages)
                     return pages
         return None
@@ -71,10 +73,10 @@ class BufferPool:
 
 
 def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
-    """An uninitialised uint8 tensor ``[nbytes]`` in host memory.
+    """An uninitialised uint8 tensor `[nbytes]` in host memory.
 
-    Pinned memory makes copies to a GPU asynchronous; without a GPU ``pin`` is ignored. Whoever
-    copies out of it without waiting holds it until the copy is over.
+    Pinned memory makes copies to a GPU asynchronous; without a GPU `pin` is ignored. A caller that
+    copies out of it without waiting must hold the tensor until the copy is done.
     """
     kind = _kind(pin)
     if nbytes < POOLED_FROM:
@@ -83,31 +85,34 @@ def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous host uint8 tensor ``[n]``, without a copy."""
+    """The memory of a contiguous host uint8 tensor `[n]`, without a copy."""
     return memoryview(tensor.numpy().data)
 
 
 def typed_view(raw: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """``raw`` (uint8 ``[n]``, any device) as ``dtype`` and ``shape``, a view where aligned."""
+    """`raw` (uint8 `[n]`, any device) as `dtype` and `shape`: a view where it is aligned."""
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
 
 
 def _size_class(nbytes: int) -> int:
-    """``nbytes`` rounded up by less than an eighth, so that buffers fit others' data too."""
+    """`nbytes` rounded up by less than an eighth, so that a buffer fits data of similar size."""
     step = (1 << (nbytes - 1).bit_length() - 1) // _CLASSES_PER_DOUBLING
     return -(-nbytes // step) * step
 
 
 class PinnedPages(mmap.mmap):
-    """Pages that CUDA may read while nobody waits. torch's own pinned memory comes in powers of
-    two: a chunk of 64 MiB and its header would take 128."""
+    """Pages that CUDA can read asynchronously.
+
+    torch rounds its own pinned memory up to powers of two, so a chunk of 64 MiB and its header
+    would take 128 MiB.
+    """
 
     _address = 0
 
     def pin(self) -> None:
-        """Where CUDA refuses (a bound on locked memory), they stay ordinary pages."""
+        """Register the pages with CUDA; if it refuses (limit on locked memory), they stay plain."""
         address = np.frombuffer(self, dtype=np.uint8).ctypes.data
         refused = int(_cuda().cudaHostRegister(address, len(self), _PORTABLE))
         if refused:
@@ -117,7 +122,7 @@ class PinnedPages(mmap.mmap):
 
     def __del__(self) -> None:
         if self._address:
-            with suppress(Exception):  # at the end of a process CUDA may be gone before us
+            with suppress(Exception):  # at process exit CUDA may already be gone
                 _cuda().cudaHostUnregister(self._address)
 
 
@@ -130,7 +135,7 @@ def _kind(pin: bool) -> type[mmap.mmap]:
 
 
 def _map(nbytes: int, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
-    """Fresh pages, huge ones where the kernel has them."""
+    """Fresh pages; huge ones if the kernel has them."""
     pages = kind(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Byte ranges of a chunk's data section. Knows no tensor's place and no tier."""
+"""Byte ranges of a chunk's data section."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from torch import Tensor
 from kvstore.format.buffers import view_bytes
 
 ByteProgress = Callable[[int], None]
-"""How many of the bytes asked for are in place; never falls."""
+"""Called with the number of requested bytes that are in place; the number never falls."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes ``[start, end)`` of the data section, all of one layer."""
+    """Bytes `[start, end)` of the data section, all of one layer."""
 
     layer: int
     start: int
@@ -27,8 +27,8 @@ def total_bytes(ranges: Iterable[ByteRange]) -> int:
     return sum(end - start for _, start, end in ranges)
 
 
-def runs(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int]]:
-    """Neighbours joined, across layers too: each ``(start, end)`` is one read of a file."""
+def coalesced(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int]]:
+    """Join neighbouring ranges, also across layers; each `(start, end)` is one read of a file."""
     begun: tuple[int, int] | None = None
     for _, start, end in ranges:
         if begun is None:
@@ -45,7 +45,7 @@ def runs(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int]]:
 def gather(
     data: Tensor, ranges: Sequence[ByteRange], target: Tensor, progress: ByteProgress | None = None
 ) -> None:
-    """Copy the ranges of ``data`` one after the other into ``target`` (both host uint8)."""
+    """Copy the ranges of `data` one after the other into `target`; both are host uint8."""
     source, view = view_bytes(data), view_bytes(target)
     offset = 0
     for number, (layer, start, end) in enumerate(ranges):

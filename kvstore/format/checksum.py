@@ -1,11 +1,11 @@
-"""Checksums as text. Knows nothing of chunks.
+"""Checksums, written as text.
 
     one buffer          "<algorithm>:<32 hex>", 128 bits
     blocks of a tensor  "<algorithm>:<base64>", 64 bits per block, in order
 
-xxh3 runs at memory speed (about 10 GB/s on one core); blake2b (below 1 GB/s) is the fallback where
-xxhash is not installed. They detect accidents, not forgery: 64 bits miss one damaged block in 2^64
-and keep the digests of a chunk below 1 % of its bytes.
+xxh3 runs at memory speed (about 10 GB/s on one core). blake2b (below 1 GB/s) is the fallback where
+xxhash is not installed. The checksums detect accidents, not forgery: 64 bits miss one damaged block
+in 2^64, and they keep the digests of a chunk below 1 % of its bytes.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ Buffer = bytes | bytearray | memoryview
 
 
 def checksum(buffer: Buffer) -> str:
-    """Checksum of the buffer by the fastest algorithm at hand."""
+    """The checksum of a buffer, by the fastest installed algorithm."""
     name = f"{default_algorithm()}_128"
     return f"{name}:{_hasher(name)(buffer).hex()}"
 
 
 def matches(text: str, buffer: Buffer) -> bool:
-    """Whether ``buffer`` has the checksum ``text``.
+    """Whether `buffer` has the checksum `text`.
 
     Raises:
-        ChunkCorrupt: ``text`` names no algorithm that was ever written.
-        ChunkRefused: written with xxh3, and xxhash is not installed here.
+        ChunkCorrupt: `text` names an unknown algorithm.
+        ChunkRefused: it was written with xxh3, and xxhash is not installed here.
     """
     name, _, digest = text.partition(":")
     return _hasher(name)(buffer).hex() == digest
@@ -48,8 +48,8 @@ class BlockDigests:
     """Digests of one tensor's blocks.
 
     Attributes:
-        algorithm: how they were made.
-        digests: 8 bytes per block.
+        algorithm: name of the hash, e.g. `"xxh3_64"`.
+        digests: 8 bytes per block, in order.
     """
 
     algorithm: str
@@ -57,16 +57,16 @@ class BlockDigests:
 
     @classmethod
     def of(cls, blocks: Iterable[Buffer]) -> Self:
-        """Digests of these, by the fastest algorithm at hand."""
+        """Compute the digests of these blocks with the fastest installed algorithm."""
         name = f"{default_algorithm()}_64"
         return cls(name, b"".join(map(_hasher(name), blocks)))
 
     @classmethod
     def parse(cls, text: str, blocks: int) -> Self:
-        """The inverse of ``text``.
+        """Read what the property `text` wrote.
 
         Raises:
-            ChunkCorrupt: not the digests of that many blocks.
+            ChunkCorrupt: these are not the digests of that many blocks.
         """
         name, _, encoded = text.partition(":")
         try:
@@ -79,19 +79,21 @@ class BlockDigests:
 
     @property
     def text(self) -> str:
+        """The form that stands in a header: `<algorithm>:<base64>`."""
         return f"{self.algorithm}:{b64encode(self.digests).decode()}"
 
     def differing(self, blocks: Sequence[int], contents: Iterable[Buffer]) -> list[int]:
-        """Which of these blocks have another content than the one that was summed.
+        """Those blocks whose content does not match its digest.
 
         Args:
-            blocks: their numbers, ascending.
-            contents: one for each.
+            blocks: block numbers, ascending.
+            contents: the bytes of each of them.
 
         Raises:
-            ChunkCorrupt, ChunkRefused: as ``matches`` does.
+            ChunkCorrupt: the digests name an unknown algorithm.
+            ChunkRefused: they were written with xxh3, and xxhash is not installed here.
         """
-        # One C loop for all of them: calls from Python would cost as much as the sums.
+        # One C loop over all blocks: one Python call per block would cost as much as the hashing.
         found = list(map(_hasher(self.algorithm), contents))
         size = BLOCK_DIGEST_BYTES
         if len(blocks) * size == len(self.digests) and b"".join(found) == self.digests:
@@ -105,7 +107,7 @@ class BlockDigests:
 
 @cache
 def default_algorithm() -> str:
-    """xxh3 where xxhash can be imported, else blake2b."""
+    """xxh3 if xxhash can be imported, else blake2b."""
     try:
         import xxhash  # noqa: F401
     except ImportError:

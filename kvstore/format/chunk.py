@@ -1,4 +1,4 @@
-"""One chunk in memory: header and data, from tensors and back. Knows no key and no tier."""
+"""One encoded chunk in memory: header and data; encoding from tensors and decoding back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class EncodedChunk:
 
     Attributes:
         header: its validated header.
-        data: host uint8 ``[header.nbytes]``, contiguous. Shared with every reader and with the
-            memory tier: never write into it, nor into views of it.
+        data: host uint8 `[header.nbytes]`, contiguous. It is shared with every reader and with the
+            memory tier: never write into it or into views of it.
     """
 
     header: ChunkHeader
@@ -46,24 +46,30 @@ class EncodedChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole container, header included."""
+        """Bytes of the whole file, header included."""
         return self.header.file_bytes
 
     def layer_bytes(self, layer: int) -> Tensor:
-        """One layer as it is stored: uint8, a view of ``data``."""
+        """The stored bytes of one layer: uint8, a view of `data`."""
         start, end = self.header.layer_range(layer)
         return self.data[start:end]
 
     def layer(
         self, layer: int, *, device: torch.device | str | None = None, non_blocking: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """k (before RoPE) and v of one layer, ``[tokens, kv_heads, head_dim]`` of ``spec.dtype``.
+        """Decode one layer.
 
-        With ``device`` the encoded bytes are moved first and decoded there. On the host the raw
-        codec returns views of ``data``: copy before writing.
+        Args:
+            layer: the layer's number.
+            device: move the encoded bytes there first and decode on that device.
+            non_blocking: do not wait for the copy to the device.
+
+        Returns:
+            k (before RoPE) and v, each `[tokens, kv_heads, head_dim]` of `spec.dtype`. On the host
+            the raw codec returns views of `data`: copy them before writing.
 
         Raises:
-            ChunkSpecError: no such layer.
+            ChunkSpecError: the chunk has no such layer.
         """
         raw = self.layer_bytes(layer)
         if device is not None:
@@ -73,12 +79,18 @@ class EncodedChunk:
     def encoded_layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """What the codec stores of one layer's k and v (``Codec.parts``), not decoded; with
-        ``device`` moved there, in one copy that is not waited for where ``data`` is pinned. On the
-        host views of ``data``: never write into them.
+        """The stored tensors of one layer's k and v, not decoded.
+
+        Args:
+            layer: the layer's number.
+            device: move them there in one copy, without waiting for it if `data` is pinned.
+
+        Returns:
+            The tensors of `Codec.parts` for k and for v. On the host these are views of `data`:
+            never write into them.
 
         Raises:
-            ChunkSpecError: no such layer.
+            ChunkSpecError: the chunk has no such layer.
         """
         raw = self.layer_bytes(layer)
         if device is not None:
@@ -86,7 +98,7 @@ class EncodedChunk:
         return encoded_layer(self.spec, raw)
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
-        """Check the data of these layers (all by default) against the header's digests.
+        """Verify the data of these layers (default: all) against the header's digests.
 
         Raises:
             ChunkCorrupt: a byte differs from what was written.
@@ -97,7 +109,7 @@ class EncodedChunk:
             self.header.verify_layer(layer, view[start:end])
 
     def container(self) -> bytes:
-        """The whole safetensors container as one copy."""
+        """A copy of the whole safetensors file."""
         return self.header_bytes + view_bytes(self.data).tobytes()
 
 
@@ -107,13 +119,14 @@ def encode_chunk(
     """Encode one chunk.
 
     Args:
-        spec: what the tensors are; its codec encodes them on the device they are on.
-        k, v: per layer ``[tokens, kv_heads, head_dim]`` of ``spec.dtype``, keys before RoPE.
+        spec: describes the tensors; its codec encodes them on the device where they are.
+        k: keys before RoPE, per layer `[tokens, kv_heads, head_dim]` of `spec.dtype`.
+        v: values, in the same form.
         pin: put the data into pinned memory.
 
     Raises:
-        ChunkSpecError: number of layers, shape or dtype differ from the spec, unknown codec, or
-            values the codec cannot carry.
+        ChunkSpecError: number of layers, shape or dtype differ from the spec, the codec is unknown,
+            or the codec cannot represent a value.
     """
     _check_tensors(spec, k, v)
     entries = tensor_layout(spec)
@@ -130,7 +143,7 @@ def encode_chunk(
             for part, stored in zip(parts, encoded, strict=True):
                 entry = by_name[f"{role}.{layer}{part.suffix}"]
                 target = data[entry.start : entry.end]
-                # Straight into place, whatever the strides.
+                # Copies directly to its place in the file, whatever the strides.
                 typed_view(target, entry.dtype, entry.shape).copy_(stored)
                 ranges = (entry.blocks_range(block, block) for block in range(spec.blocks))
                 digests[entry.name] = BlockDigests.of(view[start:end] for start, end in ranges)
@@ -138,11 +151,10 @@ def encode_chunk(
 
 
 class ChunkVerifier:
-    """Verifies a chunk while it arrives, a layer at a time, as
-    :class:`kvstore.format.chunk_blocks.BlockVerifier`.
+    """Verifies a chunk while it arrives, one layer at a time, like `BlockVerifier`.
 
     Args:
-        expect: refuse any other spec, before the data are looked at.
+        expect: refuse any other spec, before the data are verified.
     """
 
     def __init__(self, expect: ChunkSpec | None) -> None:
@@ -151,10 +163,10 @@ class ChunkVerifier:
         self._next_end = 0
 
     def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
-        """Check every layer that lies in the first ``done`` bytes of ``data``.
+        """Check every layer that lies in the first `done` bytes of `data`.
 
         Raises:
-            ChunkRefused: another spec than expected.
+            ChunkRefused: the spec is not the expected one.
             ChunkCorrupt: a byte differs from what was written.
         """
         if done < self._next_end:
@@ -172,10 +184,10 @@ class ChunkVerifier:
 
 
 def require_spec(header: ChunkHeader, expect: ChunkSpec | None) -> None:
-    """Check that a header is of the chunk asked for.
+    """Check that a header has the expected spec.
 
     Raises:
-        ChunkRefused: its spec differs; the message names the fields.
+        ChunkRefused: the spec differs; the message names the fields.
     """
     if expect is None or header.spec == expect:
         return

@@ -1,7 +1,7 @@
-"""Some blocks of some layers: which bytes they are, whether they are sound, and their tensors.
+"""Some blocks of some layers: where their bytes are, whether they are intact, and their tensors.
 
 A block is 64 neighbouring tokens. The selected blocks of a layer are kept as if they were a whole
-layer with only those tokens (see ``tensor_layout.py``). So they move to a device in one copy, and
+layer with only those tokens (see `tensor_layout.py`). So they move to a device in one copy, and
 every codec decodes them like a layer.
 """
 
@@ -21,16 +21,17 @@ from kvstore.format.layer_decoding import decode_layer, encoded_layer
 from kvstore.format.tensor_layout import blocks_layout, layer_entries
 
 BlockSelection = Mapping[int, tuple[int, ...]]
-"""Layer to its blocks; both ascending, no block twice."""
+"""Block numbers by layer; layers and blocks ascending, no block twice."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerBlocks:
-    """Some blocks of one layer as they are stored.
+    """Some blocks of one layer in their stored form.
 
     Attributes:
-        blocks: their numbers, ascending.
-        data: host uint8, laid out as a layer that has only their tokens. Never write into it.
+        blocks: block numbers, ascending.
+        data: host uint8, laid out like a layer with only the tokens of these blocks. Never write
+            into it.
     """
 
     blocks: tuple[int, ...]
@@ -39,11 +40,11 @@ class LayerBlocks:
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlocks:
-    """Sound blocks of one chunk, still encoded.
+    """Intact blocks of one chunk, still encoded.
 
     Attributes:
         spec: the spec of the whole chunk.
-        layers: layer to its blocks; a layer that was asked for without blocks has none.
+        layers: the blocks by layer. A layer that was requested without blocks has none.
     """
 
     spec: ChunkSpec
@@ -60,7 +61,7 @@ class EncodedBlocks:
         return sum(len(layer.blocks) for layer in self.layers.values())
 
     def tokens(self, layer: int) -> Tensor:
-        """Which tokens of the chunk the rows of ``layer(layer)`` are: int64 ``[n]``, ascending."""
+        """Positions in the chunk of the rows that `layer(layer)` gives: int64 `[n]`, ascending."""
         spans = [self.spec.block_span(block) for block in self._layer(layer).blocks]
         if not spans:
             return torch.empty(0, dtype=torch.int64)
@@ -69,12 +70,18 @@ class EncodedBlocks:
     def layer(
         self, layer: int, *, device: torch.device | str | None = None, non_blocking: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """k (before RoPE) and v of one layer's blocks, ``[n, kv_heads, head_dim]``.
+        """Decode the blocks of one layer.
 
-        With ``device`` the encoded bytes are moved first and decoded there.
+        Args:
+            layer: the layer's number.
+            device: move the encoded bytes there first and decode on that device.
+            non_blocking: do not wait for the copy to the device.
+
+        Returns:
+            k (before RoPE) and v, each `[n, kv_heads, head_dim]`.
 
         Raises:
-            ChunkSpecError: the layer was not asked for.
+            ChunkSpecError: the layer was not requested.
         """
         held = self._layer(layer)
         tokens = blocks_layout(self.spec, held.blocks).tokens
@@ -90,10 +97,10 @@ class EncodedBlocks:
     def encoded_layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """As ``EncodedChunk.encoded_layer``, of the tokens of one layer's blocks.
+        """Like `EncodedChunk.encoded_layer`, for the tokens of one layer's blocks.
 
         Raises:
-            ChunkSpecError: the layer was not asked for, or without blocks.
+            ChunkSpecError: the layer was not requested, or was requested without blocks.
         """
         held = self._layer(layer)
         if not held.blocks:
@@ -109,7 +116,7 @@ class EncodedBlocks:
 
 
 def block_selection(layer_blocks: Mapping[int, Collection[int]]) -> BlockSelection:
-    """Layers and blocks in ascending order, each block once."""
+    """Sort layers and blocks in ascending order and keep each block once."""
     return {layer: tuple(sorted(set(layer_blocks[layer]))) for layer in sorted(layer_blocks)}
 
 
@@ -117,7 +124,7 @@ def check_selection(selection: BlockSelection, spec: ChunkSpec) -> None:
     """Check that a chunk has these layers and blocks.
 
     Raises:
-        ChunkSpecError: it does not; the message names the first that is missing.
+        ChunkSpecError: it does not; the message names the first one that is missing.
     """
     for layer, blocks in selection.items():
         if not 0 <= layer < spec.layers:
@@ -128,7 +135,7 @@ def check_selection(selection: BlockSelection, spec: ChunkSpec) -> None:
 
 
 def selection_ranges(selection: BlockSelection, spec: ChunkSpec) -> list[ByteRange]:
-    """Where the blocks lie, ascending; neighbours of one layer are one range.
+    """Byte ranges of the selected blocks, ascending; neighbours within a layer are one range.
 
     Raises:
         ChunkSpecError: the chunk has no such layer.
@@ -144,22 +151,24 @@ def selection_ranges(selection: BlockSelection, spec: ChunkSpec) -> list[ByteRan
 
 
 class BlockVerifier:
-    """Verifies blocks while they arrive, a layer at a time: what was just copied is still in the
-    cache, and what a disk or a socket delivers meanwhile costs no time.
+    """Verifies blocks while they arrive, one layer at a time.
+
+    Bytes that were just copied are still in the CPU's cache, and the disk or socket delivers the
+    next ones while these are checked.
 
     Args:
-        selection: the blocks being read. Their bytes arrive in the order of ``selection_ranges``.
+        selection: the blocks being read. Their bytes arrive in the order of `selection_ranges`.
     """
 
     def __init__(self, selection: BlockSelection) -> None:
         self._layers = list(selection.items())
         self._checked = 0
-        self._end = 0  # of the layers that were checked
+        self._end = 0  # where the checked layers end
         self._next_end = 0
         self._bad: dict[int, list[int]] = {}
 
     def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
-        """Check every layer that lies in the first ``done`` bytes of ``data``."""
+        """Check every layer that lies in the first `done` bytes of `data`."""
         if done < self._next_end:
             return
         view = view_bytes(data)
@@ -178,10 +187,13 @@ class BlockVerifier:
     def result(
         self, header: ChunkHeader, data: Tensor
     ) -> tuple[EncodedBlocks, list[tuple[int, int]]]:
-        """The sound blocks, and (layer, block) of those that differ from what was written.
+        """Check what is left, and sort out the bad blocks.
+
+        Returns:
+            The intact blocks, and (layer, block) of those that differ from what was written.
 
         Raises:
-            ChunkCorrupt: ``data`` has another length than those blocks.
+            ChunkCorrupt: `data` does not have the length of the selected blocks.
         """
         self(header, data, data.numel())
         ends = accumulate(blocks_layout(header.spec, blocks).nbytes for _, blocks in self._layers)
@@ -198,7 +210,7 @@ class BlockVerifier:
 
 
 def _without(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
-    """The same layer with the bytes of the wrong blocks cut out."""
+    """The same layer without the bytes of the wrong blocks."""
     pieces = [held.data[:0]]
     for of_tensor in blocks_layout(spec, held.blocks).pieces:
         for block, piece in zip(held.blocks, of_tensor, strict=True):

@@ -1,7 +1,7 @@
-"""The header of a chunk: what it is, and a digest of every 64-token block of every tensor.
+"""The header of a chunk: its spec, and a digest of every 64-token block of every tensor.
 
 Everything except the digests follows from the spec, so a parsed header must describe exactly the
-layout of its own spec. The header carries a checksum of itself (see ``safetensors_header.py``), so
+layout of its own spec. The header carries a checksum of itself (see `safetensors_header.py`), so
 its digests can be trusted and any block can be verified without the others.
 """
 
@@ -30,8 +30,8 @@ class ChunkHeader:
 
     Attributes:
         raw: the header's bytes as stored, length prefix and padding included.
-        spec: what the chunk is.
-        digests: tensor name to the digests of its blocks.
+        spec: the spec of the chunk.
+        digests: the digests of each tensor's blocks, by tensor name.
         nbytes: bytes of the data section.
     """
 
@@ -42,24 +42,24 @@ class ChunkHeader:
 
     @property
     def tensors(self) -> dict[str, TensorEntry]:
-        """Name to place, in file order."""
+        """Place and shape of each tensor by name, in file order."""
         return {entry.name: entry for entry in tensor_layout(self.spec)}
 
     @property
     def data_start(self) -> int:
-        """Offset of the data section in the file; a multiple of 64."""
+        """Offset of the data section in the file in bytes; a multiple of 64."""
         return len(self.raw)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole container."""
+        """Bytes of the whole file, header and data."""
         return len(self.raw) + self.nbytes
 
     def layer_range(self, layer: int) -> tuple[int, int]:
-        """Bytes ``[start, end)`` of one layer in the data section; all layers are of one size.
+        """Byte range `[start, end)` of one layer in the data section.
 
         Raises:
-            ChunkSpecError: no such layer.
+            ChunkSpecError: the chunk has no such layer.
         """
         if not 0 <= layer < self.spec.layers:
             raise ChunkSpecError(f"layer {layer} is outside a chunk of {self.spec.layers} layers")
@@ -67,15 +67,15 @@ class ChunkHeader:
         return layer * size, (layer + 1) * size
 
     def bad_blocks(self, layer: int, blocks: Sequence[int], raw: memoryview) -> list[int]:
-        """Which of these blocks of a layer differ from what was written.
+        """Those of the given blocks of a layer that differ from what was written.
 
         Args:
-            layer: its number.
-            blocks: ascending.
-            raw: their bytes, laid out as a layer that has only their tokens.
+            layer: number of the layer.
+            blocks: block numbers, ascending.
+            raw: their bytes, laid out like a layer that has only their tokens.
 
         Raises:
-            ChunkCorrupt: ``raw`` has another length than those blocks.
+            ChunkCorrupt: `raw` does not have the length of these blocks.
         """
         places = blocks_layout(self.spec, tuple(blocks))
         if len(raw) != places.nbytes:
@@ -87,10 +87,10 @@ class ChunkHeader:
         return sorted(bad)
 
     def verify_layer(self, layer: int, raw: memoryview) -> None:
-        """Check one layer's bytes.
+        """Verify the bytes of one layer.
 
         Raises:
-            ChunkCorrupt: its length or a block differs; the message names them.
+            ChunkCorrupt: the length is wrong, or a block differs; the message names the blocks.
         """
         bad = self.bad_blocks(layer, range(self.spec.blocks), raw)
         if bad:
@@ -98,7 +98,7 @@ class ChunkHeader:
 
 
 def build_header(spec: ChunkSpec, digests: Mapping[str, BlockDigests]) -> ChunkHeader:
-    """The header of a chunk whose tensors have these digests."""
+    """Build the header of a chunk from the digests of its tensors, given by tensor name."""
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -117,11 +117,11 @@ def build_header(spec: ChunkSpec, digests: Mapping[str, BlockDigests]) -> ChunkH
 
 
 def parse_header(buffer: Buffer) -> ChunkHeader:
-    """Parse and check a header; ``buffer`` may run on into the data.
+    """Parse and verify a header; `buffer` may continue into the data.
 
     Raises:
-        ChunkCorrupt: truncated, not a chunk, or any header byte differs from what was written.
-        ChunkRefused: a sound header of a format version or codec that is not known here.
+        ChunkCorrupt: truncated, not a chunk, or changed since it was written.
+        ChunkRefused: an intact header with an unknown format version or codec.
     """
     sealed = parse_sealed(buffer)
     metadata = sealed.metadata

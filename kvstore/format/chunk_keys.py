@@ -1,6 +1,6 @@
-"""Content addresses of chunks. Knows no tier and no tensor.
+"""Content addresses of chunks.
 
-The same text under the same model has one key, whatever the order, request or day, so a new
+The same text under the same model always has the same key, whatever its place in a prompt. So a new
 combination of known documents writes no new chunk.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvstore.errors import ChunkSpecError
 
-# Carries the format version, so that releases that share a tier never see each other's chunks.
+# Contains the format version, so releases that share a tier never see each other's chunks.
 _DOMAIN = b"kvstitch-chunk-2"
 _KEY = re.compile(r"[0-9a-f]{32}\Z")
 _EXTRA_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
@@ -30,20 +30,20 @@ def chunk_key(
 ) -> str:
     """The key of one chunk: 32 hex characters of blake2b-128.
 
-    Every field is length-prefixed, so no two different sets of fields hash the same bytes. With a
-    tenant secret the hash is keyed: another tenant can neither hit nor guess the chunk.
+    Every field is length-prefixed, so two different sets of fields never hash the same bytes. With
+    a tenant secret the hash is keyed, so another tenant can neither hit nor guess the chunk.
 
     Args:
         fingerprint: weights revision, config, RoPE parameters, tokenizer and template, as one text.
-        dtype: element type before encoding, e.g. ``"bfloat16"``.
-        codec: name of the codec, e.g. ``"raw"``.
-        prefix_mode: what the chunk saw before itself when it was prefilled.
-        prefix_ids: token ids of that prefix, ``[0, 2**31)``.
-        chunk_ids: token ids of the chunk, ``[0, 2**31)``.
-        tenant_secret: any length; empty means one shared namespace.
+        dtype: element type before encoding, e.g. `"bfloat16"`.
+        codec: name of the codec, e.g. `"raw"`.
+        prefix_mode: name of what stood before the chunk when it was prefilled.
+        prefix_ids: token ids of that prefix, each in `[0, 2**31)`.
+        chunk_ids: token ids of the chunk, each in `[0, 2**31)`.
+        tenant_secret: any length; empty means that all tenants share one namespace.
 
     Raises:
-        ChunkSpecError: a token id is not an integer in ``[0, 2**31)``.
+        ChunkSpecError: a token id is not an integer in `[0, 2**31)`.
     """
     # blake2b takes at most 64 bytes of key; hashing first lifts that bound.
     secret = hashlib.blake2b(tenant_secret, digest_size=32).digest() if tenant_secret else b""
@@ -62,15 +62,17 @@ def chunk_key(
 
 
 def is_chunk_key(text: str) -> bool:
-    """Whether ``text`` has the form of a chunk key; tiers build file names from keys."""
+    """Whether `text` has the form of a chunk key."""
     return _KEY.match(text) is not None
 
 
 def require_chunk_key(text: str) -> str:
-    """Return ``text`` if it is a chunk key.
+    """Return `text` if it is a chunk key.
+
+    Tiers build file names and Redis names from keys, so no other text may get there.
 
     Raises:
-        ChunkSpecError: it is not (guards paths and Redis names against foreign text).
+        ChunkSpecError: it is not a chunk key.
     """
     if not is_chunk_key(text):
         raise ChunkSpecError(f"not a chunk key (32 lower-case hex characters): {text!r}")
@@ -78,12 +80,12 @@ def require_chunk_key(text: str) -> str:
 
 
 def is_extra_name(text: str) -> bool:
-    """Whether ``text`` can name extra tensors; tiers build file names from it."""
+    """Whether `text` can name extra tensors. Tiers build file names from it."""
     return _EXTRA_NAME.match(text) is not None
 
 
 def require_extra_name(text: str) -> str:
-    """Return ``text`` if it can name extra tensors.
+    """Return `text` if it can name extra tensors.
 
     Raises:
         ChunkSpecError: it cannot.

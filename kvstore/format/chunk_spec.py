@@ -1,4 +1,4 @@
-"""What a chunk is: its model's fingerprint, its codec and its shape. Knows no bytes."""
+"""The identity of a chunk: its model's fingerprint, its codec and its shape."""
 
 from dataclasses import dataclass
 
@@ -11,24 +11,27 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-# A bound lets a tier name every value a chunk could have without reading the chunk first.
+# With a bound, a tier can name every value that a chunk may have without reading the chunk.
 MAX_LAYERS = 512
-# The unit of checksums and of sparse reads; part of the format.
+# The unit of checksums and of partial reads. Part of the format.
 BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class ChunkSpec:
-    """The identity of a chunk's contents.
+    """What a chunk holds; k and v of each layer are `[tokens, kv_heads, head_dim]`.
 
     Attributes:
-        fingerprint: the model the cache belongs to; another fingerprint is refused on read.
-        codec: name of a file in ``kvstore/format/codecs``.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``, of the tensors before encoding.
-        layers, kv_heads, head_dim, tokens: a layer's k and v are ``[tokens, kv_heads, head_dim]``.
+        fingerprint: the model that the cache belongs to. Another fingerprint is refused on read.
+        codec: name of a file in `kvstore/format/codecs`.
+        dtype: dtype of the tensors before encoding: `"bfloat16"`, `"float16"` or `"float32"`.
+        layers: number of layers, at most 512.
+        kv_heads: number of key/value heads.
+        head_dim: channels per head.
+        tokens: number of tokens.
 
     Raises:
-        ChunkSpecError: unknown dtype or a size out of range.
+        ChunkSpecError: unknown dtype, or a size out of range.
     """
 
     fingerprint: str
@@ -50,11 +53,12 @@ class ChunkSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """The dtype of the decoded tensors."""
         return DTYPES[self.dtype]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of one layer's k (and of its v): ``[tokens, kv_heads, head_dim]``."""
+        """Shape of one layer's k (and of its v): `[tokens, kv_heads, head_dim]`."""
         return (self.tokens, self.kv_heads, self.head_dim)
 
     @property
@@ -63,6 +67,6 @@ class ChunkSpec:
         return -(-self.tokens // BLOCK_TOKENS)
 
     def block_span(self, block: int) -> tuple[int, int]:
-        """Tokens ``[start, stop)`` of a block."""
+        """Tokens `[start, stop)` of a block."""
         start = block * BLOCK_TOKENS
         return start, min(start + BLOCK_TOKENS, self.tokens)

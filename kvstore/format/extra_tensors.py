@@ -1,9 +1,9 @@
-"""Extra tensors beside a chunk, such as a sketch of it: a small container of their own.
+"""The stored form of extra tensors beside a chunk, such as a sketch of it.
 
     metadata: format, name, version of the contents, checksum of the data section
 
-They have a name and a version of their own, can be added to a chunk long after it was written, and
-are read without its k and v. Knows no key, no tier and nothing of what the tensors mean.
+They are a small safetensors file with its own name and version. They can be added to a chunk long
+after it was written, and are read without its k and v.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ class EncodedExtra:
     """Immutable extra tensors.
 
     Attributes:
-        name: what they are, e.g. ``"sketch"``.
-        version: of whoever computes them.
-        raw: the whole container, host uint8.
-        tensors: views of ``raw``: never write into them.
+        name: what the tensors are, e.g. `"sketch"`.
+        version: version of the code that computes them.
+        raw: the whole file, host uint8.
+        tensors: the tensors by name; views of `raw`, so never write into them.
     """
 
     name: str
@@ -52,7 +52,7 @@ class EncodedExtra:
 
 
 def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> EncodedExtra:
-    """Put tensors (any device, shape and layout) into a container.
+    """Encode tensors on any device, of any shape and memory layout.
 
     Raises:
         ChunkSpecError: bad name, or a dtype that safetensors does not have.
@@ -63,7 +63,7 @@ def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> Enco
             raise ChunkSpecError(f"{name} tensor {key!r} has dtype {tensor.dtype}")
     places: list[StoredTensor] = []
     offset = 0
-    # The largest elements first, so that all are aligned.
+    # Tensors with the largest elements come first, so that all are aligned.
     for key in sorted(tensors, key=lambda key: (-tensors[key].dtype.itemsize, key)):
         tensor = tensors[key]
         end = offset + tensor.numel() * tensor.dtype.itemsize
@@ -86,11 +86,11 @@ def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> Enco
 
 
 def parse_extra(raw: Tensor, name: str, version: int) -> EncodedExtra:
-    """Check a container (host uint8) and give its tensors as views.
+    """Verify the bytes of extra tensors (host uint8); the result's tensors are views of them.
 
     Raises:
         ChunkCorrupt: a byte differs from what was written.
-        ChunkRefused: sound, but of another name or version.
+        ChunkRefused: intact, but of another name or version.
     """
     buffer = view_bytes(raw)
     sealed = parse_sealed(buffer)
@@ -107,7 +107,7 @@ def parse_extra(raw: Tensor, name: str, version: int) -> EncodedExtra:
 
 
 def _place(name: str, stated: object) -> StoredTensor:
-    """What the header says of one tensor; the header is sealed, so only a bug can make it wrong."""
+    """Check what the header says about one tensor; its checksum is right, so only a bug fails."""
     match stated:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]}:
             known = _DTYPES.get(dtype)

@@ -1,4 +1,4 @@
-"""A layer's stored bytes back into tensors, on whatever device the bytes are. Knows no header."""
+"""Turns the stored bytes of a layer back into tensors, on the device where the bytes are."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,11 @@ from kvstore.format.tensor_layout import ROLES, layer_layout
 
 
 def encoded_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """One layer's bytes (uint8) as what the codec stores of k and of v (``Codec.parts``), not
-    decoded: views of ``raw`` where aligned."""
+    """Split one layer's bytes (uint8) into the stored tensors of k and of v, without decoding.
+
+    Returns:
+        The tensors of `Codec.parts` for k and for v: views of `raw` where it is aligned.
+    """
     k, v = (
         [
             typed_view(raw[place.start : place.end], place.dtype, place.shape)
@@ -25,10 +28,11 @@ def encoded_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Sequence[Tensor], Seque
 
 
 def decode_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Tensor, Tensor]:
-    """One layer's bytes (uint8) into k (before RoPE) and v ``[tokens, kv_heads, head_dim]``.
+    """Decode one layer's bytes (uint8) on the device where they are.
 
-    Runs where ``raw`` is, so the wire to a device carries the encoded form. The raw codec returns
-    views of ``raw``.
+    Returns:
+        k (before RoPE) and v, each `[tokens, kv_heads, head_dim]`. The raw codec returns views of
+        `raw`.
     """
     k, v = encoded_layer(spec, raw)
     chunk_codec = codec(spec.codec)

@@ -1,11 +1,11 @@
-"""A safetensors header that we write ourselves and seal with a checksum of its own bytes.
+"""Writes and reads a safetensors header that is sealed with a checksum of its own bytes.
 
     | u64 n | JSON, padded with spaces | data ...
     0       8                 data_start = 8 + n, a multiple of 64
 
-safetensors' own writer sorts tensors by dtype and name; ours keeps the order it is given. The
-checksum covers the length, the JSON and the padding, itself blanked; it stands in the metadata, so
-that any safetensors reader can open the file. Knows no chunk and holds no data.
+The writer of the safetensors package sorts tensors by dtype and name; this one keeps the given
+order. The checksum covers the length, the JSON and the padding, with its own field set to zeros. It
+is stored in the metadata, so any safetensors reader can open the file.
 """
 
 import json
@@ -37,7 +37,15 @@ SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the data section: bytes ``[start, end)`` counted from ``data_start``."""
+    """One tensor of the data section.
+
+    Attributes:
+        name: its name in the header.
+        dtype: its dtype.
+        shape: its shape.
+        start: first byte, counted from `data_start`.
+        end: end of its bytes (excluded), counted from `data_start`.
+    """
 
     name: str
     dtype: torch.dtype
@@ -46,7 +54,7 @@ class StoredTensor:
     end: int
 
     def description(self) -> dict[str, object]:
-        """What a safetensors header says of it."""
+        """What a safetensors header says about it."""
         return {
             "dtype": SAFETENSORS_DTYPES[self.dtype],
             "shape": list(self.shape),
@@ -61,7 +69,7 @@ class SealedHeader:
     Attributes:
         raw: its bytes as stored, length prefix and padding included.
         metadata: texts by name.
-        tensors: tensor name to what the header says of it; not checked.
+        tensors: what the header says about each tensor, by name; not checked yet.
     """
 
     raw: bytes
@@ -70,7 +78,7 @@ class SealedHeader:
 
 
 def build_sealed(metadata: Mapping[str, str], tensors: Iterable[StoredTensor]) -> bytes:
-    """The bytes of a header."""
+    """The bytes of a header with its checksum filled in."""
     blank = _blank(f"{default_algorithm()}_128")
     document: dict[str, object] = {"__metadata__": {**metadata, "header_checksum": blank}}
     document.update((tensor.name, tensor.description()) for tensor in tensors)
@@ -80,17 +88,17 @@ def build_sealed(metadata: Mapping[str, str], tensors: Iterable[StoredTensor]) -
 
 
 def seal(raw: bytes, stated: str) -> bytes:
-    """Header bytes whose checksum field says ``stated``, with the right checksum instead."""
+    """Replace the checksum `stated` in the bytes of a header with the right one."""
     blank = _blank(f"{default_algorithm()}_128")
     blanked = raw.replace(_field(stated), _field(blank), 1)
     return blanked.replace(_field(blank), _field(checksum(blanked)), 1)
 
 
 def header_bytes(prefix: Buffer) -> int:
-    """Bytes of the header (= ``data_start``) from the first 8 bytes of a container.
+    """Read the length of a header (= `data_start`) from the first 8 bytes of a file.
 
     Raises:
-        ChunkCorrupt: too short, or not a length that we write.
+        ChunkCorrupt: too short, or a length that this code never writes.
     """
     if len(prefix) < LENGTH_BYTES:
         raise ChunkCorrupt(f"{len(prefix)} bytes are too few for a header")
@@ -102,11 +110,11 @@ def header_bytes(prefix: Buffer) -> int:
 
 
 def parse_sealed(buffer: Buffer) -> SealedHeader:
-    """Parse a header and check its checksum; ``buffer`` may run on into the data.
+    """Parse a header and verify its checksum; `buffer` may continue into the data.
 
     Raises:
-        ChunkCorrupt: truncated, not ours, or any header byte differs from what was written.
-        ChunkRefused: summed by an algorithm that is not installed here.
+        ChunkCorrupt: truncated, not written by this code, or changed since it was written.
+        ChunkRefused: its checksum uses an algorithm that is not installed here.
     """
     total = header_bytes(buffer)
     if len(buffer) < total:
@@ -127,10 +135,10 @@ def parse_sealed(buffer: Buffer) -> SealedHeader:
 
 
 def _blank(algorithm: str) -> str:
-    """What stands in the field while the header is summed."""
+    """The content of the checksum field while the checksum is computed."""
     return f"{algorithm}:{'0' * DIGEST_HEX}"
 
 
 def _field(value: str) -> bytes:
-    """The checksum as it stands in the JSON; inside strings quotes are escaped, so it is unique."""
+    """The checksum field in the JSON. Quotes inside strings are escaped, so it occurs once."""
     return f'"header_checksum":"{value}"'.encode()

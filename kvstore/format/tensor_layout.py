@@ -1,17 +1,15 @@
-"""Where the tensors of a chunk lie in its data section; follows from the spec alone.
+"""Where the tensors of a chunk are in its data section. This follows from the spec alone.
 
     | layer 0                             | layer 1 ...
     | k.0 | v.0 | k.0.scale | v.0.scale   |
     | block 0 | block 1 | ... |             each tensor's rows run along the tokens
 
-So a layer is one byte range, all layers look alike, and a block of 64 tokens is one byte range of
-each tensor. The bytes of some blocks of a layer, one range after the other, are laid out as a layer
-that has only their tokens:
+So a layer is one byte range, all layers have the same layout, and a block of 64 tokens is one byte
+range of each tensor. When some blocks of a layer are read one range after the other, the result is
+laid out like a layer that has only their tokens:
 
     in the chunk    | k: 0 1 2 3 4 | v: 0 1 2 3 4 | k.scale: 0 1 2 3 4 | ...
     blocks 1 and 4  | k: 1 4 | v: 1 4 | k.scale: 1 4 | ...
-
-Knows no header, no checksum and no bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,12 +27,16 @@ ROLES: tuple[Role, Role] = ("k", "v")
 
 @dataclass(frozen=True)
 class TensorEntry(StoredTensor):
-    """A tensor of a chunk; ``tokens_per_row`` tokens share a row of its first dimension."""
+    """A tensor of a chunk.
+
+    Attributes:
+        tokens_per_row: how many tokens share a row of its first dimension.
+    """
 
     tokens_per_row: int = 1
 
     def blocks_range(self, first: int, last: int) -> tuple[int, int]:
-        """Bytes ``[start, end)`` of the neighbouring blocks ``first`` to ``last`` (included)."""
+        """Byte range `[start, end)` of the blocks `first` to `last`, both included."""
         row_bytes = (self.end - self.start) // self.shape[0]
         block_bytes = row_bytes * (BLOCK_TOKENS // self.tokens_per_row)
         end = self.start + (last + 1) * block_bytes
@@ -43,14 +45,14 @@ class TensorEntry(StoredTensor):
 
 @dataclass(frozen=True)
 class BlocksLayout:
-    """Where some blocks of a layer lie, counted from the start of that layer.
+    """Where some blocks of a layer are. All offsets count from the start of that layer.
 
     Attributes:
-        tokens: how many they hold.
-        nbytes: how many bytes.
-        ranges: where they lie in the chunk, ascending; neighbours are one range.
-        pieces: of every tensor of the layer, where each of the blocks lies in the bytes of the
-            ranges one after the other.
+        tokens: number of tokens in these blocks.
+        nbytes: number of bytes of these blocks.
+        ranges: byte ranges in the layer, ascending; neighbours are one range.
+        pieces: for every tensor of the layer, the place of each block in the bytes that result
+            from reading the ranges one after the other.
     """
 
     tokens: int
@@ -61,7 +63,7 @@ class BlocksLayout:
 
 @lru_cache(maxsize=256)
 def tensor_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """Where every tensor of a chunk of this spec lies.
+    """Place and shape of every tensor of a chunk with this spec, in file order.
 
     Raises:
         ChunkSpecError: unknown codec.
@@ -84,21 +86,21 @@ def tensor_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
 
 @lru_cache(maxsize=256)
 def descriptions(spec: ChunkSpec) -> dict[str, dict[str, object]]:
-    """What a header must say of every tensor; shared, so never to be changed."""
+    """What a header must say about every tensor. The result is cached: never change it."""
     return {entry.name: entry.description() for entry in tensor_layout(spec)}
 
 
 @lru_cache(maxsize=256)
 def layer_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """One layer alone, starting at byte 0; the tensors are named as in layer 0."""
+    """The layout of a single layer that starts at byte 0; its tensors are named like layer 0's."""
     return tensor_layout(replace(spec, layers=1))
 
 
 def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
-    """One layer's tensors in file order.
+    """Place and shape of one layer's tensors, in file order.
 
     Raises:
-        ChunkSpecError: no such layer.
+        ChunkSpecError: the chunk has no such layer.
     """
     if not 0 <= layer < spec.layers:
         raise ChunkSpecError(f"layer {layer} is outside a chunk of {spec.layers} layers")
@@ -109,7 +111,7 @@ def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
 
 @lru_cache(maxsize=4096)
 def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
-    """Where these blocks (ascending) lie; the same in every layer."""
+    """The layout of these blocks (ascending); it is the same in every layer."""
     spans = map(spec.block_span, blocks)
     tokens = sum(stop - start for start, stop in spans)
     if not tokens:
@@ -131,7 +133,7 @@ def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
 
 
 def consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs ``(first, last)`` of consecutive numbers in an ascending sequence."""
+    """Runs `(first, last)` of consecutive numbers in an ascending sequence."""
     first = 0
     for place in range(1, len(numbers) + 1):
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
@@ -140,7 +142,7 @@ def consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, EncodedPart]]:
-    """Main tensors first, then scales: k and v are one size, so what follows them is aligned."""
+    """Main tensors first, then scales; k and v have equal sizes, so what follows is aligned."""
     parts = [(role, codec(spec.codec).parts(role, spec)) for role in ROLES]
     most = max(len(of_role) for _, of_role in parts)
     return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]

@@ -1,1 +1,1 @@
-"""Places that keep chunks. One file per tier, each behind the protocol in ``base``."""
+"""Places that keep chunks. One file per tier, each behind the protocol in `base`."""

@@ -1,6 +1,6 @@
 """What a tier is: it moves the bytes of chunks and knows neither tensors nor other tiers.
 
-Tiers are synchronous and safe to call from several threads. Nothing is opened before ``start``.
+Tiers are synchronous and safe to call from several threads. Nothing is opened before `start`.
 Checksums of the data are the store's business (it verifies what it reads); a tier checks only
 what it needs to find the bytes: the header and the lengths.
 """
@@ -29,7 +29,7 @@ with less than before; a tier may call it rarely or not at all. What it raises e
 
 @dataclass(frozen=True)
 class TierUsage:
-    """What a tier holds now. ``None`` where the tier cannot tell cheaply or has no bound.
+    """What a tier holds now. `None` where the tier cannot tell cheaply or has no bound.
 
     Attributes:
         entries: chunks; what stands beside them is counted in the bytes alone.
@@ -43,7 +43,7 @@ class TierUsage:
 
 
 class Tier(Protocol):
-    """Any operation may raise a :class:`kvstore.errors.TierError` or an ``OSError``."""
+    """Any operation may raise a :class:`kvstore.errors.TierError` or an `OSError`."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Tier(Protocol):
     def kind(self) -> TierKind: ...
 
     def start(self) -> None:
-        """Open files, sockets and the index. A tier may be started again after ``close``."""
+        """Open files, sockets and the index. A tier may be started again after `close`."""
         ...
 
     def close(self) -> None:

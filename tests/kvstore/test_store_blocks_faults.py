@@ -210,7 +210,7 @@ def test_a_frozen_redis_is_one_timeout(tmp_path):
             server.thaw()
 
 
-def test_a_chunk_whose_delete_is_owed_is_not_given(far):
+def test_a_chunk_whose_delete_is_pending_is_not_given(far):
     far.plant(KEY, make_chunk(spec_of()))
     far.fail("delete", TierUnavailable("down"))
     with TieredStore([far]) as store:

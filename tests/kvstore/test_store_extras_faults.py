@@ -104,7 +104,7 @@ def test_a_failing_tier_is_passed_over(near, far):
             assert store.stats().tier("near").count("read_extra", outcome) == 1
 
 
-def test_an_owed_delete_covers_the_extra(near):
+def test_a_pending_delete_covers_the_extra(near):
     with TieredStore([near]) as store:
         store.put(KEY, make_chunk())
         store.put_extra(KEY, "sketch", 1, SKETCH)

@@ -1,7 +1,7 @@
-"""Codecs by name: each file in this folder is one codec, found by its file name.
+"""Codecs by name: each file in this folder is one codec, named after the file.
 
-A codec file defines ``CODEC``, an object that satisfies :class:`kvstore.format.codecs.base.Codec`.
-Files whose names start with an underscore are what several codecs share.
+A codec file defines `CODEC`, an object that satisfies the protocol `Codec` in `base.py`. Files
+whose names start with an underscore hold what several codecs share.
 """
 
 import pkgutil
@@ -25,7 +25,7 @@ def codec(name: str) -> Codec:
     """The codec of that name.
 
     Raises:
-        ChunkSpecError: no such codec.
+        ChunkSpecError: there is no such codec.
     """
     if name not in codec_names():
         raise ChunkSpecError(f"unknown codec {name!r}: one of {', '.join(codec_names())}")

@@ -1,13 +1,16 @@
-"""What int4 and int2 share: KIVI's grouping (https://arxiv.org/abs/2402.02750) for a cache at rest.
+"""The shared part of int4 and int2: KIVI's grouping, applied to a stored cache.
 
     k   per channel: one scale and minimum per (g consecutive tokens, head, channel)
     v   per token:   one scale and minimum per (token, head, g consecutive channels)
 
-Keys have a few channels that are large for every token, values have none; so an outlier spoils
-only its own channel or token. Unlike KIVI's decode cache nothing stays unquantised (R = 0), keys
-are quantised before RoPE, and the last tokens or channels that do not fill a group are a group
-of their own. Bits per element: ``bits + 32 / g`` for 16-bit tensors (METHODS: 5.0 and 3.0 at
-g = 32). Knows no chunk and no bytes of others.
+Keys have a few channels that are large for every token; values have none. Grouped like this, an
+outlier spoils only its own channel or token. Differences to KIVI's decode cache: no tokens stay
+unquantised (R = 0), keys are quantised before RoPE, and tokens or channels at the end that do not
+fill a group form a smaller group. Bits per element: `bits + 32 / g` for 16-bit tensors, which is
+5.0 and 3.0 at g = 32.
+
+Source:
+    KIVI, https://arxiv.org/abs/2402.02750
 """
 
 from collections.abc import Sequence
@@ -18,20 +21,20 @@ from torch import Tensor
 
 from kvstore.errors import ChunkSpecError
 from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.codecs._group_quantisation import dequantise, pack, quantise, unpack
 from kvstore.format.codecs.base import EncodedPart, Role
-from kvstore.format.group_quantisation import dequantise, pack, quantise, unpack
 
 _TOKENS, _CHANNELS = 0, 2
 
 
 @dataclass(frozen=True)
 class KiviCodec:
-    """Codes of ``bits`` bits packed along the channels, scales and minima beside them.
+    """Stores codes of `bits` bits, packed along the channels, with scales and minima beside them.
 
     Attributes:
-        name: the file's name.
+        name: name of the codec, which is its file name.
         bits: 2 or 4.
-        group: g; divides 64, so that no group of tokens lies in two blocks.
+        group: g, the size of a group. It divides 64, so no group of tokens spans two blocks.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a codec is. Codecs know tensors and nothing of files, keys or tiers."""
+"""The protocol of codecs, which turn tensors into the tensors that are stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class EncodedPart:
     """One stored tensor of one layer's k or v.
 
     Attributes:
-        suffix: what follows ``k.{layer}`` in its name; ``""`` for the main tensor.
+        suffix: what follows `k.{layer}` in its name; `""` for the main tensor.
         dtype: bfloat16, float16, float32, int8 or uint8.
-        shape: known from the spec alone, so a header can be checked without its data. The first
+        shape: depends only on the spec, so a header can be checked without its data. The first
             dimension runs along the tokens.
-        tokens_per_row: how many tokens share one row; divides 64, so that each block of 64 tokens
-            has rows of its own and can be decoded alone.
+        tokens_per_row: how many tokens share one row. It divides 64, so that each block of 64
+            tokens has its own rows and can be decoded alone.
     """
 
     suffix: str
@@ -32,10 +32,10 @@ class EncodedPart:
 
 
 class Codec(Protocol):
-    """Turns one layer's k or v into parts and back, on whatever device the tensors are.
+    """Turns one layer's k or v into parts and back, on the device of the tensors.
 
-    k and v are told apart because some codecs group keys per channel and values per token. No token
-    may depend on another 64-token block: encoding a block alone gives its rows of the whole.
+    The role is passed because some codecs group keys per channel and values per token. Blocks of 64
+    tokens must be independent: encoding a block alone gives the same rows as encoding the whole.
     """
 
     @property
@@ -46,13 +46,13 @@ class Codec(Protocol):
         ...
 
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
-        """``x [tokens, kv_heads, head_dim]`` into tensors that match ``parts``.
+        """Encode `x` `[tokens, kv_heads, head_dim]` into tensors that match `parts`.
 
         Raises:
-            ChunkSpecError: ``x`` holds values the codec cannot carry.
+            ChunkSpecError: `x` holds values that the codec cannot represent.
         """
         ...
 
     def decode(self, role: Role, stored: Sequence[Tensor], spec: ChunkSpec) -> Tensor:
-        """The stored tensors back into ``[tokens, kv_heads, head_dim]`` of ``spec.torch_dtype``."""
+        """Decode the stored tensors into `[tokens, kv_heads, head_dim]` of `spec.torch_dtype`."""
         ...

@@ -1,11 +1,11 @@
-"""int8: symmetric, one fp16 scale per token and head.
+"""int8: symmetric quantisation with one fp16 scale per token and head.
 
-``s`` is the smallest fp16 with ``127 s >= max|x|`` over the head's channels, ``q = round(x / s)``,
-``x^ = q s``. Rounding the scale up keeps every value inside [-127, 127], so
+`s` is the smallest fp16 number with `127 s >= max|x|` over the head's channels, `q = round(x / s)`,
+`x^ = q s`. Rounding the scale up keeps every code inside [-127, 127], so
 
     |x - x^| <= s / 2 + eps,   eps = half a unit in the last place of the output dtype,
 
-also where the scale is an fp16 subnormal. An all-zero row gets ``s = 1`` and is exact. Magnitudes
+also where the scale is an fp16 subnormal. An all-zero row gets `s = 1` and is exact. Magnitudes
 above 127 * 65504 do not fit an fp16 scale and are refused, as are NaN and infinity.
 """
 
@@ -23,6 +23,8 @@ _LARGEST = _LEVELS * torch.finfo(torch.float16).max
 
 
 class Int8Codec:
+    """Stores int8 codes and one fp16 scale per token and head."""
+
     name = "int8"
 
     def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
@@ -34,7 +36,7 @@ class Int8Codec:
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
         wide = x.float()
         largest = wide.abs().amax(dim=-1)
-        if not bool((largest <= _LARGEST).all()):  # NaN compares false too
+        if not bool((largest <= _LARGEST).all()):  # also false for NaN
             raise ChunkSpecError(f"{role} holds NaN, infinity or magnitudes above {_LARGEST:g}")
         scale = _round_up_to_half(largest)
         quantised = (wide / scale.float().unsqueeze(-1)).round_()
@@ -46,7 +48,7 @@ class Int8Codec:
 
 
 def _round_up_to_half(largest: Tensor) -> Tensor:
-    """The smallest fp16 scale that covers ``largest`` (float32, >= 0); 1 where that is zero."""
+    """The smallest fp16 scale that covers `largest` (float32, >= 0), or 1 where it is zero."""
     scale = (largest / _LEVELS).half()
     too_small = scale.float() * _LEVELS < largest
     # The next larger positive fp16 is the next larger bit pattern.

@@ -1,4 +1,4 @@
-"""raw: the tensor as it is. Decoding is a view of the stored bytes, so never write into it."""
+"""raw: the unchanged tensor. Decoding gives a view of the stored bytes: never write into it."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,8 @@ from kvstore.format.codecs.base import EncodedPart, Role
 
 
 class RawCodec:
+    """Stores the tensor itself."""
+
     name = "raw"
 
     def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:

@@ -37,10 +37,10 @@ class RangeFetch:
 def fetch_ranges(
     replies: Replies, request: RangeFetch, data: Tensor, progress: ByteProgress | None
 ) -> bool:
-    """Fill ``data``; False when a value is not there.
+    """Fill `data`; False when a value is not there.
 
     Raises:
-        ChunkCorrupt: a value has another length than its range; and as ``Replies`` does.
+        ChunkCorrupt: a value has another length than its range; and as `Replies` does.
     """
     view = view_bytes(data)
     batches = list(_batches(request.ranges))
@@ -68,7 +68,7 @@ def fetch_ranges(
 
 
 def _batches(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
-    """At least one range each, and otherwise at most ``BATCH_BYTES``."""
+    """At least one range each, and otherwise at most `BATCH_BYTES`."""
     batch: list[ByteRange] = []
     held = 0
     for one in ranges:
@@ -81,7 +81,7 @@ def _batches(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
 
 
 def _from(before: int, progress: ByteProgress | None) -> ByteProgress | None:
-    """ByteProgress of a batch as progress of the whole, of which it starts at byte ``before``."""
+    """ByteProgress of a batch as progress of the whole, of which it starts at byte `before`."""
     if progress is None:
         return None
     return lambda done: progress(before + done)

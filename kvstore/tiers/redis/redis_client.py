@@ -1,7 +1,7 @@
 """A Redis server by way of redis-py, with bounded waits and this package's errors. Knows no chunk.
 
 Retries, back-off and the circuit breaker are the store's business. The redis package is imported
-by ``start``.
+by `start`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class RedisClient:
     """One server.
 
     Args:
-        url: ``redis://host:port/db``, ``rediss://`` or ``unix://``.
+        url: `redis://host:port/db`, `rediss://` or `unix://`.
         timeout_s: longest wait for one socket operation, connecting included.
         name: of the tier, for messages.
     """
@@ -88,7 +88,7 @@ class RedisClient:
         """A connection that carries values only, for as long as the block runs.
 
         Args:
-            give_up_at: latest time (``time.monotonic``) for a reply.
+            give_up_at: latest time (`time.monotonic`) for a reply.
 
         Raises:
             TierUnavailable, TierTimeout, TierError: in place of the errors of sockets and replies.

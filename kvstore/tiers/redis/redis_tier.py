@@ -41,7 +41,7 @@ class RedisTier:
     """A Redis server that holds chunks.
 
     Args:
-        url: ``redis://host:port/db``, ``rediss://`` or ``unix://``.
+        url: `redis://host:port/db`, `rediss://` or `unix://`.
         timeout_s: longest wait for one socket operation, connecting included.
         deadline_s: longest one read may take before it is given up as a timeout.
         ttl_s: seconds a chunk stays, renewed by every read of data; None leaves it to maxmemory.

@@ -64,7 +64,7 @@ class Replies:
 
     Args:
         connection: with a timeout, and no byte of an earlier reply left in it.
-        give_up_at: by ``time.monotonic``.
+        give_up_at: by `time.monotonic`.
 
     Attributes:
         expected: replies that were asked for and have not come whole: after use 0, or the
@@ -139,7 +139,7 @@ class Replies:
         return None
 
     def flags(self, count: int) -> None:
-        """Take ``count`` replies that are 0 or 1, whichever."""
+        """Take `count` replies that are 0 or 1, whichever."""
         came = bytearray(count * _FLAG_BYTES)
         filled = 0
         while filled < len(came):
@@ -151,7 +151,7 @@ class Replies:
         self.expected -= count
 
     def _deviation(self, number: int, came: bytes) -> UnexpectedValue:
-        """What stands where frame ``number`` was expected, as far as it has come."""
+        """What stands where frame `number` was expected, as far as it has come."""
         if number:
             while len(came) < 2:
                 came += self._more()
@@ -162,7 +162,7 @@ class Replies:
         return UnexpectedValue(number, None if head in _NIL else _length(head))
 
     def _line(self, came: bytes) -> tuple[bytes, bytes]:
-        """The first line of ``came`` and what comes next, and what has come after it."""
+        """The first line of `came` and what comes next, and what has come after it."""
         while b"\r\n" not in came:
             if len(came) > _LONGEST_LINE:
                 raise ProtocolError(f"a line without end: {came[:16]!r}")
@@ -188,7 +188,7 @@ class Replies:
 
 
 def _joined(places: Sequence[memoryview], nbytes: int) -> bytes:
-    """The first ``nbytes`` of these places, or enough of them for a line."""
+    """The first `nbytes` of these places, or enough of them for a line."""
     nbytes = min(nbytes, _LONGEST_LINE)
     joined = b""
     for place in places:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, TierUnavailable
 from kvstore.format.buffers import BufferPool, view_bytes
-from kvstore.format.byte_ranges import ByteProgress, ByteRange, runs, total_bytes
+from kvstore.format.byte_ranges import ByteProgress, ByteRange, coalesced, total_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.tiers.base import ChunkProgress
@@ -59,7 +59,7 @@ class ChunkFileReader:
         return _parse(header, file)
 
     def chunk(self, fd: int, file: StoredFile, arrived: ChunkProgress | None) -> EncodedChunk:
-        """Raises ChunkCorrupt, ChunkRefused, and what ``arrived`` raises."""
+        """Raises ChunkCorrupt, ChunkRefused, and what `arrived` raises."""
         whole = self._buffers.allocate(-(-file.file_bytes // _PAGE) * _PAGE, pin=self._pin)
         data = whole[file.header_bytes : file.file_bytes]
         view = view_bytes(whole)
@@ -95,11 +95,11 @@ class ChunkFileReader:
         ranges: Sequence[ByteRange],
         arrived: ChunkProgress | None,
     ) -> Tensor:
-        """Raises ChunkCorrupt, and what ``arrived`` raises."""
+        """Raises ChunkCorrupt, and what `arrived` raises."""
         data = self._buffers.allocate(total_bytes(ranges), pin=self._pin)
         rest = view_bytes(data)
         parts: list[tuple[int, memoryview]] = []
-        for start, end in runs(ranges):
+        for start, end in coalesced(ranges):
             parts.append((header.data_start + start, rest[: end - start]))
             rest = rest[end - start :]
         read_scattered(fd, parts, partial(arrived, header, data) if arrived else None)

@@ -36,7 +36,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What the scan at start found; ``kept`` counts chunks, the others files."""
+    """What the scan at start found; `kept` counts chunks, the others files."""
 
     kept: int
     removed_unreadable: int
@@ -44,12 +44,12 @@ class ScanReport:
 
 
 def chunk_path(root: Path, key: str) -> Path:
-    """``root/ab/cd/abcd....safetensors``: at most 256 entries per directory above the files."""
+    """`root/ab/cd/abcd....safetensors`: at most 256 entries per directory above the files."""
     return root / key[:2] / key[2:4] / (key + SUFFIX)
 
 
 def extra_path(root: Path, key: str, name: str) -> Path:
-    """``root/ab/cd/abcd....<name>.extra``, beside its chunk."""
+    """`root/ab/cd/abcd....<name>.extra`, beside its chunk."""
     return root / key[:2] / key[2:4] / f"{key}.{name}{EXTRA_SUFFIX}"
 
 

@@ -50,7 +50,7 @@ class DiskIndex:
         return file
 
     def oldest_beyond(self, nbytes: int) -> str | None:
-        """The key to remove before ``nbytes`` more fit; None when they fit.
+        """The key to remove before `nbytes` more fit; None when they fit.
 
         Raises:
             TierFull: nothing is left to remove.

@@ -12,7 +12,7 @@ _CAN_ADVISE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Fill the buffers from ``offset`` on; preadv into memory that exists is the fastest way.
+    """Fill the buffers from `offset` on; preadv into memory that exists is the fastest way.
 
     Raises:
         ChunkCorrupt: the file ends before the buffers are full.
@@ -29,7 +29,7 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
 def read_scattered(
     fd: int, parts: Sequence[tuple[int, memoryview]], progress: ByteProgress | None = None
 ) -> None:
-    """Fill each buffer from its offset; one preadv each, and ``progress`` is told after each.
+    """Fill each buffer from its offset; one preadv each, and `progress` is told after each.
 
     Those in the page cache are read at once. From the first that is not, the kernel is asked for
     all the rest together, so that the disk works on them in parallel: one after the other, a few
@@ -65,7 +65,7 @@ def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:
 
 
 def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None:
-    """A new file with the buffers in it; with ``sync`` it is durable. Nothing stays on failure."""
+    """A new file with the buffers in it; with `sync` it is durable. Nothing stays on failure."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         write_fully(fd, buffers)
@@ -81,9 +81,9 @@ def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None
 def write_atomically(
     temporary: Path, target: Path, root: Path, buffers: Sequence[memoryview], *, sync: bool
 ) -> None:
-    """Write ``temporary`` and rename it to ``root/??/??/<target>``, new directories included.
+    """Write `temporary` and rename it to `root/??/??/<target>`, new directories included.
 
-    With ``sync`` the file is durable before it is visible, and its name afterwards.
+    With `sync` the file is durable before it is visible, and its name afterwards.
     """
     write_file(temporary, buffers, sync=sync)
     try:

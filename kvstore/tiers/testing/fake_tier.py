@@ -41,11 +41,11 @@ class FakeTier:
         self._extras: dict[str, dict[str, Tensor]] = {}
 
     def fail(self, operation: str, error: Exception) -> None:
-        """Raise ``error`` from that operation until ``heal``; ``"*"`` means all of them."""
+        """Raise `error` from that operation until `heal`; `"*"` means all of them."""
         self._faults[operation] = error
 
     def block(self, operation: str) -> None:
-        """Make that operation wait for ``release``, as if the tier were slow."""
+        """Make that operation wait for `release`, as if the tier were slow."""
         self._blocked[operation] = threading.Event()
 
     def release(self) -> None:

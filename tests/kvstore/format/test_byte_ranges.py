@@ -1,13 +1,13 @@
 import torch
 
-from kvstore.format.byte_ranges import ByteRange, gather, runs, total_bytes
+from kvstore.format.byte_ranges import ByteRange, coalesced, gather, total_bytes
 
 RANGES = [ByteRange(0, 0, 3), ByteRange(0, 5, 8), ByteRange(1, 8, 9), ByteRange(3, 20, 24)]
 
 
 def test_runs_join_neighbours_across_layers():
-    assert list(runs(RANGES)) == [(0, 3), (5, 9), (20, 24)]
-    assert list(runs([])) == []
+    assert list(coalesced(RANGES)) == [(0, 3), (5, 9), (20, 24)]
+    assert list(coalesced([])) == []
     assert total_bytes(RANGES) == sum(one.nbytes for one in RANGES) == 11
 
 

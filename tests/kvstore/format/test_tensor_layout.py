@@ -73,5 +73,5 @@ def test_layer_outside_the_chunk():
         ([0, 2, 3, 7], [(0, 0), (2, 3), (7, 7)]),
     ],
 )
-def test_neighbour_runs(numbers, runs):
+def test_consecutive_runs(numbers, runs):
     assert list(consecutive_runs(numbers)) == runs

@@ -11,7 +11,7 @@ _COMMAND = re.compile(rb"(?m)^\*\d+\r$")
 
 
 class Script:
-    """What the server answers to what it receives: ``answers`` one after the other where there is a
+    """What the server answers to what it receives: `answers` one after the other where there is a
     GET in it, else that all is well (what a client says when it connects).
 
     Attributes:
@@ -26,7 +26,7 @@ class Script:
         self.accepted = 0
 
     def serve(self, connection: socket.socket) -> None:
-        """An answer of ``b""`` closes the connection; without any left, silence."""
+        """An answer of `b""` closes the connection; without any left, silence."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection:
             while asked := connection.recv(1 << 16):
@@ -45,7 +45,7 @@ class Script:
 
 @contextmanager
 def serving(script: Script) -> Iterator[str]:
-    """``redis://`` of the server."""
+    """`redis://` of the server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def accept() -> None:

@@ -2,13 +2,14 @@
 
     s = (max - min) / (2^bits - 1),   q = round((x - min) / s) in [0, 2^bits - 1],   x^ = q s + min
 
-Knows tensors; knows no codec, no keys or values and no chunk.
+The minimum is stored in the dtype of `x`. It is one of the values, so it is exact, a constant group
+is exact, and no magnitude is too large. The scale is stored in bfloat16, which has the range of
+float32; float16 would overflow above 65504 and lose groups narrower than 1e-6. The scale's 8
+significant bits cost at most 0.4 % of a step, and `q s` is exact in float32. For 16-bit tensors,
+scale and minimum together take 32 bits per group, as in KIVI.
 
-The minimum is kept in the dtype of ``x``: it is one of the values, so it is exact, a constant
-group is exact, and no magnitude is too large. The scale is kept in bfloat16, which has the range of
-float32: float16 overflows above 65504 and loses groups narrower than 1e-6. Its 8 significant bits
-cost at most 0.4 % of a step, and ``q s`` is exact in float32. For 16-bit tensors both together
-take the 32 bits per group of KIVI (https://arxiv.org/abs/2402.02750).
+Source:
+    KIVI, https://arxiv.org/abs/2402.02750
 """
 
 import torch
@@ -16,18 +17,18 @@ from torch import Tensor
 
 
 def quantise(x: Tensor, axis: int, group: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise ``x`` (any float dtype) in groups of ``group`` neighbours along ``axis``.
+    """Quantise `x` (any float dtype) in groups of `group` neighbours along `axis`.
 
-    A last group that is smaller gets its own scale and minimum. The error is bounded by half a
-    step plus half a unit in the last place of ``x``; quantising the result again changes nothing.
+    A smaller last group gets its own scale and minimum. The error is at most half a step plus half
+    a unit in the last place of `x`. Quantising the decoded result again changes nothing.
 
     Returns:
-        codes: uint8, the shape of ``x``.
-        scale, minimum: the shape of ``x`` with ``ceil(n / group)`` along ``axis``; bfloat16 and
-            the dtype of ``x``. The scale is 1 where a group is constant.
+        The codes (uint8, the shape of `x`), the scales (bfloat16) and the minima (the dtype of
+        `x`). Scales and minima have the shape of `x` with `ceil(n / group)` along `axis`. The
+        scale of a constant group is 1.
 
     Raises:
-        ValueError: NaN, infinity, or a range that float32 cannot hold.
+        ValueError: `x` holds NaN, infinity, or a range that float32 cannot hold.
     """
     levels = 2**bits - 1
     length = x.shape[axis]
@@ -42,7 +43,7 @@ def quantise(x: Tensor, axis: int, group: int, bits: int) -> tuple[Tensor, Tenso
 
 
 def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor, axis: int, group: int) -> Tensor:
-    """``q s + min`` in float32, cast once to the dtype of ``minimum``; the inverse of quantise."""
+    """Compute `q s + min` in float32 and cast once to the dtype of `minimum`."""
     length = codes.shape[axis]
     grouped = _grouped(codes, axis, group).float()
     grouped.mul_(scale.float().unsqueeze(axis + 1)).add_(minimum.float().unsqueeze(axis + 1))
@@ -50,9 +51,9 @@ def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor, axis: int, group: 
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes ``[..., n]`` below ``2^bits`` into bytes ``[..., ceil(n bits / 8)]``.
+    """Pack uint8 codes `[..., n]` below `2^bits` into bytes `[..., ceil(n * bits / 8)]`.
 
-    The first code of a byte takes its lowest bits; bits that are left over are zero.
+    The first code of a byte takes its lowest bits; unused bits are zero.
     """
     per_byte = 8 // bits
     short = -codes.shape[-1] % per_byte
@@ -64,28 +65,27 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
-    """The inverse of ``pack``: uint8 codes ``[..., length]``."""
+    """Unpack bytes into uint8 codes `[..., length]`; the inverse of `pack`."""
     mask = 2**bits - 1
     places = [(packed >> shift) & mask for shift in range(0, 8, bits)]
     return torch.stack(places, dim=-1).flatten(-2)[..., :length]
 
 
 def _scale(low: Tensor, high: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
-    """The stored scale of groups that span ``[low, high]`` (float32), as bfloat16."""
+    """The stored scale of groups that span `[low, high]` (float32), as bfloat16."""
     scale = ((high - low) / levels).bfloat16()
     top = (low + levels * scale.float()).to(dtype)
-    # Rounding up may lift the largest value over the dtype's range: take the next smaller scale.
+    # Rounding up may push the largest value beyond the dtype's range: take the next smaller scale.
     scale = (scale.view(torch.int16) - top.isinf().to(torch.int16)).view(torch.bfloat16)
     top = (low + levels * scale.float()).to(dtype)
-    # ``top`` is what the largest value decodes to. Its own scale decodes to it too, so a chunk that
-    # was decoded and is encoded again keeps scale, minimum and values.
+    # `top` is the value that the largest input decodes to. Computing the scale from it makes
+    # encoding stable: a chunk that was decoded and is encoded again keeps scale, minimum, values.
     scale = ((top.float() - low) / levels).bfloat16()
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 def _grouped(x: Tensor, axis: int, group: int) -> Tensor:
-    """``axis`` split into (groups, group); a short last group repeats its last entry, which changes
-    no group's range."""
+    """Split `axis` into `[groups, group]`; a short last group is padded with its last entry."""
     length = x.shape[axis]
     groups = -(-length // group)
     if short := groups * group - length:
