@@ -1,1 +1,1 @@
-"""The pool of KV memory that running sequences share."""
+"""The pool of KV memory that sequences share."""

@@ -1,7 +1,7 @@
-"""Bookkeeping of one layer's KV pool: contiguous extents of rows, best fit, coalesced on free.
+"""Bookkeeping of one layer's KV pool: contiguous extents of rows, best fit, merged when freed.
 
-A row is one token of one KV head. Sequences own few large extents, so that attention reads them
-as plain strided tensors and unequal lengths cost nothing. Knows no tensors.
+A row is one token of one KV head. Sequences own few large extents, so attention reads them as plain
+strided tensors, and sequences of unequal lengths waste nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 
 
 class ExtentAllocator:
-    """Allocates `[start, start + size)` out of `[0, capacity)`."""
+    """Allocates extents `[start, start + size)` of the rows `[0, capacity)`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -20,11 +20,11 @@ class ExtentAllocator:
 
     @property
     def largest(self) -> int:
-        """Rows of the largest free extent: what one allocation can get."""
+        """Size of the largest free extent, in rows: the most that one allocation can get."""
         return max(self._sizes.values(), default=0)
 
     def allocate(self, size: int) -> int | None:
-        """Start of a free extent of `size` rows (the tightest hole), or None."""
+        """Takes `size` rows from the smallest free extent that has them; its start, or None."""
         holes = [(have, start) for start, have in self._sizes.items() if have >= size]
         if not holes or size <= 0:
             return None
@@ -36,7 +36,7 @@ class ExtentAllocator:
         return start
 
     def free(self, start: int, size: int) -> None:
-        """Give an extent, or any part of one, back."""
+        """Gives an extent, or any part of one, back."""
         if size <= 0:
             return
         self.free_rows += size

@@ -1,12 +1,11 @@
-"""KV memory of the worker: one pool per layer; a sequence owns extents in it, per KV head.
+"""The pool of KV memory that sequences share: per layer, one array of rows for keys and values.
 
     layer l:  k, v  [rows, head_dim]      row = one token of one KV head
-    sequence: head h of layer l lives in rows [start[l, h], start[l, h] + capacity[l, h]), of
-              which the first length[l, h] are filled. Before eviction the heads are equal and
-              adjacent, so a layer reads as one tensor [kv_heads, capacity, head_dim].
+    sequence: head h of layer l owns rows start[l, h] .. start[l, h] + capacity[l, h], of which the
+              first length[l, h] are filled. Before eviction the heads are equally long and
+              adjacent, so a layer can be viewed as one tensor [kv_heads, capacity, head_dim].
 
-After eviction lengths may differ by layer and head, and the rows given back are free at once.
-Knows no model, no method, no request.
+Eviction may leave different lengths in each layer and head; the rows it gives up are free at once.
 """
 
 from __future__ import annotations
@@ -22,9 +21,16 @@ from service.worker.kv.extents import ExtentAllocator
 
 
 class KVPool:
-    """`tokens` of KV for every layer: `2 · layers · kv_heads · tokens · head_dim` elements.
+    """Memory for `tokens` tokens: `2 * layers * kv_heads * tokens * head_dim` elements.
 
-    spare: a row of every layer that belongs to no sequence; anybody may write it."""
+    Attributes:
+        kv_heads: of the model.
+        tokens: capacity.
+        spare: index of a row in every layer that belongs to no sequence; unused places of a padded
+            batch write there.
+        k: keys after RoPE, for each layer `[rows, head_dim]`.
+        v: values, like `k`.
+    """
 
     def __init__(
         self,
@@ -46,15 +52,16 @@ class KVPool:
 
     @property
     def free_share(self) -> float:
+        """Share of the rows that is free, 0 to 1."""
         free = sum(a.free_rows for a in self._allocators)
         return free / max(1, sum(a.capacity for a in self._allocators))
 
     def can_reserve(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` fits now, in every layer."""
+        """Whether a sequence of `tokens` tokens fits now, in every layer."""
         return all(a.largest >= tokens * self.kv_heads for a in self._allocators)
 
     def reserve(self, tokens: int) -> SequenceKV | None:
-        """Extents of `tokens` per head in every layer, or None (nothing is taken then)."""
+        """Memory for one sequence of `tokens` tokens, or None if it does not fit now."""
         if not self.can_reserve(tokens):
             return None
         first = []
@@ -67,12 +74,12 @@ class KVPool:
         return SequenceKV(self, starts, torch.full_like(starts, tokens))
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """k, v `[m, head_dim]` into `rows` `[m]` of a layer."""
+        """Writes k and v `[m, head_dim]` to `rows` `[m]` of a layer."""
         self.k[layer].index_copy_(0, rows, k)
         self.v[layer].index_copy_(0, rows, v)
 
     def _replace(self, layer: int, start: Tensor, old: Tensor, new: Sequence[int]) -> int:
-        """Free a layer's extents and take new, smaller ones; returns the first one's start."""
+        """Frees a layer's extents and takes smaller ones; returns the start of the first."""
         allocator = self._allocators[layer]
         self._free(layer, start, old)
         first = allocator.allocate(sum(new))
@@ -85,8 +92,14 @@ class KVPool:
 
 
 class SequenceKV:
-    """One sequence's KV in the pool: start, capacity, length `[layers, kv_heads]` int64 in host
-    memory, in rows. `release` gives everything back (idempotent)."""
+    """One sequence's KV in the pool.
+
+    Attributes:
+        pool: where it is.
+        start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
+        capacity: rows of every extent, like `start`.
+        length: filled rows of every extent, like `start`.
+    """
 
     def __init__(self, pool: KVPool, start: Tensor, capacity: Tensor) -> None:
         self.pool = pool
@@ -96,7 +109,7 @@ class SequenceKV:
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Writable K, V `[kv_heads, tokens, head_dim]` for prefill; only before eviction."""
+        """Views of K and V for prefill, `[kv_heads, tokens, head_dim]`; only before eviction."""
         if (known := self._views.get((layer, tokens))) is not None:
             return known
         first, size = int(self.start[layer, 0]), int(self.capacity[layer, 0])
@@ -111,24 +124,27 @@ class SequenceKV:
         return views
 
     def set_length(self, tokens: int) -> None:
-        """Prefill filled the first `tokens` of every head of every layer."""
+        """Records that prefill filled the first `tokens` rows of every extent."""
         self.length.fill_(tokens)
 
     def grow(self) -> None:
-        """Every head of every layer is one entry longer: the last one is to be written now."""
+        """Makes every extent one row longer; the caller writes these rows next."""
         assert bool((self.length < self.capacity).all()), "full"
         self.length += 1
 
     def keep(self, layer: int, kept: Sequence[Tensor], room: int) -> None:
-        """Keep only the tokens `kept[h]` (ascending indices into head h), with `room` for more.
+        """Evicts all but some tokens of a layer; the rows given up are free when this returns.
 
-        The rows given up are free for other sequences when this returns.
+        Args:
+            layer: which layer.
+            kept: for each KV head, the tokens to keep, as ascending indices into its extent.
+            room: rows to reserve behind the kept ones, for the answer.
         """
         self._views.clear()
-        stores = self.pool.k[layer], self.pool.v[layer]
+        arrays = self.pool.k[layer], self.pool.v[layer]
         old_start, old_capacity = self.start[layer], self.capacity[layer]
         gathered = [
-            [store[start + index] for store in stores]
+            [array[start + index] for array in arrays]
             for start, index in zip(old_start.tolist(), kept, strict=True)
         ]
         lengths = [len(index) for index in kept]
@@ -137,17 +153,18 @@ class SequenceKV:
         start = self.pool._replace(layer, old_start, old_capacity, capacity)
         starts = list(accumulate(capacity[:-1], initial=start))
         for first, n, parts in zip(starts, lengths, gathered, strict=True):
-            for store, part in zip(stores, parts, strict=True):
-                store[first : first + n] = part
+            for array, part in zip(arrays, parts, strict=True):
+                array[first : first + n] = part
         self.start[layer] = torch.tensor(starts)
         self.capacity[layer] = torch.tensor(capacity)
         self.length[layer] = torch.tensor(lengths)
 
     def kept_tokens(self, layer: int) -> float:
-        """Filled entries of a layer, mean over KV heads."""
+        """Filled rows of a layer, mean over KV heads."""
         return float(self.length[layer].double().mean())
 
     def release(self) -> None:
+        """Gives all rows back. May be called more than once."""
         self._views.clear()
         for layer in range(len(self.start)):
             self.pool._free(layer, self.start[layer], self.capacity[layer])

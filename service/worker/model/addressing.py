@@ -1,6 +1,6 @@
-"""From token ids to the store: a chunk's key, its spec and the prefix it is precomputed behind.
+"""From token ids to the KV store: a chunk's key, its spec, and the prefix it is precomputed behind.
 
-Knows what METHODS §0 calls prefix modes; knows no tier and no request.
+Prefix modes are those of METHODS §0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from service.worker.model.adapters.base import DecoderAdapter
 
 @dataclass(frozen=True)
 class Address:
-    """Where one segment's KV is kept, and everything needed to compute it again."""
+    """Where one segment's KV is stored, and everything needed to compute it again.
+
+    Attributes:
+        key: of the chunk in the store.
+        spec: shape, dtype and codec of the chunk.
+        prefix_ids: token ids that precede the segment while it is precomputed.
+        ids: token ids of the segment.
+    """
 
     key: str
     spec: ChunkSpec
@@ -25,11 +32,14 @@ class Address:
 
 
 class Addressing:
-    """Addresses under one model and codec.
+    """Makes addresses for one model and codec.
 
     Args:
-        secret: keys the unnamed tenant's chunks; empty: plain hashes of their content.
-        tenants_secret: what each named tenant's own secret is derived from.
+        adapter: the model.
+        fingerprint: of the model.
+        codec: name of the codec that chunks are stored with.
+        secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
+        tenants_secret: each named tenant's own secret is derived from it.
     """
 
     def __init__(
@@ -49,23 +59,23 @@ class Addressing:
         self._dtype = str(adapter.dtype).removeprefix("torch.")
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
-        """S itself: it starts every prompt, so its KV is exact in all of them."""
+        """The system segment S. It starts every prompt, so its KV is exact in all of them."""
         return self._address(ids, "none", (), tenant)
 
     def document(
         self, ids: Sequence[int], prefix_mode: str, system: Sequence[int], tenant: str
     ) -> Address:
-        """One document segment, precomputed behind what `prefix_mode` says."""
+        """A document segment, precomputed behind the prefix that `prefix_mode` names."""
         return self._address(ids, prefix_mode, self.prefix(prefix_mode, system), tenant)
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
-        """Ids a chunk sees before itself when it is precomputed; their KV is dropped."""
+        """Token ids that a chunk is precomputed behind; their own KV is not stored."""
         if prefix_mode == "system":
             return tuple(system)
         if prefix_mode == "bos":
             bos = getattr(self._adapter.config, "bos_token_id", None)
             return tuple(system[:1]) if system and system[0] == bos else ()
-        return ()  # none; and bos_keep, whose BOS is part of the segment's own ids
+        return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
 
     def _address(
         self, ids: Sequence[int], prefix_mode: str, prefix: tuple[int, ...], tenant: str

@@ -1,8 +1,8 @@
-"""Attention of rows at arbitrary sequence indices over a head-major KV cache.
+"""Attention of rows at arbitrary sequence positions over a head-major KV cache.
 
-Masks go by sequence index: the row at index t sees key j iff j <= t, whatever its row number (the
-bottom-right causal mask of public code lets early rows see later documents). Rows are ascending.
-Knows no model, no cache layout beyond `[kv_heads, tokens, head_dim]`.
+Masks go by position in the sequence: the row at index t sees key j if and only if j <= t, whatever
+its row number. (The bottom-right causal mask of public code would let early rows see later
+documents.) Rows are always in ascending order. Caches are `[kv_heads, tokens, head_dim]`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from torch import Tensor
 from service.worker.kernels.cpu import cpu_linear, prefill_attention
 from service.worker.kernels.gpu import index_causal_attention
 
-# Rows per tile. A tile reads keys only up to its last row, so half of a causal triangle is never
-# computed; smaller tiles skip more, larger ones amortise the call.
+# Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
+# never computed. Smaller tiles skip more, larger ones need fewer calls.
 ROW_TILE = 64
-# Keys that a whole tile sees are worth a call of their own, without a mask, from this many on.
-MIN_OPEN_KEYS = 256
+# If all rows of a tile see at least this many first keys, those get a call without a mask.
+MIN_UNMASKED_KEYS = 256
 
 ScoreFn = Callable[[Tensor, Tensor], Tensor | None]
-"""What keys get `[n]`, of the weights `[heads, m, n]` of some rows `[m]`; None: nothing."""
+"""Softmax weights `[heads, m, n]` and positions of their rows `[m]` → scores of the keys `[n]`.
+
+None: these rows add nothing."""
 
 
 def attend_rows(
@@ -35,11 +37,18 @@ def attend_rows(
     *,
     key_rows: Tensor | None = None,
 ) -> Tensor:
-    """Index-causal attention.
+    """Index-causal attention: every row sees the keys up to its own position.
 
-    q `[m, heads, d]` of the rows at ascending indices `rows` `[m]`; k, v `[kv_heads, n, d]` with
-    every key a row may see in place, at ascending indices `key_rows` `[n]` (default 0..n-1).
-    Returns `[m, heads * d]`.
+    Args:
+        q: `[m, heads, head_dim]`, after RoPE.
+        k: `[kv_heads, n, head_dim]`, after RoPE, with every key that a row may see filled in.
+        v: `[kv_heads, n, head_dim]`.
+        rows: ascending positions of the queries, `[m]`.
+        scale: factor of the scores before the softmax.
+        key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
+
+    Returns:
+        `[m, heads * head_dim]` in q's dtype.
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
@@ -53,7 +62,7 @@ def attend_rows(
     if cpu_linear.is_faster_in_fp32(q):
         q, k, v = q.float(), k.float(), v.float()
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
-    # Expanded, not repeated: all query heads of a group read the same keys.
+    # `expand` copies nothing: all query heads of a group read the same keys.
     k4 = k.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
     v4 = v.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
     if m == n and key_rows is None:
@@ -63,12 +72,12 @@ def attend_rows(
         return index_causal_attention.attend(q, k, v, rows, scale)
     out = torch.empty(m, kv_heads, heads // kv_heads, d, dtype=dtype, device=q.device)
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
-    for a, b, open_to, seen in _tiles(rows, index):
+    for a, b, unmasked, seen in _tiles(rows, index):
         part = _attend_tile(
             grouped[:, :, a:b],
             k4[:, :, :seen],
             v4[:, :, :seen],
-            index[open_to:seen] <= rows[a:b, None],
+            index[unmasked:seen] <= rows[a:b, None],
             scale,
         )
         out[a:b] = part.permute(2, 0, 1, 3)
@@ -80,56 +89,71 @@ def attend_with_scores(
     k: Tensor,
     v: Tensor,
     rows: Tensor,
-    share: Tensor | ScoreFn,
+    scoring: Tensor | ScoreFn,
     scale: float,
     *,
     key_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`attend_rows` of few rows, and how much they look at every key: their softmax weights added
-    up over heads and rows, a row's times its share `[m]` fp32, or what a function makes of them
-    → `[m, heads * d]` and `[n]` fp32."""
+    """`attend_rows` for few rows, and scores of the keys made from the softmax weights.
+
+    Args:
+        q: `[m, heads, head_dim]`, after RoPE.
+        k: `[kv_heads, n, head_dim]`, after RoPE.
+        v: `[kv_heads, n, head_dim]`.
+        rows: ascending positions of the queries, `[m]`.
+        scoring: a weight for every row, `[m]` fp32: the scores are then the softmax weights times
+            their row's weight, summed over heads and rows. Or a function that makes scores of the
+            softmax weights; what it returns for the tiles of rows is added up.
+        scale: factor of the scores before the softmax.
+        key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
+
+    Returns:
+        The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
+    """
     kernel = prefill_attention.kernel_for(q, k, v)
-    if kernel is not None and isinstance(share, Tensor):
+    if kernel is not None and isinstance(scoring, Tensor):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
-        return kernel.attend_with_scores(q, k, v, counts, share, scale)
-    told, attended = torch.zeros(k.shape[1], device=k.device), []
+        return kernel.attend_with_scores(q, k, v, counts, row_weights=scoring, scale=scale)
+    scores, attended = torch.zeros(k.shape[1], device=k.device), []
     for a in range(0, len(rows), ROW_TILE):
         tile = slice(a, a + ROW_TILE)
         weights = attention_probabilities(q[tile], k, rows[tile], scale, key_rows=key_rows)
-        if isinstance(share, Tensor):
-            told += torch.einsum("hmn,m->n", weights, share[tile])
-        elif (part := share(weights, rows[tile])) is not None:
-            told += part
+        if isinstance(scoring, Tensor):
+            scores += torch.einsum("hmn,m->n", weights, scoring[tile])
+        elif (part := scoring(weights, rows[tile])) is not None:
+            scores += part
         attended.append(weighted_values(weights, v))
-    return torch.cat(attended), told
+    return torch.cat(attended), scores
 
 
 def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
-    """Tiles of rows `[a, b)` with the keys: every row sees `[:open_to]`, none sees `[seen:]`."""
+    """Tiles `(a, b, unmasked, seen)`: of rows a..b, all see keys `[:unmasked]`, none `[seen:]`."""
     m = len(rows)
     starts = range(0, m, ROW_TILE)
     ends = [min(a + ROW_TILE, m) for a in starts]
     edges = rows[torch.tensor([*starts, *(b - 1 for b in ends)], device=rows.device)]
-    # One transfer for all tiles.
+    # One transfer from the device for all tiles.
     seen = torch.searchsorted(index, edges, right=True).tolist()
     return list(zip(starts, ends, seen[: len(ends)], seen[len(ends) :], strict=True))
 
 
 def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """q `[kv_heads, group, rows, d]`, k, v `[kv_heads, group, keys, d]`; `mask` `[rows, masked]`
-    hides some of the last keys, all the keys before them are seen."""
+    """Attention of one tile; `mask` covers only the last keys, those before are seen by all rows.
+
+    q `[kv_heads, group, rows, d]`, k and v `[kv_heads, group, keys, d]`, mask `[rows, masked]`.
+    """
     keys, masked = k.shape[2], mask.shape[1]
     first = keys - masked
-    if first < MIN_OPEN_KEYS or not masked or q.device.type != "cpu":
+    if first < MIN_UNMASKED_KEYS or not masked or q.device.type != "cpu":
         whole = F.pad(mask, (first, 0), value=True)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale)
-    # The kernel behind sdpa on a CPU; only it tells the log of each softmax's sum, with which two
-    # softmaxes over parts of the keys are one over all.
+    # The kernel behind scaled_dot_product_attention on a CPU. It also returns the log of each
+    # softmax sum, with which two softmaxes over parts of the keys are joined into one over all.
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, weight = attend(q, k[:, :, :first], v[:, :, :first], scale=scale)
     bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
     tail, tail_weight = attend(q, k[:, :, first:], v[:, :, first:], attn_mask=bias, scale=scale)
-    # A row that sees none of the tail has no sum there; the kernel gives 0 instead of -inf.
+    # For a row that sees none of the tail the kernel returns 0; the log of an empty sum is -inf.
     tail_weight = tail_weight.masked_fill(~mask.any(1), float("-inf"))
     share = torch.sigmoid(weight - tail_weight).unsqueeze(-1)
     both: Tensor = torch.lerp(tail.float(), out.float(), share).to(q.dtype)
@@ -137,10 +161,10 @@ def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) ->
 
 
 def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query that sees every key: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`."""
+    """One query that sees all keys: q `[heads, d]`, k and v `[kv_heads, n, d]` → `[heads * d]`."""
     heads, d = q.shape
     kv_heads = k.shape[0]
-    # The group's query heads become query rows of their KV head: no key is copied or expanded.
+    # The query heads of a group become query rows of their KV head, so no key is copied.
     grouped = q.view(1, kv_heads, heads // kv_heads, d)
     out = F.scaled_dot_product_attention(grouped, k.unsqueeze(0), v.unsqueeze(0), scale=scale)
     return out.reshape(heads * d)
@@ -149,10 +173,17 @@ def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def attention_probabilities(
     q: Tensor, k: Tensor, rows: Tensor, scale: float, *, key_rows: Tensor | None = None
 ) -> Tensor:
-    """Softmax weights in fp32 of the rows at `rows` over all keys: `[heads, m, n]`.
+    """Softmax weights of few rows (a question, a scoring window) over all keys.
 
-    q `[m, heads, d]`, k `[kv_heads, n, d]` at indices `key_rows` (default 0..n-1). Meant for few
-    rows (a question, a scoring window).
+    Args:
+        q: `[m, heads, head_dim]`, after RoPE.
+        k: `[kv_heads, n, head_dim]`, after RoPE.
+        rows: positions of the queries, `[m]`.
+        scale: factor of the scores before the softmax.
+        key_rows: positions of the keys, `[n]`; 0..n-1 by default.
+
+    Returns:
+        `[heads, m, n]` fp32; 0 for keys after the row.
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]

@@ -1,7 +1,7 @@
-"""Loads a Hugging Face folder and names it: weights, dtype, device, fingerprint.
+"""Loads a Hugging Face model folder: weights, dtype, device; and computes its fingerprint.
 
-The fingerprint covers everything that changes a chunk's KV (weights, config with RoPE, tokenizer,
-prompt format), so caches of another revision can never be read as this one's. Knows no request.
+The fingerprint covers everything that a chunk's KV depends on (weights, config with RoPE,
+tokenizer, prompt format), so a cache made by another revision of the model is never used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 
-# Files small enough are hashed whole; of larger ones the header (names, shapes, offsets), the size
-# and evenly spaced samples, so that a 16 GB checkpoint does not delay the start by its read time.
+# Files up to this size are hashed whole. Of larger ones, the size and evenly spaced samples are
+# hashed, the first of which holds the header (names, shapes, offsets); reading all of a 16 GB
+# checkpoint would delay the start.
 WHOLE_FILE_BYTES = 256 * 1024 * 1024
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 1024
@@ -27,7 +28,17 @@ _TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_t
 
 
 def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAdapter:
-    """The adapter around the model in `folder`. Raises ModelRefused with what to do about it."""
+    """Loads the model in `folder` for inference.
+
+    Args:
+        folder: a Hugging Face model folder.
+        dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
+            device is good at it.
+        device: a torch device, or "auto" for CUDA where there is a GPU.
+
+    Raises:
+        ModelRefused: the model cannot be served; the message says what to do.
+    """
     path = Path(folder)
     if not (path / "config.json").exists():
         raise ModelRefused(
@@ -102,7 +113,11 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def default_pool_tokens(adapter: DecoderAdapter, max_running: int) -> int:
-    """KV pool size when none is set: a quarter of free memory, at most what could ever be used."""
+    """KV pool size in tokens when none is set.
+
+    A quarter of the free memory (half of a GPU's), at most what `max_running` sequences of full
+    length can use.
+    """
     if adapter.device.type == "cuda":
         free = torch.cuda.mem_get_info(adapter.device)[0] // 2
     else:

@@ -1,8 +1,8 @@
-"""Rotary position embedding from fp32 tables: one rotation, at the request's position.
+"""Rotary position embedding: cos and sin tables in fp32, one rotation to the request's positions.
 
-Keys are stored before RoPE and rotated once, in fp32, then cast (METHODS §0). The frequencies are
-those of the model's own rotary module, built afresh so that a dtype cast of the model cannot have
-rounded them. Knows no cache and no layer.
+Keys are stored before RoPE and rotated once, in fp32, before they are cast (METHODS §0). The
+frequencies come from a freshly built copy of the model's own rotary module, because casting the
+model to another dtype may have rounded the original's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from service.worker.model.supported import STATIC_ROPE_TYPES
 
 
 class RotaryTable:
-    """cos and sin `[positions, head_dim / 2]` in fp32, attention scaling folded in."""
+    """Cosines and sines of all positions.
+
+    Attributes:
+        cos: `[positions, head_dim / 2]` fp32, multiplied by the model's attention scaling.
+        sin: like `cos`.
+    """
 
     def __init__(self, inv_freq: Tensor, scaling: float, positions: int) -> None:
         angles = torch.outer(
@@ -30,7 +35,11 @@ class RotaryTable:
 
     @classmethod
     def of(cls, config: Any, rotary: Any, positions: int, device: torch.device) -> RotaryTable:
-        """The table of a transformers rotary module. Raises ModelRefused if it varies by length."""
+        """The table of a transformers rotary module.
+
+        Raises:
+            ModelRefused: the frequencies depend on the prompt's length.
+        """
         rope_type = str((config.rope_parameters or {}).get("rope_type", "default"))
         if rope_type not in STATIC_ROPE_TYPES:
             raise ModelRefused(
@@ -44,7 +53,7 @@ class RotaryTable:
         return cls(fresh.inv_freq, float(fresh.attention_scaling), positions)
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """x `[rows, heads, head_dim]` turned to `positions` `[rows]`; x's dtype, or into `out`."""
+        """x `[rows, heads, head_dim]` rotated to `positions` `[rows]`; x's dtype, or into `out`."""
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if (kernel := rotation.kernel_for(x, positions, out)) is not None:
@@ -52,19 +61,24 @@ class RotaryTable:
         return self.at(positions)(x, out)
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotation to `positions` `[rows]`, for more than one use."""
+        """The rotation to `positions` `[rows]`, to be applied to more than one tensor."""
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of rows to positions of their own: cos and sin `[rows, 1, head_dim / 2]` fp32."""
+    """Rotates every row to its own position.
+
+    Attributes:
+        cos: `[rows, 1, head_dim / 2]` fp32.
+        sin: like `cos`.
+    """
 
     cos: Tensor
     sin: Tensor
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x `[rows, heads, head_dim]` turned; in x's dtype, or into `out`."""
+        """x `[rows, heads, head_dim]` rotated, in x's dtype or into `out`."""
         half = x.shape[-1] // 2
         left, right = x[..., :half].float(), x[..., half:].float()
         if out is None:

@@ -1,8 +1,7 @@
-"""Builds the kernels written in C beside their sources: `python -m
-service.worker.kernels.cpu.build`.
+"""Compiles the C kernels next to their sources: `python -m service.worker.kernels.cpu.build`.
 
-Installing the package does it too (pyproject.toml, `ext-modules`); this is for a checkout that is
-run without being installed, and for tests.
+Installing the package compiles them too (pyproject.toml, `ext-modules`). This module is for a
+checkout that runs without being installed, and for tests.
 """
 
 from __future__ import annotations
@@ -13,17 +12,25 @@ import sys
 from pathlib import Path
 
 SOURCES = sorted((Path(__file__).parent / "src").glob("*.c"))
-# OpenMP is compiled for and not linked: torch has brought its own, and two of them would each
+# The OpenMP library itself is not linked: torch has already loaded one, and two of them would each
 # start as many threads as there are cores.
 COMPILE = ("-O3", "-fopenmp", "-fPIC")
 
 
 def compiler() -> str | None:
+    """Path of the C compiler, if there is one."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def build(folder: Path = Path(__file__).parent) -> list[Path]:
-    """The libraries, in `folder`. Raises RuntimeError without a compiler that can build them."""
+    """Compiles every kernel into `folder`.
+
+    Returns:
+        Paths of the libraries.
+
+    Raises:
+        RuntimeError: there is no C compiler, or it cannot compile a kernel.
+    """
     tool = compiler()
     if tool is None:
         raise RuntimeError("there is no C compiler: install gcc")

@@ -1,11 +1,11 @@
-"""Products with 16-bit weights on a CPU, whichever way is fastest for their rows.
+"""Linear layers with 16-bit weights on a CPU: chooses the fastest way for the number of rows.
 
-What the kernels `linear_few_rows`, `linear_many_rows_bf16` and `linear_many_rows_fp32` take goes to them. What is left is
-torch's; but many a CPU multiplies bfloat16 at about half the rate of fp32 (a Xeon without tile
-units: 80 against 140 GFLOP/s of one core). There weights are widened into a scratch tile that stays
-in the L2 cache, multiplied in fp32, and only the result is rounded; nothing else is kept. Few rows
-are bound by reading the weights, which 16 bits halve: they stay with the stock product.
-Knows no model and no layer.
+The kernels `linear_few_rows`, `linear_many_rows_bf16` and `linear_many_rows_fp32` come first. The
+rest goes to torch. Many CPUs multiply bfloat16 at about half the rate of fp32 (a Xeon without tile
+units: 80 against 140 GFLOP/s on one core). There, weights are converted to fp32 tile by tile into a
+scratch buffer that stays in the L2 cache, multiplied in fp32, and only the result is rounded. With
+few rows the time goes into reading the weights, of which 16 bits are half as many bytes, so few
+rows stay with torch's 16-bit product.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 
 from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, linear_many_rows_fp32
 
-# From here on the faster product pays for widening the weights (measured at 32 and 64 rows of one
-# shape; 48 lies between).
+# From this many rows on, the faster product outweighs converting the weights (measured at 32 and
+# 64 rows of one shape; 48 lies between).
 MIN_ROWS = 48
-# From here to MIN_ROWS the 16-bit product takes the weights as its left side: a fifth faster at 32
-# rows of one shape; 24 is a guess between the 8 and 32 that were tried.
+# From here to MIN_ROWS, torch's 16-bit product takes the weight as its left operand, which was a
+# fifth faster at 32 rows of one shape. 24 is a guess between the 8 and 32 that were tried.
 MIN_ROWS_LEFT = 24
-# Weight rows per tile: 512 of 896 are 1.8 MB in fp32.
+# Weight rows per tile: 512 rows of 896 columns are 1.8 MB in fp32.
 TILE = 512
-# Products of rows and weight rows between two pauses: about 10 ms.
+# Work between two pauses, in rows times weight rows: about 10 ms.
 PAUSE = 1 << 19
 
 
@@ -37,22 +37,30 @@ def _has_slow_bf16_products() -> bool:
 
 
 def has_slow_16_bit_products(x: Tensor) -> bool:
-    """x is in 16 bits on a CPU that multiplies them slower than fp32."""
+    """Whether x has a 16-bit dtype that this CPU multiplies slower than fp32."""
     if x.device.type != "cpu":
         return False
-    if x.dtype == torch.float16:  # has dot products of its own on CPUs with tile units alone
+    if x.dtype == torch.float16:  # fast only on CPUs with tile units
         return not torch.cpu._is_amx_tile_supported()
     return x.dtype == torch.bfloat16 and _has_slow_bf16_products()
 
 
 def is_faster_in_fp32(x: Tensor) -> bool:
-    """Whether a product with the rows x `[m, in]` is faster in fp32."""
+    """Whether products with the rows x `[m, in]` are faster in fp32."""
     return len(x) >= MIN_ROWS and has_slow_16_bit_products(x)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool = False) -> Tensor:
-    """x `[m, in]`, weight `[out, in]` → `[m, out]` in x's dtype, whichever way is fastest. batch:
-    the rows are of different sequences."""
+    """x `[m, in]`, weight `[out, in]`, bias `[out]` → `[m, out]` in x's dtype.
+
+    Args:
+        x: the rows.
+        weight: as the checkpoint has it.
+        bias: added before rounding.
+        batch: whether the rows belong to different sequences. Up to
+            `linear_few_rows.MAX_BATCH` of them one kernel is used whatever their number, so that
+            an answer does not depend on what else is decoded.
+    """
     if linear_few_rows.supports(x, weight, batch=batch):
         return linear_few_rows.linear(x, weight, bias)
     if linear_many_rows_bf16.supports(x, weight):
@@ -67,7 +75,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, batch: bool
     rows, out = x.float(), x.new_empty((len(x), len(weight)), dtype=torch.float32)
     scratch = _scratch(weight[:TILE])
     for a in range(0, len(weight), TILE):
-        tile = _widened(weight[a : a + TILE], scratch)
+        tile = _to_fp32(weight[a : a + TILE], scratch)
         torch.mm(rows, tile.t(), out=out[:, a : a + TILE])
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
@@ -84,7 +92,7 @@ def supports_gated_mlp(
     *,
     batch: bool = False,
 ) -> bool:
-    """Whether `gated_mlp` is the fastest way for these rows."""
+    """Whether `gated_mlp` is the fastest way for these rows; arguments as there."""
     if linear_few_rows.supports(x, gate, batch=batch):
         return False
     if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation) or is_faster_in_fp32(
@@ -97,11 +105,23 @@ def supports_gated_mlp(
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
 ) -> Generator[None, None, Tensor]:
-    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, in x's dtype, where `serves_mlp`
-    says so.
+    """down · (activation(gate · x) * (up · x)), where `supports_gated_mlp` is true.
 
-    Intermediate rows live a tile at a time: `[m, TILE]` instead of `[m, intermediate]`. Pauses
-    between tiles of the weights: so all rows go through a tile that is widened once.
+    All rows go through a tile of the weights that is converted once, so only `[m, TILE]`
+    intermediate values exist at a time, not `[m, intermediate]`.
+
+    Args:
+        x: `[m, hidden]`.
+        gate: `[intermediate, hidden]`.
+        up: `[intermediate, hidden]`.
+        down: `[hidden, intermediate]`.
+        activation: `F.silu` itself where the model uses it: one kernel computes only that.
+
+    Yields:
+        None between tiles, about every 10 ms, so that other work can run in between.
+
+    Returns:
+        `[m, hidden]` in x's dtype.
     """
     if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation):
         return (yield from linear_many_rows_bf16.gated_mlp(x, gate, up, down))
@@ -116,9 +136,9 @@ def gated_mlp(
             yield None
         since += 3 * len(x) * TILE
         tile = slice(a, a + TILE)
-        inner = activation(rows @ _widened(gate[tile], scratch).t())
-        inner.mul_(rows @ _widened(up[tile], scratch).t())
-        out.addmm_(inner, _widened(down[:, tile], scratch).t())
+        inner = activation(rows @ _to_fp32(gate[tile], scratch).t())
+        inner.mul_(rows @ _to_fp32(up[tile], scratch).t())
+        out.addmm_(inner, _to_fp32(down[:, tile], scratch).t())
     return out.to(x.dtype)
 
 
@@ -126,6 +146,6 @@ def _scratch(tile: Tensor) -> Tensor:
     return tile.new_empty(tile.numel(), dtype=torch.float32)
 
 
-def _widened(tile: Tensor, scratch: Tensor) -> Tensor:
-    """The tile in fp32, in the scratch's memory: valid until the next one is asked for."""
+def _to_fp32(tile: Tensor, scratch: Tensor) -> Tensor:
+    """The tile in fp32, in the scratch buffer: valid until the next call."""
     return scratch[: tile.numel()].view(tile.shape).copy_(tile)

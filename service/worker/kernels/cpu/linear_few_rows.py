@@ -1,9 +1,8 @@
-"""Products of few rows with bfloat16 weights on a CPU: decoding and a question over a cache.
+"""Linear layers for few rows on a CPU, weights in bfloat16: decoding, or a question over a cache.
 
-The kernel (`linear_few_rows.c`, built when the package is installed where there is a C compiler) reads a
-weight as it lies in memory, once. torch's own product rearranges it at every call, at about half
-the speed for one row and for eight; a rearranged copy would be twice the memory. Without the built
-kernel, or on a CPU that lacks AVX-512, everything goes on with torch's. Knows no model.
+The kernel (`src/linear_few_rows.c`) reads each weight once, in the order in which it lies in
+memory. torch rearranges the weight on every call and runs at about half the speed, for one row and
+for eight; keeping a rearranged copy would take the weight's memory a second time.
 """
 
 from __future__ import annotations
@@ -17,21 +16,26 @@ from torch import Tensor
 from service.worker.kernels.cpu import linear_many_rows_bf16
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-# From here on the kernel for many rows is faster (a fifth at 32).
+# With more rows the kernels for many rows are faster (by a fifth at 32).
 MAX_ROWS = 24
-# Rows of as many sequences as are decoded together by default: an answer must not depend on how
-# many they are, so all of these sizes have one kernel.
+# The same limit for rows of different sequences. By default up to 32 sequences are decoded
+# together, and an answer must not depend on how many: all these sizes use one kernel.
 MAX_BATCH = 32
-LANES, STRIP = 32, 24  # as in the kernel
-# Less is computed sooner than threads are woken.
+LANES, STRIP = 32, 24  # the same constants as in the C source
+# Elements of a weight: smaller ones are done before other threads have woken up.
 MIN_PARALLEL = 1 << 19
 
 
 class Kernel:
-    """The built library. narrow: by the CPU's bfloat16 dot products, which it must have."""
+    """The compiled library.
 
-    def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
-        self._narrow = narrow
+    Args:
+        library: the loaded library.
+        bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
+    """
+
+    def __init__(self, library: ctypes.CDLL, *, bf16_dot: bool = False) -> None:
+        self._bf16_dot = bf16_dot
         self._linear = library.linear_few_rows_product
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
         self._linear.argtypes = [*[pointer] * 6, *[size] * 4, *[ctypes.c_int] * 2]
@@ -40,21 +44,21 @@ class Kernel:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
         x, out = x.contiguous(), x.new_empty((len(x), len(weight)))
-        scratch = x.new_empty((0 if self._narrow else len(x), x.shape[1]), dtype=torch.float32)
+        scratch = x.new_empty((0 if self._bf16_dot else len(x), x.shape[1]), dtype=torch.float32)
         threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
-        carried = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
+        partial_sums = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
         self._linear(
             x.data_ptr(),
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             scratch.data_ptr(),
-            carried.data_ptr(),
+            partial_sums.data_ptr(),
             len(x),
             len(weight),
             x.shape[1],
             weight.stride(0),
-            self._narrow,
+            self._bf16_dot,
             threads,
         )
         return out
@@ -62,13 +66,19 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built and this CPU can run it."""
-    narrow = linear_many_rows_bf16.kernel() is not None
-    return load_kernel("linear_few_rows", lambda library: Kernel(library, narrow=narrow))
+    """The kernel, if it is compiled and this CPU can run it."""
+    bf16_dot = linear_many_rows_bf16.kernel() is not None
+    return load_kernel("linear_few_rows", lambda library: Kernel(library, bf16_dot=bf16_dot))
 
 
 def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
-    """Whether the kernel takes this product; batch: of rows of different sequences."""
+    """Whether the kernel takes this product.
+
+    Args:
+        x: `[m, in]`.
+        weight: `[out, in]`.
+        batch: whether the rows belong to different sequences.
+    """
     return (
         len(x) <= (MAX_BATCH if batch else MAX_ROWS)
         and x.dtype == weight.dtype == torch.bfloat16
@@ -80,7 +90,7 @@ def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product that `serves` allowed."""
+    """`Kernel.linear`, where `supports` is true."""
     found = kernel()
-    assert found is not None
+    assert found is not None, "ask `supports` first"
     return found.linear(x, weight, bias)

@@ -1,8 +1,8 @@
-"""Products of many rows with bfloat16 weights on a CPU whose bfloat16 dot products are fast.
+"""Linear layers for many rows on a CPU whose bfloat16 dot products are fast (AVX512-BF16).
 
-AVX512-BF16 is twice as fast as fp32 on some CPUs (AMD's Zen 5: 520 against 250 GFLOP/s of one
-core) and no faster on others that have it too, so `kernel` tries it once. The kernel
-(`linear_many_rows_bf16.c`) does what `linear_many_rows_fp32` does, without widening anything. Knows no model.
+On some CPUs they are twice as fast as fp32 (AMD's Zen 5: 520 against 250 GFLOP/s on one core), on
+others that have them no faster. `kernel` therefore measures once per process. The kernel
+(`src/linear_many_rows_bf16.c`) is `linear_many_rows_fp32` without the conversion to fp32.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from torch import Tensor
 from service.worker.kernels.cpu import linear_many_rows_fp32
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-ROWS, TILES, LANES = 48, 4, 32  # as in the kernel
-# Bytes of the rows that an MLP computes at a time: what the second cache keeps.
+ROWS, TILES, LANES = 48, 4, 32  # the same constants as in the C source
+# Bytes of the rows that an MLP computes at a time: what fits into the L2 cache.
 ROOM = 800 * 1024
-# Multiplications between two pauses: about 8 ms of one core.
+# Multiplications between two pauses: about 8 ms on one core.
 PAUSE = 1 << 31
-# Fewer values are packed sooner than threads are woken.
+# Elements: fewer are packed before other threads have woken up.
 MIN_PARALLEL = 1 << 18
-# How much faster than fp32 it has to be: were it about as fast, every start would choose anew.
-WORTH = 1.25
+# How many times as fast as fp32 it has to be. If both were about equal, every start of the process
+# could choose differently, and answers would differ in their last bits.
+MIN_SPEEDUP = 1.25
 
 
 class Kernel:
-    """The built library. Tiles of pairs are `[tiles, columns / 2, 48, 2]`: 48 rows each."""
+    """The compiled library.
+
+    It works on tiles of column pairs, `[tiles, columns / 2, 48, 2]` in bfloat16: 48 rows each.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
@@ -46,7 +50,7 @@ class Kernel:
         self._gated.restype = None
 
     def pack(self, x: Tensor) -> Tensor:
-        """x `[m, in]` bfloat16 → its tiles."""
+        """x `[m, in]` bfloat16 → `[tiles, in / 2, 48, 2]`."""
         x, m = (x if x.stride(1) == 1 else x.contiguous()), len(x)
         pairs = x.new_empty(-(-m // ROWS), x.shape[1] // 2, ROWS, 2)
         threads = torch.get_num_threads() if x.numel() >= MIN_PARALLEL else 1
@@ -56,8 +60,14 @@ class Kernel:
     def product(
         self, pairs: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None
     ) -> None:
-        """Writes the product of the tiles of some rows x, weight `[n, in]`, bias `[n]` to
-        `out` `[m, n]`: rounded once, after sums in fp32."""
+        """Writes the product with a weight into `out`; sums in fp32, rounded once.
+
+        Args:
+            pairs: tiles of x, `[tiles, in / 2, 48, 2]`.
+            weight: `[n, in]`.
+            out: `[m, n]`.
+            bias: `[n]`.
+        """
         m, n = out.shape
         scratch = torch.empty(min(len(pairs), TILES), n, ROWS)
         self._linear(
@@ -83,8 +93,14 @@ class Kernel:
     def gated_mlp(
         self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor
     ) -> Generator[None, None, Tensor]:
-        """down · (silu(gate · x) * (up · x)) of x `[m, hidden]`, between rounded to bfloat16 once.
-        Pauses. A block of rows goes through the whole MLP before the next one."""
+        """down · (silu(gate · x) * (up · x)) of x `[m, hidden]`.
+
+        Intermediate values are rounded to bfloat16 once. A block of rows goes through the whole
+        MLP before the next block.
+
+        Yields:
+            None about every 8 ms, so that other work can run in between.
+        """
         (width, hidden), m = gate.shape, len(x)
         out, since = x.new_empty(m, len(down)), 0
         tiles = max(1, min(TILES, ROOM // (2 * ROWS * hidden)))
@@ -94,7 +110,7 @@ class Kernel:
             pairs, rows = self.pack(x[block]), block.stop - block.start
             for part, cost in _parts(width, 2 * rows * hidden):
                 since = yield from _paused(since, cost)
-                self._gated_part(pairs, gate, up, inner, rows, part.start, part.stop)
+                self._gated_part(pairs, gate, up, inner, rows=rows, part=part)
             for part, cost in _parts(len(down), rows * width):
                 since = yield from _paused(since, cost)
                 self.product(inner, down[part], out[block, part])
@@ -106,10 +122,11 @@ class Kernel:
         gate: Tensor,
         up: Tensor,
         inner: Tensor,
+        *,
         rows: int,
-        first: int,
-        last: int,
+        part: slice,
     ) -> None:
+        """Columns `part` of silu(gate · x) * (up · x) into the tiles `inner`."""
         self._gated(
             pairs.data_ptr(),
             gate.data_ptr(),
@@ -118,16 +135,18 @@ class Kernel:
             rows,
             gate.shape[1],
             len(gate),
-            first,
-            last,
+            part.start,
+            part.stop,
             gate.stride(0),
             torch.get_num_threads(),
         )
 
 
 def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
-    """Rows of a weight that cost `each` multiplications, as many at a time as fit between two
-    pauses; and what they cost."""
+    """Slices of a weight's rows that fit between two pauses, and the cost of each.
+
+    Costs are in multiplications; one row costs `each`.
+    """
     step = max(PAUSE // each // LANES, 1) * LANES
     return [
         (slice(a, min(a + step, outs)), min(step, outs - a) * each) for a in range(0, outs, step)
@@ -135,7 +154,7 @@ def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
 
 
 def _paused(since: int, coming: int) -> Generator[None, None, int]:
-    """Pauses if what comes would be too much after what was done since the last pause."""
+    """Pauses if the coming work would exceed the limit; returns the work since the last pause."""
     if since and since + coming > PAUSE:
         since = 0
         yield None
@@ -144,28 +163,33 @@ def _paused(since: int, coming: int) -> Generator[None, None, int]:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built, this CPU can run it, and it is worth it here; not on a CPU with
-    tile units, which torch uses."""
+    """The kernel, if it is compiled and faster than fp32 on this CPU.
+
+    None on a CPU with AMX tile units: torch uses those, and they are faster still.
+    """
     if torch.cpu._is_amx_tile_supported():
         return None
-    found, plain = load_kernel("linear_many_rows_bf16", Kernel), linear_many_rows_fp32.kernel()
-    if found is None or plain is None:
+    found, fp32_kernel = (
+        load_kernel("linear_many_rows_bf16", Kernel),
+        linear_many_rows_fp32.kernel(),
+    )
+    if found is None or fp32_kernel is None:
         return None
-    return found if is_faster_than_fp32(found, plain) else None
+    return found if is_faster_than_fp32(found, fp32_kernel) else None
 
 
-def is_faster_than_fp32(found: Kernel, plain: linear_many_rows_fp32.Kernel) -> bool:
-    """Whether this CPU multiplies bfloat16 faster than fp32: about a millisecond to find out."""
+def is_faster_than_fp32(bf16_kernel: Kernel, fp32_kernel: linear_many_rows_fp32.Kernel) -> bool:
+    """Whether bfloat16 wins by `MIN_SPEEDUP` on this CPU. Measuring takes about a millisecond."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         x, weight = torch.ones(2, 48, 512, dtype=torch.bfloat16)
-        tiles, pairs, out = plain.pack(x), found.pack(x), torch.empty_like(x[:, :48])
-        fp32 = _least_time(lambda: plain.product(tiles, len(x), weight))
-        narrow = _least_time(lambda: found.product(pairs, weight, out))
+        tiles, pairs, out = fp32_kernel.pack(x), bf16_kernel.pack(x), torch.empty_like(x[:, :48])
+        fp32 = _least_time(lambda: fp32_kernel.product(tiles, len(x), weight))
+        bf16 = _least_time(lambda: bf16_kernel.product(pairs, weight, out))
     finally:
         torch.set_num_threads(threads)
-    return fp32 > WORTH * narrow
+    return fp32 > MIN_SPEEDUP * bf16
 
 
 def _least_time(run: Callable[[], object]) -> float:
@@ -178,29 +202,29 @@ def _least_time(run: Callable[[], object]) -> float:
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Whether the kernel takes these products: of x, or of results of x as wide as a weight."""
+    """Whether the kernel takes products of x, or of results of such products, with the weights."""
     return len(x) > 0 and linear_many_rows_fp32.supports(x, *weights) and kernel() is not None
 
 
 def supports_gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> bool:
-    """Whether the kernel takes this MLP: it knows one activation, silu."""
+    """Whether the kernel takes this MLP. It has one activation, silu."""
     same = activation is F.silu and gate.stride(0) == up.stride(0)
     return same and supports(x, gate, up, down)
 
 
 def _kernel() -> Kernel:
     found = kernel()
-    assert found is not None, "ask `serves` first"
+    assert found is not None, "ask `supports` first"
     return found
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product that `serves` allowed."""
+    """`Kernel.linear`, where `supports` is true."""
     return _kernel().linear(x, weight, bias)
 
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Generator[None, None, Tensor]:
-    """The MLP that `serves_mlp` allowed."""
+    """`Kernel.gated_mlp`, where `supports_gated_mlp` is true."""
     return _kernel().gated_mlp(x, gate, up, down)

@@ -1,9 +1,9 @@
-"""Products of many rows with bfloat16 weights on a CPU without tile units: prefill and fusion.
+"""Linear layers for many rows (prefill and fusion) on a CPU that is slow in bfloat16.
 
-The kernel (`linear_many_rows_fp32.c`) multiplies in fp32, at twice the rate of such a CPU's bfloat16, and
-widens a weight where it is used: no copy of it in fp32, no rearranging by a library at every call,
-the next rows of it fetched from memory meanwhile. Rows are rearranged once into tiles, in which a
-result is the next product's input. Knows no model.
+The kernel (`src/linear_many_rows_fp32.c`) multiplies in fp32, which such a CPU does at twice the
+rate of its bfloat16. It converts a weight to fp32 just before using it, so there is no fp32 copy of
+the weight and nothing is rearranged per call, and it prefetches the next rows meanwhile. The rows
+of x are rearranged once into tiles; the result of a product is in tiles too, ready for the next.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from torch import Tensor
 
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-ROWS, LANES = 48, 32  # as in the kernel
-# Of an MLP's intermediate rows at a time, in fp32: what the cache keeps for the next product.
+ROWS, LANES = 48, 32  # the same constants as in the C source
+# Elements of an MLP's intermediate rows computed at a time, so that they are still in the cache
+# for the next product.
 ROOM = 256 * 1024
-# Products of rows and weight rows between two pauses: about 10 ms.
+# Work between two pauses, in rows times weight rows: about 10 ms.
 PAUSE = 1 << 19
 
 
 class Kernel:
-    """The built library. Tiles are `[tiles, columns, 48]` in fp32: 48 rows each, transposed."""
+    """The compiled library.
+
+    It works on tiles `[tiles, columns, 48]` in fp32: 48 rows each, transposed.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
@@ -40,7 +44,7 @@ class Kernel:
         self._unpack.restype = None
 
     def pack(self, x: Tensor) -> Tensor:
-        """x `[m, in]` bfloat16 → its tiles."""
+        """x `[m, in]` bfloat16 → `[tiles, in, 48]`."""
         x, m = x.contiguous(), len(x)
         tiles = torch.empty(-(-m // ROWS), x.shape[1], ROWS)
         threads = torch.get_num_threads()
@@ -50,8 +54,17 @@ class Kernel:
     def product(
         self, tiles: Tensor, m: int, weight: Tensor, *, add_to: Tensor | None = None
     ) -> Tensor:
-        """The tiles of m rows x, weight `[out, in]` bfloat16 → the tiles of their product; added to
-        `add_to` where it is given."""
+        """The product with a weight.
+
+        Args:
+            tiles: of x, `[tiles, in, 48]`.
+            m: number of rows in the tiles.
+            weight: `[out, in]` bfloat16.
+            add_to: `[tiles, out, 48]`, to which the product is added in place.
+
+        Returns:
+            Tiles `[tiles, out, 48]`; `add_to` where it is given.
+        """
         count, columns, _ = tiles.shape
         out = tiles.new_empty(count, len(weight), ROWS) if add_to is None else add_to
         self._product(
@@ -68,7 +81,7 @@ class Kernel:
         return out
 
     def unpack(self, tiles: Tensor, m: int, bias: Tensor | None = None) -> Tensor:
-        """Tiles → `[m, out]` bfloat16, rounded once, after adding a bias `[out]`."""
+        """Tiles `[tiles, out, 48]` plus bias `[out]` → `[m, out]` bfloat16, rounded once."""
         out = torch.empty(m, tiles.shape[1], dtype=torch.bfloat16)
         self._unpack(
             tiles.data_ptr(),
@@ -92,10 +105,13 @@ class Kernel:
         down: Tensor,
         activation: Callable[[Tensor], Tensor],
     ) -> Generator[None, None, Tensor]:
-        """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, between in fp32. Pauses."""
+        """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32.
+
+        Yields:
+            None about every 10 ms, so that other work can run in between.
+        """
         m, tiles, since = len(x), self.pack(x), 0
         out: Tensor | None = None
-        # As much of the intermediate rows at a time as stays in the cache for the next product.
         width = -(-len(gate) // -(-len(gate) * m // ROOM))
         width = -(-width // LANES) * LANES
         for a in range(0, len(gate), width):
@@ -113,12 +129,12 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built and this CPU can run it."""
+    """The kernel, if it is compiled and this CPU can run it."""
     return load_kernel("linear_many_rows_fp32", Kernel)
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Whether the kernel takes these products: of x, or of results of x as wide as a weight."""
+    """Whether the kernel takes products of x, or of results of such products, with the weights."""
     return (
         x.dtype == torch.bfloat16
         and x.device.type == "cpu"
@@ -131,17 +147,17 @@ def supports(x: Tensor, *weights: Tensor) -> bool:
 
 def _kernel() -> Kernel:
     found = kernel()
-    assert found is not None, "ask `serves` first"
+    assert found is not None, "ask `supports` first"
     return found
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product that `serves` allowed."""
+    """`Kernel.linear`, where `supports` is true."""
     return _kernel().linear(x, weight, bias)
 
 
 def gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Generator[None, None, Tensor]:
-    """The MLP that `serves` allowed."""
+    """`Kernel.gated_mlp`, where `supports` is true."""
     return _kernel().gated_mlp(x, gate, up, down, activation)

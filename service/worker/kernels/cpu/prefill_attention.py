@@ -1,8 +1,8 @@
-"""Attention of a prompt's rows on a CPU in bfloat16, wherever they stand in the sequence.
+"""Attention of prompt rows on a CPU in bfloat16, whatever their positions in the sequence.
 
-torch's kernel works on fp32 copies, computes masks for every tile of rows and is slower for rows at
-scattered indices than for as many that follow one another; the one in `prefill_attention.c` reads
-the cache as it lies, and every row up to what it sees. Knows no model.
+torch's kernel works on fp32 copies, computes a mask for every tile of rows, and is slower for rows
+at scattered positions than for as many consecutive ones. The kernel (`src/prefill_attention.c`)
+reads the cache in place, and for every row only the keys that the row sees.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from torch import Tensor
 from service.worker.kernels.cpu import linear_many_rows_bf16
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-LANES, QUERIES, KEYS = 32, 48, 96  # as in the kernel
+LANES, QUERIES, KEYS = 32, 48, 96  # the same constants as in the C source
 
 
 class Kernel:
-    """The built library. narrow: by the CPU's bfloat16 dot products, which it must have."""
+    """The compiled library.
 
-    def __init__(self, library: ctypes.CDLL, *, narrow: bool = False) -> None:
-        self._narrow = narrow
+    Args:
+        library: the loaded library.
+        bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
+    """
+
+    def __init__(self, library: ctypes.CDLL, *, bf16_dot: bool = False) -> None:
+        self._bf16_dot = bf16_dot
         self._attend = library.prefill_attention_attend
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
         self._attend.argtypes = [
@@ -36,38 +41,70 @@ class Kernel:
         self._attend.restype = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-        """q `[m, heads, d]`, k, v `[kv_heads, n, d]`, seen `[m]` int64: how many of the first keys
-        a row sees, at least 1. Returns `[m, heads * d]`; softmax and sums in fp32."""
-        return self._run(q, k, v, seen, scale, None, None)
+        """Softmax attention; softmax and sums in fp32.
+
+        Args:
+            q: `[m, heads, head_dim]`.
+            k: `[kv_heads, n, head_dim]`.
+            v: `[kv_heads, n, head_dim]`.
+            seen: `[m]` int64: each row sees this many of the first keys, at least 1.
+            scale: factor of the scores before the softmax.
+
+        Returns:
+            `[m, heads * head_dim]`.
+        """
+        return self._run(q, k, v, seen=seen, scale=scale)
 
     def attend_with_scores(
-        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, share: Tensor, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, row_weights: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """`attend`, and by key the weights of all heads and rows, a row's times its share `[m]`:
-        `[n]` fp32. Raises ValueError for a share that is not one number a row."""
+        """`attend`, and how much attention each key gets.
+
+        Args:
+            q: `[m, heads, head_dim]`.
+            k: `[kv_heads, n, head_dim]`.
+            v: `[kv_heads, n, head_dim]`.
+            seen: `[m]` int64: each row sees this many of the first keys, at least 1.
+            row_weights: `[m]`: how much each row's attention counts.
+            scale: factor of the scores before the softmax.
+
+        Returns:
+            `[m, heads * head_dim]`, and the softmax weights times their row's weight, summed over
+            heads and rows, `[n]` fp32.
+
+        Raises:
+            ValueError: `row_weights` is not one number for each row.
+        """
         m, heads, _ = q.shape
-        if share.shape != (m,):
-            raise ValueError(f"shares {tuple(share.shape)} of {m} rows: give one number a row")
+        if row_weights.shape != (m,):
+            raise ValueError(
+                f"row_weights of shape {tuple(row_weights.shape)} for {m} rows: give one each"
+            )
         kv_heads, n, _ = k.shape
         tiles = -(-m * (heads // kv_heads) // QUERIES)
-        told = torch.zeros(kv_heads * tiles, n)
-        return self._run(q, k, v, seen, scale, share.float().contiguous(), told), told[0]
+        key_scores = torch.zeros(kv_heads * tiles, n)  # by tile; the kernel adds them up in row 0
+        row_weights = row_weights.float().contiguous()
+        attended = self._run(
+            q, k, v, seen=seen, scale=scale, row_weights=row_weights, key_scores=key_scores
+        )
+        return attended, key_scores[0]
 
     def _run(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        *,
         seen: Tensor,
         scale: float,
-        share: Tensor | None,
-        told: Tensor | None,
+        row_weights: Tensor | None = None,
+        key_scores: Tensor | None = None,
     ) -> Tensor:
         m, heads, d = q.shape
         out = q.new_empty(m, heads * d)
         threads = torch.get_num_threads()
         room = (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
-        if told is not None:
+        if key_scores is not None:
             room += (k.shape[1] + k.shape[1] // KEYS + 1) * QUERIES
         scratch = torch.empty(threads * room, dtype=torch.float32)
         self._attend(
@@ -76,8 +113,8 @@ class Kernel:
             v.data_ptr(),
             out.data_ptr(),
             seen.data_ptr(),
-            None if share is None else share.data_ptr(),
-            None if told is None else told.data_ptr(),
+            None if row_weights is None else row_weights.data_ptr(),
+            None if key_scores is None else key_scores.data_ptr(),
             scratch.data_ptr(),
             m,
             k.shape[1],
@@ -89,7 +126,7 @@ class Kernel:
             v.stride(0),
             scale,
             room,
-            self._narrow,
+            self._bf16_dot,
             threads,
         )
         return out
@@ -97,13 +134,13 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built and this CPU can run it."""
-    narrow = linear_many_rows_bf16.kernel() is not None
-    return load_kernel("prefill_attention", lambda library: Kernel(library, narrow=narrow))
+    """The kernel, if it is compiled and this CPU can run it."""
+    bf16_dot = linear_many_rows_bf16.kernel() is not None
+    return load_kernel("prefill_attention", lambda library: Kernel(library, bf16_dot=bf16_dot))
 
 
 def kernel_for(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
-    """The kernel, if it takes these."""
+    """The kernel, if it takes these tensors."""
     d = q.shape[2]
     fits = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
     in_rows = all(x.stride()[1:] == (d, 1) for x in (q, k, v))

@@ -1,9 +1,8 @@
-"""Attention of one new token per sequence on a CPU, over KV in bfloat16 that lies in runs of rows
-of a pool: a run per sequence and KV head, as long as it happens to be.
+"""Attention of one new token per sequence on a CPU in bfloat16, over KV of unequal lengths.
 
-torch's kernel takes one sequence and one length at a time, and 260 microseconds for 2,048 keys of
-two KV heads; the kernel in `ragged_attention.c` takes all runs of a layer in one call, and 160.
-Without it torch's is used. Knows no model and no sequence.
+The KV pool holds one run of consecutive rows for each sequence and KV head. torch's kernel takes
+one sequence and one length at a time: 260 microseconds for 2,048 keys of two KV heads. The kernel
+(`src/ragged_attention.c`) takes all runs of a layer in one call: 160 microseconds.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from torch import Tensor
 
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-LANES, MAX_GROUP, MAX_STATE = 32, 64, 4096  # as in the kernel
-# Keys of all runs: fewer are done sooner than threads are woken.
+LANES, MAX_GROUP, MAX_STATE = 32, 64, 4096  # the same constants as in the C source
+# Keys of all runs: fewer are done before other threads have woken up.
 MIN_PARALLEL = 1024
 
 
 class Kernel:
-    """The built library."""
+    """The compiled library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attend = library.ragged_attention
@@ -33,9 +32,19 @@ class Kernel:
         self._attend.restype = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float) -> Tensor:
-        """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; runs: where the keys of
-        every sequence's every KV head start and how many they are, int64 `[2, sequences *
-        kv_heads]`, none empty → `[sequences, heads, d]`. Softmax and sums in fp32."""
+        """Softmax attention; softmax and sums in fp32.
+
+        Args:
+            q: `[sequences, heads, head_dim]`.
+            k: the pool's rows, `[rows, head_dim]`.
+            v: the pool's rows, `[rows, head_dim]`.
+            runs: first row and number of rows of every sequence's every KV head,
+                `[2, sequences * kv_heads]` int64; none is empty.
+            scale: factor of the scores before the softmax.
+
+        Returns:
+            `[sequences, heads, head_dim]`.
+        """
         q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
         starts, lengths = runs.contiguous()
         threads = torch.get_num_threads() if int(lengths.sum()) >= MIN_PARALLEL else 1
@@ -57,12 +66,12 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built and this CPU can run it."""
+    """The kernel, if it is compiled and this CPU can run it."""
     return load_kernel("ragged_attention", Kernel)
 
 
 def supports(q: Tensor, k: Tensor, group: int) -> bool:
-    """Whether the kernel takes queries `[sequences, heads, d]`, `group` of them to a KV head."""
+    """Whether the kernel takes queries `[sequences, heads, head_dim]`, `group` per KV head."""
     return (
         q.dtype == k.dtype == torch.bfloat16
         and q.device.type == "cpu"

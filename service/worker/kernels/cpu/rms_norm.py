@@ -1,8 +1,8 @@
-"""RMSNorm of bfloat16 rows on a CPU, in one pass; of a sum too, which is written on the way.
+"""RMSNorm of bfloat16 rows on a CPU in one pass over memory; also x + y and its norm together.
 
-torch takes a pass over memory for every operation, most of them over fp32. The kernel in
-`rms_norm.c` rounds where the stock modules do and adds up squares in an order of its own, so that a
-result is at most one rounding away from theirs. Knows no model.
+torch passes over memory once per operation, mostly in fp32. The kernel (`src/rms_norm.c`) rounds
+where transformers' modules do. Only the order in which it adds up the squares differs, so a result
+is at most one rounding away from theirs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-HALF_LANES = 16  # as in the kernel
-# Fewer values are normed sooner (20 us) than threads are woken where cores are shared.
+HALF_LANES = 16  # the same constant as in the C source
+# Elements: fewer are done (20 us) before other threads have woken up, where cores are shared.
 MIN_PARALLEL = 1 << 17
 
 
 class Kernel:
-    """The built library."""
+    """The compiled library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
@@ -33,8 +33,7 @@ class Kernel:
         self._sums.restype = None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x `[m, width]` or `[m, heads, width]` over its root mean square, times weight
-        `[width]`."""
+        """x `[m, width]` or `[m, heads, width]`, divided by its root mean square, times weight."""
         out = x.new_empty(x.shape)
         heads, x_head = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
         self._rows(
@@ -54,7 +53,7 @@ class Kernel:
     def add_and_norm(
         self, x: Tensor, y: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """x + y `[m, width]`, and the norm of that."""
+        """x + y `[m, width]`, and the norm of the sum."""
         added, out = x.new_empty(x.shape), x.new_empty(x.shape)
         self._sums(
             x.data_ptr(),
@@ -77,13 +76,18 @@ def _threads(x: Tensor) -> int:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built and this CPU can run it."""
+    """The kernel, if it is compiled and this CPU can run it."""
     return load_kernel("rms_norm", Kernel)
 
 
 def kernel_for(weight: Tensor, x: Tensor, y: Tensor | None = None) -> Kernel | None:
-    """The kernel, if it takes x `[m, width]` or `[m, heads, width]`; if it adds y to x, which are
-    `[m, width]` then."""
+    """The kernel, if it takes these tensors.
+
+    Args:
+        weight: `[width]`.
+        x: `[m, width]` or `[m, heads, width]`.
+        y: what is to be added to x first; both are `[m, width]` then.
+    """
     fits = x.dtype == weight.dtype == torch.bfloat16 and x.device.type == "cpu"
     whole = weight.shape == x.shape[-1:] and len(weight) % HALF_LANES == 0
     in_rows = x.dim() in (2, 3) and x.stride(-1) == weight.stride(0) == 1

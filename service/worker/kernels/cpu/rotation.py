@@ -1,7 +1,7 @@
-"""Rotary embedding of bfloat16 rows on a CPU, straight to where they are needed.
+"""Rotary embedding (RoPE) of bfloat16 rows on a CPU, written straight to where they are needed.
 
-torch takes a pass over memory for every product, and gathers cosines and sines before; the kernel
-in `rotation.c` takes one pass, with the same result to the bit. Knows no model.
+torch gathers cosines and sines first and passes over memory once per product. The kernel
+(`src/rotation.c`) takes one pass, and its results equal torch's bit by bit.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from service.worker.kernels.cpu.shared_library import load_kernel
 
-HALF_LANES = 16  # as in the kernel
-# Fewer values are turned sooner (20 us) than threads are woken where cores are shared.
+HALF_LANES = 16  # the same constant as in the C source
+# Elements: fewer are done (20 us) before other threads have woken up, where cores are shared.
 MIN_PARALLEL = 1 << 18
 
-Stored = tuple[int, Tensor, Tensor]
-"""A segment's first row in the cache, its k before RoPE and v `[tokens, heads, d]`."""
+StoredSegment = tuple[int, Tensor, Tensor]
+"""First row of a segment in the cache; its k before RoPE and its v, `[tokens, heads, head_dim]`."""
 
 
 class Kernel:
-    """The built library."""
+    """The compiled library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rotate = library.rotation_rows
@@ -42,8 +42,18 @@ class Kernel:
     def rotate(
         self, x: Tensor, out: Tensor, *, positions: Tensor, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        """x `[rows, heads, d]` turned to `positions` `[rows]` by the tables cos and sin
-        `[positions, d / 2]`, into `out`."""
+        """x rotated to `positions`, written to `out`.
+
+        Args:
+            x: `[rows, heads, head_dim]`.
+            out: `[rows, heads, head_dim]`.
+            positions: `[rows]` int64.
+            cos: table `[max_positions, head_dim / 2]` fp32.
+            sin: table like `cos`.
+
+        Returns:
+            `out`.
+        """
         rows, heads, d = x.shape
         self._rotate(
             x.data_ptr(),
@@ -62,84 +72,108 @@ class Kernel:
 
     def place(
         self,
-        segments: Sequence[Stored],
-        k_all: Tensor,
-        v_all: Tensor,
+        segments: Sequence[StoredSegment],
+        k_cache: Tensor,
+        v_cache: Tensor,
         *,
         positions: Tensor,
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """Stored segments into a layer's cache `[heads, n, d]`: keys turned to `positions` `[n]`
-        by the tables, values as they are."""
-        numbers, layer = array("q"), _layer(k_all, v_all)
+        """Copies stored segments into a layer's cache: keys rotated, values as they are.
+
+        Args:
+            segments: what to copy, and where to.
+            k_cache: `[kv_heads, n, head_dim]`.
+            v_cache: `[kv_heads, n, head_dim]`.
+            positions: position of every row of the cache, `[n]` int64.
+            cos: table `[max_positions, head_dim / 2]` fp32.
+            sin: table like `cos`.
+        """
+        segment_structs, layer_struct = array("q"), _layer_struct(k_cache, v_cache)
         for segment in segments:
-            numbers.extend(_numbers_of(*segment))
+            segment_structs.extend(_segment_struct(*segment))
         self._place(
-            numbers.buffer_info()[0],
+            segment_structs.buffer_info()[0],
             len(segments),
-            layer.buffer_info()[0],
+            layer_struct.buffer_info()[0],
             positions.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
-            torch.get_num_threads() if k_all.numel() >= MIN_PARALLEL else 1,
+            torch.get_num_threads() if k_cache.numel() >= MIN_PARALLEL else 1,
         )
 
     def write(
         self,
         k: Tensor,
         v: Tensor,
-        k_all: Tensor,
-        v_all: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
         *,
         rows: Tensor,
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """k before RoPE and v `[m, heads, d]` over `rows` `[m]` of a layer's cache
-        `[heads, n, d]`: keys turned to the position that is their row."""
-        numbers, layer = array("q", _numbers_of(0, k, v)), _layer(k_all, v_all)
+        """Overwrites rows of a layer's cache; a key's position is the number of its row.
+
+        Args:
+            k: `[m, kv_heads, head_dim]`, before RoPE.
+            v: `[m, kv_heads, head_dim]`.
+            k_cache: `[kv_heads, n, head_dim]`.
+            v_cache: `[kv_heads, n, head_dim]`.
+            rows: which to overwrite, `[m]` int64.
+            cos: table `[max_positions, head_dim / 2]` fp32.
+            sin: table like `cos`.
+        """
+        segment_structs, layer_struct = (
+            array("q", _segment_struct(0, k, v)),
+            _layer_struct(k_cache, v_cache),
+        )
         self._write(
-            numbers.buffer_info()[0],
-            layer.buffer_info()[0],
+            segment_structs.buffer_info()[0],
+            layer_struct.buffer_info()[0],
             rows.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
         )
 
 
-def _numbers_of(start: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The kernel's `struct segment`."""
+def _segment_struct(start: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The fields of the C `struct segment`."""
     return (k.data_ptr(), v.data_ptr(), start, len(k), *k.stride()[:2], *v.stride()[:2])
 
 
-def _layer(k_all: Tensor, v_all: Tensor) -> array[int]:
-    """The kernel's `struct layer`."""
-    heads, _, d = k_all.shape
-    sizes = (heads, d // 2, k_all.stride(0), v_all.stride(0))
-    return array("q", (k_all.data_ptr(), v_all.data_ptr(), *sizes))
+def _layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
+    """The fields of the C `struct layer`."""
+    heads, _, d = k_cache.shape
+    sizes = (heads, d // 2, k_cache.stride(0), v_cache.stride(0))
+    return array("q", (k_cache.data_ptr(), v_cache.data_ptr(), *sizes))
 
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is built and this CPU can run it."""
+    """The kernel, if it is compiled and this CPU can run it."""
     return load_kernel("rotation", Kernel)
 
 
 def kernel_for(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
-    """The kernel, if it takes these."""
-    return kernel() if _counts(positions) and _fit(x, out) else None
+    """The kernel, if it can `rotate` these tensors."""
+    return kernel() if _are_positions(positions) and _can_rotate(x, out) else None
 
 
 def placement_kernel_for(
-    segments: Sequence[Stored], k_all: Tensor, v_all: Tensor, positions: Tensor
+    segments: Sequence[StoredSegment], k_cache: Tensor, v_cache: Tensor, positions: Tensor
 ) -> Kernel | None:
-    """The kernel, if it takes these into that cache."""
-    n = k_all.shape[1]
-    if not _takes(k_all, v_all) or not _counts(positions) or len(positions) < n:
+    """The kernel, if it can `place` these segments into this cache."""
+    n = k_cache.shape[1]
+    if (
+        not _is_writable_cache(k_cache, v_cache)
+        or not _are_positions(positions)
+        or len(positions) < n
+    ):
         return None
     fit = all(
-        _stands(x, (len(k), *k_all.shape[::2])) and start + len(k) <= n
+        _is_readable(x, (len(k), *k_cache.shape[::2])) and start + len(k) <= n
         for start, k, v in segments
         for x in (k, v)
     )
@@ -147,36 +181,38 @@ def placement_kernel_for(
 
 
 def row_write_kernel_for(
-    k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, rows: Tensor
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor
 ) -> Kernel | None:
-    """The kernel, if it takes rows, in ascending order, into that cache."""
-    m, n = len(rows), k_all.shape[1]
-    if not m or not _takes(k_all, v_all) or not _counts(rows):
+    """The kernel, if it can `write` these rows, in ascending order, to this cache."""
+    m, n = len(rows), k_cache.shape[1]
+    if not m or not _is_writable_cache(k_cache, v_cache) or not _are_positions(rows):
         return None
-    fit = all(_stands(x, (m, *k_all.shape[::2])) for x in (k, v))
+    fit = all(_is_readable(x, (m, *k_cache.shape[::2])) for x in (k, v))
     inside = fit and rows[0].item() >= 0 and rows[-1].item() < n
     return kernel() if inside else None
 
 
-def _takes(k_all: Tensor, v_all: Tensor) -> bool:
-    """Whether this is a layer's cache that the kernel can write."""
-    d = k_all.shape[2]
-    ours = all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in (k_all, v_all))
-    in_rows = d % (2 * HALF_LANES) == 0 and all(x.stride()[1:] == (d, 1) for x in (k_all, v_all))
-    return ours and in_rows and v_all.shape == k_all.shape
+def _is_writable_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether the kernel can write to this layer's cache."""
+    d = k_cache.shape[2]
+    ours = all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in (k_cache, v_cache))
+    in_rows = d % (2 * HALF_LANES) == 0 and all(
+        x.stride()[1:] == (d, 1) for x in (k_cache, v_cache)
+    )
+    return ours and in_rows and v_cache.shape == k_cache.shape
 
 
-def _stands(x: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether these are rows that the kernel can read."""
+def _is_readable(x: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether the kernel can read these rows."""
     ours = x.dtype == torch.bfloat16 and x.device.type == "cpu"
     return ours and x.shape == shape and x.stride(2) == 1
 
 
-def _counts(positions: Tensor) -> bool:
+def _are_positions(positions: Tensor) -> bool:
     return positions.dtype == torch.int64 and positions.is_contiguous()
 
 
-def _fit(x: Tensor, out: Tensor) -> bool:
+def _can_rotate(x: Tensor, out: Tensor) -> bool:
     fits = x.dtype == out.dtype == torch.bfloat16 and x.device.type == out.device.type == "cpu"
     whole = x.shape == out.shape and x.shape[2] % (2 * HALF_LANES) == 0
     return fits and whole and x.stride(2) == out.stride(2) == 1

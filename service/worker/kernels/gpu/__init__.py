@@ -1,1 +1,1 @@
-"""Kernels for CUDA GPUs, in Triton."""
+"""GPU kernels in Triton, checked once per device against torch before their first use."""

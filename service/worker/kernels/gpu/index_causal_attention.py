@@ -1,10 +1,9 @@
-"""Index-causal attention on a GPU, in Triton: rows at scattered indices, no mask in memory.
+"""Attention of rows at scattered positions on a GPU, in Triton, without a mask in memory.
 
-A program takes a tile of rows of one query head and reads keys up to the index of its last row, so
-nothing is computed that no row of the tile sees. The reference is `service.worker.model.attention`.
-Before its first use on a device the kernel is run once against torch's attention; if it does not
-compile there or differs, it is not used. Knows no model and no cache layout beyond
-`[kv_heads, n, d]`.
+Index-causal: a row sees the keys up to its own position in the sequence. One program takes a tile
+of rows of one query head and reads keys up to the position of its last row, so it skips the keys
+that no row of the tile sees. The reference is `service.worker.model.attention`. Before its first
+use on a device the kernel is compared with torch's attention (`triton_support`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from service.worker.kernels.gpu.triton_support import tl
 
 ROWS, KEYS = 64, 64
 OPTIONS = {"enable_fp_fusion": True}
-# Of the check before the first use: one rounding of bfloat16 on values of size one.
+# Allowed difference in the check before the first use: one bfloat16 rounding of values near 1.
 TOLERANCE = 2**-6
 
 
@@ -33,7 +32,7 @@ def supports(q: Tensor, head_dim: int) -> bool:
 
 @cache
 def is_verified(device: torch.device, d: int) -> bool:
-    """Whether the kernel compiles on this device for heads of d and gives what torch gives."""
+    """Whether the kernel compiles on this device for head size `d` and gives what torch gives."""
     name = f"attention of scattered rows, heads of {d}"
     return triton_support.matches_torch(name, lambda: _compared(device, d), TOLERANCE)
 
@@ -54,8 +53,18 @@ def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tensor:
-    """q `[m, heads, d]` of the rows at ascending indices `rows` `[m]`; k, v `[kv_heads, n, d]`,
-    every key up to the last row in place. Returns `[m, heads * d]`."""
+    """Softmax attention in which each row sees the keys up to its own position.
+
+    Args:
+        q: `[m, heads, head_dim]`.
+        k: `[kv_heads, n, head_dim]`, filled up to the position of the last row.
+        v: like `k`.
+        rows: ascending positions of the queries, `[m]`.
+        scale: factor of the scores before the softmax.
+
+    Returns:
+        `[m, heads * head_dim]`.
+    """
     m, heads, d = q.shape
     out = torch.empty(m, heads, d, dtype=q.dtype, device=q.device)
     grid = (-(-m // ROWS), heads)

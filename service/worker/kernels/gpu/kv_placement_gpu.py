@@ -1,10 +1,10 @@
-"""A stored segment's layer straight to its place in a cache on a GPU, in Triton: decoded, its keys
-turned to their positions, laid out by head, in one pass instead of a dozen.
+"""Copies a layer of a stored segment to its place in a KV cache on a GPU, in Triton, in one pass.
 
-Stored KV are taken as the codecs raw and int8 keep them (`kvstore.format.codecs`). The result is
-that of decoding, then `service.worker.model.rope`, then copying, to the bit: an answer does not
-depend on who placed its cache. Before its first use on a device the kernel is run once against just
-that (`service.worker.kernels.gpu.triton_support`). Knows no segment and no model.
+The pass decodes the stored values, rotates the keys to their positions and lays them out by head,
+for which torch takes a dozen passes. It reads what the codecs raw and int8 store
+(`kvstore.format.codecs`). The result equals decoding, rotating (`service.worker.model.rope`) and
+copying in torch bit by bit, so an answer does not depend on which way was taken. Before its first
+use on a device the kernel is compared with exactly that (`triton_support`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from service.worker.kernels.gpu.triton_support import tl
 
 CODECS = ("raw", "int8")
 ROWS = 32
-# A product fused into a sum is rounded once less than torch's.
+# No fused multiply-add: it rounds once less than torch does, and results must be equal bit by bit.
 OPTIONS = {"enable_fp_fusion": False}
 MAX_HEAD_DIM = 256
 
 
 def supports(kv: Tensor) -> bool:
-    """Whether the kernel writes into a cache `[kv_heads, tokens, d]` like this."""
+    """Whether the kernel can write to a cache `[kv_heads, tokens, head_dim]` like this."""
     on_gpu = _kernel is not None and kv.device.type == "cuda"
     fits = (
         kv.dtype in triton_support.HALF_PRECISION
@@ -38,7 +38,7 @@ def supports(kv: Tensor) -> bool:
 
 @cache
 def is_verified(device: torch.device) -> bool:
-    """Whether the kernel compiles on this device and gives what torch gives, to the bit."""
+    """Whether the kernel compiles on this device and gives what torch gives, bit by bit."""
     return triton_support.matches_torch("placing stored rows", lambda: _compared(device), 0.0)
 
 
@@ -78,9 +78,18 @@ def place(
     k_out: Tensor,
     v_out: Tensor,
 ) -> None:
-    """k (before RoPE) and v, each `(x,)` or `(int8, scale)`: `[tokens, kv_heads, d]` and fp16
-    `[tokens, kv_heads]`, contiguous; turned to `positions` `[tokens]` by `table`, into k_out and
-    v_out `[kv_heads, tokens, d]`, which are strided alike."""
+    """Decodes, rotates and copies one layer of one segment.
+
+    Args:
+        k: keys before RoPE as stored, contiguous: `(x,)` with x `[tokens, kv_heads, head_dim]`, or
+            `(codes, scales)` with int8 codes of that shape and fp16 scales `[tokens, kv_heads]`.
+        v: values as stored, like `k`.
+        positions: of the tokens, `[tokens]`.
+        cos: table `[max_positions, head_dim / 2]` fp32.
+        sin: table like `cos`.
+        k_out: where the keys go, `[kv_heads, tokens, head_dim]`.
+        v_out: where the values go; same strides as `k_out`.
+    """
     assert k_out.stride() == v_out.stride()
     scaled = len(k) == 2
     tokens, heads, d = k[0].shape
@@ -108,7 +117,7 @@ def _place_rows(
     v_low = tl.load(v + stored, mask=there, other=0)
     v_high = tl.load(v + stored + HALF, mask=there, other=0)
     if SCALED:
-        # Rounded as the codec decodes, before anything is computed from it.
+        # Rounded to the cache's dtype first, as the codec does when it decodes.
         scale = tl.load(k_scale + row * heads + head, mask=inside, other=0.0).to(tl.float32)
         low = (low.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)
         high = (high.to(tl.float32) * scale[:, None]).to(k_out.dtype.element_ty)

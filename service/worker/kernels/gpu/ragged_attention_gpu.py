@@ -1,14 +1,14 @@
-"""Attention of one new token per sequence on a GPU, in Triton, over KV that lies in runs of rows of
-a pool: a run per sequence and KV head, as long as it happens to be.
+"""Attention of one new token per sequence on a GPU, in Triton, over KV of unequal lengths.
+
+The KV pool holds one run of consecutive rows for each sequence and KV head.
 
     run       |  block 0  |  block 1  |  block 2 |     one program each, all its query heads at once
     partial      sums, highest score, total            fp32
     result       the blocks of a run put together      one program per query head
 
-A block is of a fixed number of keys, so one long sequence alone fills a GPU, and a result depends
-on nothing but its own run. Before its first use on a device the kernel is run once against torch's
-attention (`service.worker.kernels.gpu.triton_support`). `ragged_attention` is the same on a CPU.
-
+A block has a fixed number of keys. One long sequence alone therefore fills a GPU, and a sequence's
+result depends only on its own run. Before its first use on a device the kernel is compared with
+torch's attention (`triton_support`). `cpu.ragged_attention` is the same on a CPU.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch import Tensor
 from service.worker.kernels.gpu import triton_support
 from service.worker.kernels.gpu.triton_support import tl
 
-# Keys of a block, and of them read at once. 8,192 keys of 8 KV heads are 256 programs; what a block
-# hands on is a few percent of what it read.
+# Keys of a block, and how many of them are read at once. 8,192 keys of 8 KV heads are 256 programs;
+# a block's partial result is a few percent of what it read.
 BLOCK, KEYS = 256, 64
-# Blocks put together at once.
+# Blocks whose partial results are joined at once.
 PARTS = 32
-# Query heads of a KV head, filled up with zeros: a product on tensor cores has as many rows.
+# Query heads of a KV head, padded with zeros: tensor cores multiply 16 rows at a time.
 HEADS = 16
-# Tiles of keys under way: at d = 256 as many as every GPU since Ampere has room for.
+# Tiles of keys in flight: at head_dim 256, as many as every GPU since Ampere has room for.
 OPTIONS = {"num_stages": 2, "enable_fp_fusion": True}
-# Of the check before the first use: one rounding of bfloat16 on values of size one.
+# Allowed difference in the check before the first use: one bfloat16 rounding of values near 1.
 TOLERANCE = 2**-6
 
 
 def supports(q: Tensor, k: Tensor, group: int) -> bool:
-    """Whether the kernel takes queries `[sequences, heads, d]`, `group` of them to a KV head."""
+    """Whether the kernel takes queries `[sequences, heads, head_dim]`, `group` per KV head."""
     on_gpu = _attend is not None and q.device.type == "cuda"
     fits = (
         q.dtype == k.dtype
@@ -68,11 +68,24 @@ def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, longest: int, scale: float) -> Tensor:
-    """q `[sequences, heads, d]`; k, v: the pool's rows `[rows, d]`; runs: where the keys of every
-    sequence's every KV head start and how many they are, int64 `[2, sequences * kv_heads]`, none
-    empty, none longer than `longest` → `[sequences, heads, d]`. Softmax and sums in fp32; weights
-    are rounded to the dtype of the values they multiply. Waits for nothing: a CUDA graph can hold
-    it, for other runs of other lengths up to `longest`."""
+    """Softmax attention.
+
+    Softmax and sums are in fp32; the softmax weights are rounded to the dtype of the values they
+    multiply. Nothing waits for the device, so a CUDA graph can capture the call and replay it with
+    other runs of other lengths up to `longest`.
+
+    Args:
+        q: `[sequences, heads, head_dim]`.
+        k: the pool's rows, `[rows, head_dim]`.
+        v: the pool's rows, `[rows, head_dim]`.
+        runs: first row and number of rows of every sequence's every KV head,
+            `[2, sequences * kv_heads]` int64; none is empty.
+        longest: no run is longer, in rows.
+        scale: factor of the scores before the softmax.
+
+    Returns:
+        `[sequences, heads, head_dim]`.
+    """
     q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
     heads, d = q.shape[0] * q.shape[1], q.shape[2]
     runs = runs.contiguous()
@@ -111,7 +124,7 @@ def _attend_block(
         summed = tl.zeros((HEADS, D), tl.float32)
         for at in range(0, BLOCK, KEYS):
             key = first + at + tl.arange(0, KEYS)
-            # Masked by place, never by value: what is no number must show in the result.
+            # Masked by index, never by value: a NaN in the cache must show in the result.
             there = key < length
             row = (start + key) * D
             keys = tl.load(k + row[None, :] + width[:, None], mask=there[None, :], other=0.0)

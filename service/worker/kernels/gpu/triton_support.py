@@ -1,7 +1,7 @@
-"""What the Triton kernels share: Triton, where it is installed, and the check before a first use.
+"""What the Triton kernels share: Triton itself, where installed, and the check before a first use.
 
-A kernel is run once on a device against torch; if it does not compile there or differs, it is not
-used. Knows no kernel.
+A kernel is run once per device and compared with torch. If it does not compile there, or its result
+differs, it is not used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def jit(function: Callable[..., None], *unspecialised: str) -> Any:
-    """The kernel of this function, to be launched as `kernel[grid](...)`; None without Triton.
+    """The compiled kernel, launched as `kernel[grid](...)`; None where Triton is not installed.
 
-    unspecialised: arguments that vary from call to call; it is not compiled anew where one is 1 or
-    a multiple of 16.
+    Args:
+        function: the kernel's source.
+        unspecialised: names of integer arguments that vary from call to call. Triton would compile
+            the kernel again for those that are 1 or a multiple of 16.
     """
     return None if triton is None else triton.jit(function, do_not_specialize=unspecialised)
 
@@ -38,15 +40,20 @@ def jit(function: Callable[..., None], *unspecialised: str) -> Any:
 def matches_torch(
     name: str, compare: Callable[[], tuple[Tensor, Tensor]], tolerance: float
 ) -> bool:
-    """Whether the two tensors that `compare` gives, ours and torch's, differ by at most
-    `tolerance`; logs a warning where they do not or where ours does not run."""
+    """Whether a kernel runs here and gives what torch gives; logs a warning if not.
+
+    Args:
+        name: of the kernel, for the log.
+        compare: runs both and returns the kernel's result and torch's.
+        tolerance: largest allowed absolute difference.
+    """
     try:
         ours, theirs = compare()
     except Exception as error:
         log.warning("the Triton kernel for %s does not run here: %s", name, error)
         return False
     off = float((ours.float() - theirs.float()).abs().max())
-    close = off <= tolerance  # not so if it is no number
+    close = off <= tolerance  # false for NaN
     if not close:
         log.warning("the Triton kernel for %s is off by %.3g here: it is not used", name, off)
     return close

@@ -1,4 +1,4 @@
-"""Linear modules that read the same rows, joined into one product without a second copy."""
+"""Fuses linear modules that read the same rows into one product, without a second copy."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ from service.worker.kernels.cpu import huge_pages
 
 
 @dataclass(frozen=True)
-class Joined:
-    """weight `[sum of outs, in]` and bias of several linear modules, one after the other."""
+class FusedLinear:
+    """Several linear modules, one after the other.
+
+    Attributes:
+        weight: `[sum of out, in]`.
+        bias: `[sum of out]`, or None.
+    """
 
     weight: Tensor
     bias: Tensor | None
 
 
-def join(*modules: Any) -> Joined:
-    """One weight of all modules (of one: the same, in memory that streams well); their own
-    parameters become views of it, so they go on working and no memory is spent but one block's for
-    a moment."""
-    weight = _joined([m.weight for m in modules])
+def fuse(*modules: Any) -> FusedLinear:
+    """Concatenates the modules' parameters in huge pages; also useful for a single module.
+
+    The modules' own parameters become views of the result, so the modules keep working, and extra
+    memory is needed only for a moment, for one module group.
+    """
+    weight = _concatenated([m.weight for m in modules])
     biases = [m.bias for m in modules]
     if all(b is None for b in biases):
-        return Joined(weight, None)
+        return FusedLinear(weight, None)
     assert None not in biases, "projections of one kind all have a bias or none has"
-    return Joined(weight, _joined(biases))
+    return FusedLinear(weight, _concatenated(biases))
 
 
-def _joined(parameters: list[nn.Parameter]) -> Tensor:
+def _concatenated(parameters: list[nn.Parameter]) -> Tensor:
     first = parameters[0].detach()
     shape = (sum(len(p) for p in parameters), *first.shape[1:])
     whole = huge_pages.zeros(shape, dtype=first.dtype, device=first.device)

@@ -1,4 +1,4 @@
-"""Mistral. A sliding window, where the config has one, bounds the context (base class)."""
+"""Mistral. Where the config has a sliding window, it limits the context (see the base class)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMSNorm of a stock module: by the kernel that takes one pass, or by the module itself."""
+"""RMSNorm of a transformers module: by the one-pass CPU kernel, or by the module itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from service.worker.kernels.cpu import rms_norm
 
-# transformers writes them apart and alike; others of that name (Gemma's adds one to the weight) do
-# something else.
+# transformers has one class per family, and these compute the same. Others do not: Gemma's adds one
+# to the weight.
 KNOWN = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
-    """x `[m, width]` or `[m, heads, width]`, normed."""
+    """The norm of x, `[m, width]` or `[m, heads, width]`."""
     kernel = rms_norm.kernel_for(module.weight, x) if _known(module) else None
     if kernel is None:
         normed: Tensor = module(x)
@@ -23,7 +23,7 @@ def norm(module: Any, x: Tensor) -> Tensor:
 
 
 def add_and_norm(module: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """x + y `[m, width]`, and that normed."""
+    """x + y `[m, width]`, and the norm of the sum."""
     kernel = rms_norm.kernel_for(module.weight, x, y) if _known(module) else None
     if kernel is None:
         x = x + y

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: q, k and v projections carry biases; keys are stored after the bias."""
+"""Qwen2 and Qwen2.5: q, k and v projections have biases, keys are stored with theirs added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3: RMSNorm on every query and key head; keys are stored after it, before RoPE."""
+"""Qwen3: an RMSNorm on every query and key head; keys are stored after it and before RoPE."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.worker.model.attention import (
-    MIN_OPEN_KEYS,
+    MIN_UNMASKED_KEYS,
     ROW_TILE,
     attend_last,
     attend_rows,
@@ -100,12 +100,12 @@ def test_tiles_with_many_keys_before_them(dtype: torch.dtype) -> None:
     """Where the keys that all rows of a tile see are attended apart: the tile's first row sees
     nothing of the rest, and neither side may change what the other found. Large values, so that
     the two parts weigh very differently."""
-    n = 2 * MIN_OPEN_KEYS + 150
+    n = 2 * MIN_UNMASKED_KEYS + 150
     sets = {
         "scattered": list(range(3, n, 4)),
         "contiguous tail": list(range(n - 70, n)),
-        "around the border": list(range(MIN_OPEN_KEYS - 30, MIN_OPEN_KEYS + 60)),
-        "far apart": [5, MIN_OPEN_KEYS, n - 2, n - 1],
+        "around the border": list(range(MIN_UNMASKED_KEYS - 30, MIN_UNMASKED_KEYS + 60)),
+        "far apart": [5, MIN_UNMASKED_KEYS, n - 2, n - 1],
     }
     for seed, rows in enumerate(sets.values()):
         q, k, v = (t.to(dtype) for t in tensors(n, len(rows), 2, 3, 16, seed))

@@ -1,4 +1,5 @@
-/* A tile of queries of one KV head, a query to a lane, and the block of keys it is at. */
+/* State of the attention of one tile of queries (one query per lane) over blocks of keys. All
+ * queries of a tile belong to one KV head. */
 #ifndef KVSTITCH_ATTENTION_TILE_H
 #define KVSTITCH_ATTENTION_TILE_H
 
@@ -6,26 +7,27 @@
 
 #include <stddef.h>
 
-#define QUERIES 48 /* of a tile: three registers */
-#define KEYS 96    /* of a block */
+#define QUERIES 48 /* queries of a tile: three registers */
+#define KEYS 96    /* keys of a block */
 #define SCORED 8   /* keys scored at once: 24 registers of sums */
-#define WEIGHED 6  /* queries whose values are summed at once, by four registers of columns */
+#define SUMMED 6   /* queries whose values are summed at once, four registers of columns each */
 
-/* What a tile needs beside its input. By bfloat16 dot products the arrays hold pairs of bfloat16:
- * asked [d / 2, QUERIES], values [KEYS / 2, d], weights [KEYS / 2, QUERIES]; else fp32. */
+/* Working memory of a tile. The arrays hold fp32; with bfloat16 dot products three of them hold
+ * pairs of bfloat16 instead: queries [d / 2, QUERIES], values [KEYS / 2, d], and weights
+ * [KEYS / 2, QUERIES]. */
 struct tile {
-    float *asked;  /* [d, QUERIES], columns in the order that `widen` gives */
+    float *queries; /* [d, QUERIES], columns in the order that `widen` gives */
     float *keys;   /* [KEYS, d] */
     float *values; /* [KEYS, d] */
-    float *scores; /* [KEYS, QUERIES], which become weights in place */
+    float *scores; /* [KEYS, QUERIES]; become softmax weights in place */
     float *sums;   /* [QUERIES, d] */
     float highest[QUERIES], total[QUERIES], fade[QUERIES], share[QUERIES];
     int32_t seen[QUERIES];
     float scale;
-    int narrow; /* by bfloat16 dot products */
-    /* NULL, or the weights of all keys [n, QUERIES], each block's against its own highest scores
-     * so far [n / KEYS, QUERIES], and those. */
-    float *kept, *against;
+    int bf16_dot; /* whether to use bfloat16 dot products */
+    /* NULL, or: the weights of all keys so far [n, QUERIES], those of each block relative to the
+     * highest score seen up to that block; and these highest scores [n / KEYS, QUERIES]. */
+    float *all_weights, *block_highest;
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* bfloat16 in registers of AVX-512: what the kernels share. */
+/* bfloat16 in AVX-512 registers. What all kernels share. */
 #ifndef KVSTITCH_BFLOAT16_H
 #define KVSTITCH_BFLOAT16_H
 
@@ -11,15 +11,15 @@
 #define TARGET_BF16 __attribute__((target("avx512f,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE float widened(uint16_t narrow)
+INLINE float to_fp32(uint16_t value)
 {
-    uint32_t bits = (uint32_t)narrow << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    uint32_t bits = (uint32_t)value << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
 }
 
-/* Two bfloat16 side by side. */
+/* Two neighbouring bfloat16 as one number, for bfloat16 dot products. */
 INLINE int32_t pair_at(const void *at)
 {
     int32_t pair;
@@ -27,18 +27,20 @@ INLINE int32_t pair_at(const void *at)
     return pair;
 }
 
-TARGET INLINE __m512 even(__m512i narrow)
+/* The 16 bfloat16 at even places of a register, in fp32. */
+TARGET INLINE __m512 even_to_fp32(__m512i packed)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(narrow, 16));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(packed, 16));
 }
 
-TARGET INLINE __m512 odd(__m512i narrow)
+/* The 16 bfloat16 at odd places of a register, in fp32. */
+TARGET INLINE __m512 odd_to_fp32(__m512i packed)
 {
-    return _mm512_castsi512_ps(_mm512_and_si512(narrow, _mm512_set1_epi32((int)0xffff0000)));
+    return _mm512_castsi512_ps(_mm512_and_si512(packed, _mm512_set1_epi32((int)0xffff0000)));
 }
 
-/* The sixteen sums of sixteen registers, each added up in the same order. */
-TARGET INLINE __m512 added_up(const __m512 *v)
+/* Sum over the lanes of each of 16 registers; all are added up in the same order. */
+TARGET INLINE __m512 horizontal_sums(const __m512 *v)
 {
     __m512 pair[8], four[4], eight[2];
     for (int i = 0; i < 8; i++)
@@ -56,8 +58,9 @@ TARGET INLINE __m512 added_up(const __m512 *v)
                          _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
 }
 
-/* The upper halves are the values in bfloat16, ties to even; what is not a number stays so. */
-TARGET INLINE __m512i rounded(__m512 value)
+/* Rounds to bfloat16, ties to even; NaN stays NaN. The results are the upper halves of the lanes.
+ */
+TARGET INLINE __m512i round_to_bf16(__m512 value)
 {
     __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
     __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
@@ -66,15 +69,15 @@ TARGET INLINE __m512i rounded(__m512 value)
     return _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
 }
 
-/* Sixteen neighbours of memory in fp32. */
-TARGET INLINE __m512 loaded(const uint16_t *x)
+/* 16 consecutive bfloat16 of memory, in fp32. */
+TARGET INLINE __m512 load_fp32(const uint16_t *x)
 {
-    __m256i narrow = _mm256_loadu_si256((const __m256i *)x);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+    __m256i packed = _mm256_loadu_si256((const __m256i *)x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16));
 }
 
-/* The upper halves of sixteen to memory. */
-TARGET INLINE void stored(uint16_t *y, __m512i bits)
+/* Writes the upper halves of the 16 lanes, as `round_to_bf16` leaves them. */
+TARGET INLINE void store_bf16(uint16_t *y, __m512i bits)
 {
     _mm256_storeu_si256((__m256i *)y, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }

@@ -1,13 +1,13 @@
-/* The exponential of a softmax in registers of AVX-512. */
+/* The exponential function of a softmax, in AVX-512 registers. */
 #ifndef KVSTITCH_EXPONENTIAL_H
 #define KVSTITCH_EXPONENTIAL_H
 
 #include "bfloat16.h"
 
-/* 2^x of x <= 0, within 2e-7 of it; 0 below -150. */
+/* 2^x for x <= 0, with an error of at most 2e-7; 0 for x below -150. */
 TARGET INLINE __m512 exp2_of(__m512 x)
 {
-    x = _mm512_max_ps(_mm512_set1_ps(-160.0f), x); /* what is not a number stays so */
+    x = _mm512_max_ps(_mm512_set1_ps(-160.0f), x); /* keeps NaN */
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(x, whole);
     __m512 y = _mm512_set1_ps(1.5403530e-4f);

@@ -1,14 +1,16 @@
-/* Few rows times a bfloat16 weight as the checkpoint has it, at the speed of reading it.
+/* Linear layer for few rows, with a bfloat16 weight as the checkpoint stores it, at memory speed.
  *
  * y[m][n] = bfloat16(bias[n] + sum_c x[m][c] * w[n][c]), products and sums in fp32. Libraries
- * rearrange such a weight before they multiply, at every call, or keep a second copy of it.
+ * rearrange such a weight before multiplying, on every call, or keep a second copy of it.
  *
- * A bfloat16 is the upper half of an fp32, so a register of 32 of them is two of fp32: a shift gives
- * those at even places, a mask those at odd ones. x is put into that order beforehand. On a CPU whose
- * bfloat16 dot products are faster than fp32 (`narrow`) they take both as they are. Some rows of
- * w are multiplied with ROWS rows of x at a time, and stay in the cache until all rows of x have
- * gone by. Every sum runs over c in the same order whatever the number of rows is: a row's result
- * does not depend on the rows beside it. Threads are those of the OpenMP that torch has loaded.
+ * A bfloat16 is the upper half of an fp32. A register of 32 bfloat16 therefore becomes two of fp32:
+ * a shift gives the even places, a mask the odd ones. x is converted to that order beforehand. On a
+ * CPU whose bfloat16 dot products are faster than fp32 (`bf16_dot`) both are used as they are.
+ *
+ * A strip of rows of w is multiplied with ROWS rows of x at a time, and stays in the cache until
+ * all rows of x are done. Every sum adds the columns in the same order whatever the number of rows,
+ * so a row's result does not depend on the other rows. Threads are those of the OpenMP library that
+ * torch has loaded.
  */
 #include "bfloat16.h"
 
@@ -16,9 +18,9 @@
 #include <stddef.h>
 
 #define ROWS 8
-#define SUMS 16 /* of rows x weights rows at once, one register each */
-#define STRIP 24 /* rows of w that stay in the cache while rows of x go by */
-#define WIDTH 1024 /* columns of ROWS rows of x that do */
+#define SUMS 16    /* sums computed at once (rows of x times rows of w), one register each */
+#define STRIP 24   /* rows of w that stay in the cache while all rows of x are multiplied */
+#define WIDTH 1024 /* columns of x and w multiplied before the next columns */
 
 int linear_few_rows_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
@@ -27,7 +29,7 @@ struct product {
     ptrdiff_t outs, columns, stride;
 };
 
-/* Sums of `rows` rows of x and `weights` rows of w so far, one register each. */
+/* Loads the sums so far of `rows` rows of x and `weights` rows of w; zeros at the first column. */
 TARGET INLINE void begin(__m512 *sums, const float *carried, ptrdiff_t first, int rows, int weights)
 {
     for (int i = 0; i < SUMS; i++)
@@ -35,7 +37,8 @@ TARGET INLINE void begin(__m512 *sums, const float *carried, ptrdiff_t first, in
                                               : _mm512_setzero_ps();
 }
 
-/* Results from row n of w on, or, short of the last column, the sums kept in `carried`. */
+/* After the last column, writes the results for w's rows from n on; before it, saves the sums in
+ * `carried`. */
 TARGET INLINE void finish(const struct product *p, const __m512 *sums, uint16_t *y, float *carried,
                           ptrdiff_t n, ptrdiff_t end, int rows, int weights)
 {
@@ -44,30 +47,30 @@ TARGET INLINE void finish(const struct product *p, const __m512 *sums, uint16_t 
             _mm512_storeu_ps(carried + i * LANES / 2, sums[i]);
         return;
     }
-    __m512 total = added_up(sums);
+    __m512 total = horizontal_sums(sums);
     if (p->bias) {
         float added[SUMS] = {0};
         for (int i = 0; i < rows * weights; i++)
-            added[i] = widened(p->bias[n + i % weights]);
+            added[i] = to_fp32(p->bias[n + i % weights]);
         total = _mm512_add_ps(total, _mm512_loadu_ps(added));
     }
     uint16_t out[SUMS];
     _mm256_storeu_si256((__m256i *)out,
-                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(total), 16)));
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(total), 16)));
     for (int m = 0; m < rows; m++)
         for (int k = 0; k < weights; k++)
             y[m * p->outs + n + k] = out[m * weights + k];
 }
 
-/* The block after this one: runs this short are over before the CPU looks ahead. */
+/* Prefetches the next block: the CPU's own prefetcher starts too late for runs this short. */
 TARGET INLINE void look_ahead(const uint16_t *at, ptrdiff_t columns)
 {
     if (columns <= WIDTH)
         _mm_prefetch((const char *)at, _MM_HINT_T0);
 }
 
-/* What is added up in one go: columns first to end of rows x weights results from row n of w on. */
-TARGET INLINE void wide_block(const struct product *p, const float *x, uint16_t *y, float *carried,
+/* Multiplies `rows` rows of x with `weights` rows of w, from row n on, over columns first..end. */
+TARGET INLINE void fp32_block(const struct product *p, const float *x, uint16_t *y, float *carried,
                               ptrdiff_t n, ptrdiff_t first, ptrdiff_t end, int rows, int weights)
 {
     __m512 sums[SUMS];
@@ -77,9 +80,9 @@ TARGET INLINE void wide_block(const struct product *p, const float *x, uint16_t 
         for (int k = 0; k < weights; k++) {
             const uint16_t *at = p->w + (n + k) * p->stride + c;
             look_ahead(at + weights * p->stride, end - first);
-            __m512i narrow = _mm512_loadu_si512(at);
-            evens[k] = even(narrow);
-            odds[k] = odd(narrow);
+            __m512i packed = _mm512_loadu_si512(at);
+            evens[k] = even_to_fp32(packed);
+            odds[k] = odd_to_fp32(packed);
         }
         for (int m = 0; m < rows; m++) {
             __m512 one = _mm512_loadu_ps(x + m * p->columns + c);
@@ -93,7 +96,7 @@ TARGET INLINE void wide_block(const struct product *p, const float *x, uint16_t 
     finish(p, sums, y, carried, n, end, rows, weights);
 }
 
-TARGET_BF16 INLINE void narrow_block(const struct product *p, const uint16_t *x, uint16_t *y,
+TARGET_BF16 INLINE void bf16_block(const struct product *p, const uint16_t *x, uint16_t *y,
                                      float *carried, ptrdiff_t n, ptrdiff_t first, ptrdiff_t end,
                                      int rows, int weights)
 {
@@ -117,7 +120,8 @@ TARGET_BF16 INLINE void narrow_block(const struct product *p, const uint16_t *x,
     finish(p, sums, y, carried, n, end, rows, weights);
 }
 
-/* Constants for `rows` and `weights` let the compiler keep the sums in registers. */
+/* All rows n..last of w, WEIGHTS_NOW at a time. `rows` and `weights` are constants here, so that
+ * the compiler keeps the sums in registers. */
 #define EACH(BLOCK, ROWS_NOW, WEIGHTS_NOW)                                                       \
     for (; n + (WEIGHTS_NOW) <= last; n += (WEIGHTS_NOW)) {                                      \
         BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, WEIGHTS_NOW);                           \
@@ -129,7 +133,7 @@ TARGET_BF16 INLINE void narrow_block(const struct product *p, const uint16_t *x,
     }                                                                                            \
     break;
 
-/* `rows` rows, at most ROWS, with rows n to last of w and columns first to end. */
+/* `rows` rows of x (at most ROWS) with rows n..last of w over columns first..end. */
 #define STRIP_OF(NAME, BLOCK, X)                                                                 \
     static void NAME(const struct product *p, const X *x, uint16_t *y, float *carried,           \
                      ptrdiff_t n, ptrdiff_t last, ptrdiff_t first, ptrdiff_t end,                \
@@ -147,23 +151,24 @@ TARGET_BF16 INLINE void narrow_block(const struct product *p, const uint16_t *x,
         }                                                                                        \
     }
 
-TARGET STRIP_OF(wide_strip, wide_block, float)
-TARGET_BF16 STRIP_OF(narrow_strip, narrow_block, uint16_t)
+TARGET STRIP_OF(fp32_strip, fp32_block, float)
+TARGET_BF16 STRIP_OF(bf16_strip, bf16_block, uint16_t)
 
-/* x [rows, columns], w [outs, columns] with rows `stride` apart, y [rows, outs]; bias may be NULL;
- * scratch [rows, columns] fp32; carried [threads, rows, STRIP, LANES / 2] fp32. columns is a
- * multiple of LANES. narrow: by bfloat16 dot products, without scratch. */
-TARGET void linear_few_rows_product(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
-                            float *scratch, float *carried, ptrdiff_t rows, ptrdiff_t outs,
-                            ptrdiff_t columns, ptrdiff_t stride, int narrow, int threads)
+/* x [rows, columns], w [outs, columns] with rows `stride` values apart, y [rows, outs]; bias may be
+ * NULL. scratch [rows, columns] fp32, not used with bf16_dot; carried [threads, rows, STRIP,
+ * LANES / 2] fp32. columns is a multiple of LANES. */
+TARGET void linear_few_rows_product(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
+                                    uint16_t *y, float *scratch, float *carried, ptrdiff_t rows,
+                                    ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t stride,
+                                    int bf16_dot, int threads)
 {
     struct product p = {w, bias, outs, columns, stride};
-    for (ptrdiff_t c = 0; !narrow && c < rows * columns; c += LANES) {
+    for (ptrdiff_t c = 0; !bf16_dot && c < rows * columns; c += LANES) {
         __m512i both = _mm512_loadu_si512(x + c);
-        _mm512_storeu_ps(scratch + c, even(both));
-        _mm512_storeu_ps(scratch + c + LANES / 2, odd(both));
+        _mm512_storeu_ps(scratch + c, even_to_fp32(both));
+        _mm512_storeu_ps(scratch + c + LANES / 2, odd_to_fp32(both));
     }
-    /* Few rows are bound by reading w: in long runs. */
+    /* With few rows the time goes into reading w, which is fastest in long runs. */
     ptrdiff_t width = rows > ROWS / 2 ? WIDTH : columns, strips = (outs + STRIP - 1) / STRIP;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t s = 0; s < strips; s++) {
@@ -174,10 +179,10 @@ TARGET void linear_few_rows_product(const uint16_t *x, const uint16_t *w, const 
                 ptrdiff_t now = rows - at < ROWS ? rows - at : ROWS;
                 ptrdiff_t end = c + width < columns ? c + width : columns;
                 float *sums = mine + at * STRIP * (LANES / 2);
-                if (narrow)
-                    narrow_strip(&p, x + at * columns, y + at * outs, sums, n, last, c, end, now);
+                if (bf16_dot)
+                    bf16_strip(&p, x + at * columns, y + at * outs, sums, n, last, c, end, now);
                 else
-                    wide_strip(&p, scratch + at * columns, y + at * outs, sums, n, last, c, end,
+                    fp32_strip(&p, scratch + at * columns, y + at * outs, sums, n, last, c, end,
                                now);
             }
     }

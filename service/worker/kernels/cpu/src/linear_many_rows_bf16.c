@@ -1,11 +1,13 @@
-/* Many rows times a bfloat16 weight as the checkpoint has it, by the CPU's bfloat16 dot products.
+/* Linear layer for many rows, with a bfloat16 weight as the checkpoint stores it, by the CPU's
+ * bfloat16 dot products.
  *
- * `linear_many_rows_fp32.c` for CPUs on which AVX512-BF16 is faster than fp32 (`linear_many_rows_bf16.py` tries it).
- * A register of a tile holds two columns of sixteen rows of x, side by side, and a weight's two
- * columns are one number to it: nothing is widened. x and the inside of an MLP are bfloat16, sums
- * fp32. A block of some tiles stays in the second cache while a weight goes by. Every sum runs over
- * the columns in the same order whatever the number of rows or of threads is: a row's result does
- * not depend on the rows beside it. Threads are those of the OpenMP that torch has loaded.
+ * The counterpart of `linear_many_rows_fp32.c` for CPUs on which AVX512-BF16 is faster than fp32
+ * (`linear_many_rows_bf16.py` measures it). A register of a tile holds pairs: two columns of 16
+ * rows of x. A pair of columns of the weight is broadcast as one number, so nothing is converted.
+ * x and the intermediate values of an MLP are bfloat16, sums are fp32. A block of a few tiles
+ * stays in the L2 cache while the whole weight is multiplied with it. Every sum adds the columns
+ * in the same order whatever the number of rows or threads, so a row's result does not depend on
+ * the other rows. Threads are those of the OpenMP library that torch has loaded.
  */
 #include "bfloat16.h"
 #include "exponential.h"
@@ -13,8 +15,8 @@
 
 #include <omp.h>
 
-#define TILES 4 /* of a block: 192 rows */
-/* Bytes of a block that all threads go through at a time, columns of every row. */
+#define TILES 4 /* tiles of a block: 192 rows */
+/* Bytes of a block (some columns of all rows) that all threads work on at a time. */
 #define ROOM (512 * 1024)
 
 int linear_many_rows_bf16_supported(void)
@@ -22,9 +24,9 @@ int linear_many_rows_bf16_supported(void)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
 }
 
-/* The next strips that a thread computes: *first to *end, of those from *next to `all`. Long runs
- * first, as a thread streams through memory best, then ever shorter ones: one that is held up takes
- * fewer. Returns whether there were any. */
+/* Takes the next strips for a thread, *first..*end, out of *next..all; returns 0 when none is left.
+ * Runs are long at first, which reads memory fastest, and get ever shorter, so that a slower thread
+ * takes fewer strips. */
 INLINE int next_run(ptrdiff_t *next, ptrdiff_t all, int threads, ptrdiff_t *first, ptrdiff_t *end)
 {
     *first = __atomic_load_n(next, __ATOMIC_RELAXED);
@@ -38,9 +40,10 @@ INLINE int next_run(ptrdiff_t *next, ptrdiff_t all, int threads, ptrdiff_t *firs
     return 1;
 }
 
-/* y += w * x of a tile's first HALF * `wide` rows. w: OUTS rows of `columns`, `stride` apart, and
- * `outs` - OUTS more at `other`; x [columns / 2, ROWS, 2]; y [outs, ROWS], taken for zero if `fresh`.
- * The memory at `next`, rows `stride` apart, is fetched meanwhile. */
+/* y += w * x for the first HALF * `wide` rows of a tile. w: OUTS rows of `columns` columns,
+ * `stride` values apart, and `outs` - OUTS more rows at `other`; x [columns / 2, ROWS, 2]; y
+ * [outs, ROWS], counted as zero if `fresh`. Prefetches the weights at `next`, rows `stride` values
+ * apart. */
 TARGET_BF16 INLINE void multiply(const uint16_t *w, const uint16_t *other, const uint16_t *x,
                                  float *y, ptrdiff_t columns, ptrdiff_t stride, int fresh, int outs,
                                  int wide, const uint16_t *next)
@@ -70,7 +73,8 @@ TARGET_BF16 INLINE void multiply(const uint16_t *w, const uint16_t *other, const
             _mm512_storeu_ps(y + i * ROWS + j * HALF, sums[i][j]);
 }
 
-/* The same of OUTS rows of w. Constants let the compiler keep the sums in registers. */
+/* `multiply` for OUTS rows of w; constant arguments, so that the compiler keeps the sums in
+ * registers. */
 TARGET_BF16 static void one_strip(const uint16_t *w, const uint16_t *x, float *y, ptrdiff_t columns,
                                   ptrdiff_t stride, int fresh, ptrdiff_t rows, const uint16_t *next)
 {
@@ -82,8 +86,8 @@ TARGET_BF16 static void one_strip(const uint16_t *w, const uint16_t *x, float *y
         multiply(w, NULL, x, y, columns, stride, fresh, OUTS, 3, next);
 }
 
-/* The same of OUTS rows at w and at `other`. One register of rows has too few sums to keep the CPU
- * busy with one strip. */
+/* `multiply` for OUTS rows at w and OUTS at `other`: of up to 16 rows, one strip alone has too few
+ * sums to keep the CPU busy. */
 TARGET_BF16 static void two_strips(const uint16_t *w, const uint16_t *other, const uint16_t *x,
                                    float *y, ptrdiff_t columns, ptrdiff_t stride, int fresh,
                                    ptrdiff_t rows, const uint16_t *next, const uint16_t *next_other)
@@ -96,8 +100,8 @@ TARGET_BF16 static void two_strips(const uint16_t *w, const uint16_t *other, con
     one_strip(other, x, y + OUTS * ROWS, columns, stride, fresh, rows, next_other);
 }
 
-/* x [rows, in] with rows `stride` apart into tiles of pairs [tiles, in / 2, ROWS, 2]; what no row
- * fills is zero. in is a multiple of LANES. */
+/* x [rows, in], rows `stride` values apart, to tiles of pairs [tiles, in / 2, ROWS, 2], filled up
+ * with zeros. in is a multiple of LANES. */
 TARGET_BF16 void linear_many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff_t rows,
                                      ptrdiff_t in, ptrdiff_t stride, int threads)
 {
@@ -111,29 +115,29 @@ TARGET_BF16 void linear_many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, 
                 ptrdiff_t row = g * HALF + i;
                 v[i] = row < rows ? _mm512_loadu_ps(x + row * stride + c) : _mm512_setzero_ps();
             }
-            transpose(v); /* a pair is moved as one number */
+            transpose(v); /* moves each pair as one number */
             for (int i = 0; i < HALF; i++)
                 _mm512_storeu_ps(to + (c + 2 * i) * ROWS, v[i]);
         }
     }
 }
 
-/* y = w * x + bias. x: tiles of pairs [tiles, in / 2, ROWS, 2] of which `rows` rows count; w
- * [out, in] with rows `stride` apart; bias [out] or NULL; y [rows, out] bfloat16, rows `y_stride`
- * apart; scratch [min(tiles, TILES), out, ROWS]. in is a multiple of LANES, out of HALF. */
-TARGET_BF16 void linear_many_rows_bf16_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
-                                       uint16_t *y, float *scratch, ptrdiff_t rows, ptrdiff_t in,
-                                       ptrdiff_t out, ptrdiff_t stride, ptrdiff_t y_stride,
-                                       int threads)
+/* y = w * x + bias. x: tiles of pairs [tiles, in / 2, ROWS, 2] with `rows` rows in use; w [out,
+ * in], rows `stride` values apart; bias [out] or NULL; y [rows, out] bfloat16, rows `y_stride`
+ * values apart; scratch [min(tiles, TILES), out, ROWS]. in is a multiple of LANES, out of HALF. */
+TARGET_BF16 void linear_many_rows_bf16_linear(const uint16_t *x, const uint16_t *w,
+                                              const uint16_t *bias, uint16_t *y, float *scratch,
+                                              ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
+                                              ptrdiff_t stride, ptrdiff_t y_stride, int threads)
 {
     ptrdiff_t whole = rows < TILES * ROWS ? rows : TILES * ROWS;
     ptrdiff_t parts = (in * whole * 2 + ROOM - 1) / ROOM, step = 2 * OUTS;
     ptrdiff_t width = ((in + parts - 1) / parts + LANES - 1) / LANES * LANES;
-    ptrdiff_t strips = out / step, taken = 0; /* by all threads, of all blocks' strips */
+    ptrdiff_t strips = out / step, taken = 0; /* taken by all threads, over all blocks */
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     for (ptrdiff_t from = 0, all = 0; from < rows; from += TILES * ROWS) {
         ptrdiff_t count = rows - from < TILES * ROWS ? rows - from : TILES * ROWS;
-        /* All threads do the same columns. */
+        /* All threads work on the same columns. */
         for (ptrdiff_t c = 0; c < in; c += width, all += strips) {
             ptrdiff_t columns = in - c < width ? in - c : width, s, end;
             while (next_run(&taken, all + strips, threads, &s, &end))
@@ -143,7 +147,7 @@ TARGET_BF16 void linear_many_rows_bf16_linear(const uint16_t *x, const uint16_t 
                     const uint16_t *next = s + 1 < end ? one + step * stride : NULL;
                     const uint16_t *tile = x + from * in + c * ROWS;
                     float *y = scratch + at * ROWS;
-                    ptrdiff_t row = 0; /* a strip stays in the first cache while the tiles go by */
+                    ptrdiff_t row = 0; /* a strip of w stays in the L1 cache for all tiles */
                     for (; row + HALF < count; row += ROWS)
                         one_strip(one, tile + row * in, y + row * out, columns, stride, !c,
                                   count - row, row ? NULL : other);
@@ -174,16 +178,17 @@ TARGET_BF16 INLINE __m512 silu(__m512 x)
                          _mm512_add_ps(one, e));
 }
 
-/* silu(gate) * up of OUTS columns and the first `rows` rows of a tile [OUTS, ROWS], rounded once, to
- * pairs [OUTS / 2, ROWS, 2]. */
-TARGET_BF16 INLINE void join(const float *gate, const float *up, uint16_t *pairs, ptrdiff_t rows)
+/* silu(gate) * up for OUTS columns and the first `rows` rows of a tile [OUTS, ROWS], rounded once,
+ * to pairs [OUTS / 2, ROWS, 2]. */
+TARGET_BF16 INLINE void gate_and_pair(const float *gate, const float *up, uint16_t *pairs,
+                                      ptrdiff_t rows)
 {
     for (ptrdiff_t at = 0; at < OUTS * ROWS; at += 2 * ROWS)
         for (ptrdiff_t j = 0; j < ROWS && j < rows; j += HALF) {
             __m512i pair[2];
             for (int odd_one = 0; odd_one < 2; odd_one++) {
                 ptrdiff_t i = at + odd_one * ROWS + j;
-                pair[odd_one] = rounded(_mm512_mul_ps(silu(_mm512_load_ps(gate + i)),
+                pair[odd_one] = round_to_bf16(_mm512_mul_ps(silu(_mm512_load_ps(gate + i)),
                                                       _mm512_load_ps(up + i)));
             }
             __m512i high = _mm512_and_si512(pair[1], _mm512_set1_epi32((int)0xffff0000));
@@ -192,13 +197,13 @@ TARGET_BF16 INLINE void join(const float *gate, const float *up, uint16_t *pairs
         }
 }
 
-/* inner = silu(gate * x) * (up * x) of columns first to last, rounded once. x as above, gate and up
+/* inner = silu(gate * x) * (up * x) for columns first..last, rounded once. x as above; gate and up
  * [out, in]; inner: tiles of pairs [tiles, out / 2, ROWS, 2]. first and last are multiples of
  * OUTS. */
-TARGET_BF16 void linear_many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, const uint16_t *up,
-                                      uint16_t *inner, ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
-                                      ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride,
-                                      int threads)
+TARGET_BF16 void linear_many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate,
+                                             const uint16_t *up, uint16_t *inner, ptrdiff_t rows,
+                                             ptrdiff_t in, ptrdiff_t out, ptrdiff_t first,
+                                             ptrdiff_t last, ptrdiff_t stride, int threads)
 {
     ptrdiff_t taken = first / OUTS;
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
@@ -210,7 +215,7 @@ TARGET_BF16 void linear_many_rows_bf16_gated(const uint16_t *x, const uint16_t *
                 ptrdiff_t ahead = !row && s + 1 < end ? OUTS * stride : 0; /* the next strip */
                 two_strips(one, other, x + row * in, y[0], in, stride, 1, rows - row,
                            ahead ? one + ahead : NULL, ahead ? other + ahead : NULL);
-                join(y[0], y[1], inner + row * out + s * OUTS * ROWS, rows - row);
+                gate_and_pair(y[0], y[1], inner + row * out + s * OUTS * ROWS, rows - row);
             }
         }
 }

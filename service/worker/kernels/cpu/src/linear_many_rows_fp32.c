@@ -1,28 +1,28 @@
-/* Many rows times a bfloat16 weight as the checkpoint has it, at the speed of fp32 products.
+/* Linear layer for many rows, with a bfloat16 weight as the checkpoint stores it, at fp32 speed.
  *
- * Libraries that multiply in fp32 want the weight in fp32, and then rearrange both sides at every
- * call. Here a weight is widened eight rows at a time in the first cache, and nowhere else, while
- * the next ones are fetched; x is rearranged once for all its weights. Rows lie in tiles of ROWS,
- * transposed, in fp32: x [tiles, in, ROWS]; so does the result, y [tiles, out, ROWS], which is the
- * x of the next product as it is. Every sum runs over the columns in the same order whatever the
- * number of rows or of threads is: a row's result does not depend on the rows beside it. Threads
- * are those of the OpenMP that torch has loaded.
+ * Libraries that multiply in fp32 need the weight in fp32, and rearrange both operands on every
+ * call. Here eight rows of the weight at a time are converted in the L1 cache and nowhere else,
+ * while the next ones are prefetched, and x is rearranged once for all its weights: into transposed
+ * tiles of ROWS rows in fp32, x [tiles, in, ROWS]. The result y [tiles, out, ROWS] has the same
+ * form and can be the x of the next product. Every sum adds the columns in the same order whatever
+ * the number of rows or threads, so a row's result does not depend on the other rows. Threads are
+ * those of the OpenMP library that torch has loaded.
  */
 #include "bfloat16.h"
 #include "tiles.h"
 
 #include <omp.h>
 
-#define DEPTH 256 /* columns of w at once: OUTS of them are 16 KiB widened, a tile of x is 96 */
-#define GROUP 2   /* strips of OUTS that a thread takes at once */
-/* Floats of x that all threads go through at a time, columns of every row: 512 KiB. */
+#define DEPTH 256 /* columns of w at once: OUTS of them are 16 KiB in fp32, a tile of x is 96 */
+#define GROUP 2   /* strips of OUTS rows that a thread takes at once */
+/* Floats of x (some columns of all rows) that all threads work on at a time: 512 KiB. */
 #define ROOM (128 * 1024)
 
 int linear_many_rows_fp32_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-/* y += w * x of a tile's first HALF * `wide` rows. w [OUTS, DEPTH] widened, of every LANES columns
- * the even ones first; x [columns, ROWS]; y [outs, ROWS], taken for zero if `fresh`. The memory at
- * `next`, rows `stride` apart, is fetched meanwhile. */
+/* y += w * x for the first HALF * `wide` rows of a tile. w [OUTS, DEPTH] in fp32, of every LANES
+ * columns the even ones first; x [columns, ROWS]; y [outs, ROWS], counted as zero if `fresh`.
+ * Prefetches the weights at `next`, rows `stride` values apart. */
 TARGET INLINE void multiply(const float *w, const float *x, float *y, ptrdiff_t columns, int outs,
                             int fresh, int wide, const uint16_t *next, ptrdiff_t stride)
 {
@@ -62,8 +62,8 @@ struct product {
     int fresh;
 };
 
-/* Rows `at` to `at` + OUTS of w, columns `first` to `first` + DEPTH, with all tiles. `next`: the
- * weights after these, or NULL. */
+/* Multiplies rows at..at + OUTS and columns first..first + DEPTH of w with all tiles. `next`: the
+ * weights that come after these, or NULL. */
 TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first,
                          const uint16_t *next)
 {
@@ -73,15 +73,15 @@ TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first,
     const uint16_t *w = p->w + at * p->stride + first;
     for (int i = 0; i < OUTS; i++)
         for (ptrdiff_t c = 0; c < columns; c += LANES) {
-            __m512i narrow = i < outs ? _mm512_loadu_si512(w + i * p->stride + c)
+            __m512i packed = i < outs ? _mm512_loadu_si512(w + i * p->stride + c)
                                       : _mm512_setzero_si512();
-            _mm512_store_ps(wide + i * DEPTH + c, even(narrow));
-            _mm512_store_ps(wide + i * DEPTH + c + HALF, odd(narrow));
+            _mm512_store_ps(wide + i * DEPTH + c, even_to_fp32(packed));
+            _mm512_store_ps(wide + i * DEPTH + c + HALF, odd_to_fp32(packed));
         }
     for (ptrdiff_t row = 0; row < p->rows; row += ROWS) {
         const float *x = p->x + row * p->in + first * ROWS;
         float *y = p->y + row * p->out + at * ROWS;
-        /* Constants let the compiler keep the sums in registers. */
+        /* Constant arguments, so that the compiler keeps the sums in registers. */
         switch ((p->rows - row + HALF - 1) / HALF) {
         case 1: multiply(wide, x, y, columns, outs, fresh, 1, next, p->stride); break;
         case 2: multiply(wide, x, y, columns, outs, fresh, 2, next, p->stride); break;
@@ -91,7 +91,8 @@ TARGET static void strip(const struct product *p, ptrdiff_t at, ptrdiff_t first,
     }
 }
 
-/* GROUP strips from row `at` of w on, columns `first` to `end`. `then`: the thread's next row. */
+/* GROUP strips from row `at` of w on, columns first..end. `then`: the row that this thread takes
+ * next, for prefetching. */
 TARGET static void group(const struct product *p, ptrdiff_t at, ptrdiff_t then, ptrdiff_t first,
                          ptrdiff_t end)
 {
@@ -107,15 +108,16 @@ TARGET static void group(const struct product *p, ptrdiff_t at, ptrdiff_t then, 
         }
 }
 
-/* y = w * x, or y += w * x with `add`. x [tiles, in, ROWS], of which `rows` rows count; w [out, in]
- * with rows `stride` apart; y [tiles, out, ROWS]; in is a multiple of LANES. */
-TARGET void linear_many_rows_fp32_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
-                              ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int add, int threads)
+/* y = w * x, or with `add` y += w * x. x [tiles, in, ROWS] with `rows` rows in use; w [out, in]
+ * with rows `stride` values apart; y [tiles, out, ROWS]; in is a multiple of LANES. */
+TARGET void linear_many_rows_fp32_product(const float *x, const uint16_t *w, float *y,
+                                          ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
+                                          ptrdiff_t stride, int add, int threads)
 {
     struct product p = {x, w, y, rows, in, out, stride, !add};
     ptrdiff_t parts = (in * rows + ROOM - 1) / ROOM;
     ptrdiff_t width = ((in + parts - 1) / parts + DEPTH - 1) / DEPTH * DEPTH, step = GROUP * OUTS;
-    /* All threads do the same columns; one that is held up takes fewer rows of w. */
+    /* All threads work on the same columns; a slower one takes fewer rows of w. */
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     for (ptrdiff_t first = 0; first < in; first += width) {
         _Pragma("omp for schedule(dynamic)")
@@ -124,10 +126,10 @@ TARGET void linear_many_rows_fp32_product(const float *x, const uint16_t *w, flo
     }
 }
 
-/* x [rows, in] bfloat16 into tiles [tiles, in, ROWS]; what no row fills is zero. in is a multiple
- * of LANES. */
-TARGET void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
-                           int threads)
+/* x [rows, in] bfloat16 to tiles [tiles, in, ROWS], filled up with zeros. in is a multiple of
+ * LANES. */
+TARGET void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_t rows,
+                                       ptrdiff_t in, int threads)
 {
     ptrdiff_t groups = (rows + ROWS - 1) / ROWS * (ROWS / HALF);
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
@@ -139,8 +141,8 @@ TARGET void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_
                 ptrdiff_t row = g * HALF + i;
                 v[i] = _mm512_setzero_ps();
                 if (row < rows) {
-                    __m256i narrow = _mm256_loadu_si256((const __m256i *)(x + row * in + c));
-                    __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+                    __m256i packed = _mm256_loadu_si256((const __m256i *)(x + row * in + c));
+                    __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16);
                     v[i] = _mm512_castsi512_ps(bits);
                 }
             }
@@ -151,10 +153,10 @@ TARGET void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_
     }
 }
 
-/* tiles [tiles, out, ROWS] into y [rows, out] bfloat16, bias (or NULL) [out] added before rounding.
- * out is a multiple of HALF. */
-TARGET void linear_many_rows_fp32_unpack(const float *tiles, const uint16_t *bias, uint16_t *y, ptrdiff_t rows,
-                             ptrdiff_t out, int threads)
+/* tiles [tiles, out, ROWS] to y [rows, out] bfloat16; bias [out] (or NULL) is added before
+ * rounding. out is a multiple of HALF. */
+TARGET void linear_many_rows_fp32_unpack(const float *tiles, const uint16_t *bias, uint16_t *y,
+                                         ptrdiff_t rows, ptrdiff_t out, int threads)
 {
     ptrdiff_t groups = (rows + HALF - 1) / HALF;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")

@@ -1,15 +1,15 @@
-/* Attention of many rows of a prompt, each of which sees the first keys up to a number of its own.
+/* Attention of many rows of a prompt. Each row sees the first keys, up to a number of its own.
  *
- * q [m, heads, d], k and v [kv_heads, n, d], bfloat16; scores, softmax and sums in fp32, the result
- * rounded once. A tile of queries of one KV head lies transposed, a query to a lane: scores come out
- * with a key to a row, so that a softmax is one operation for sixteen queries and never adds up
- * within a register. A query's result does not depend on the number of threads.
+ * q [m, heads, d], k and v [kv_heads, n, d], bfloat16; scores, softmax and sums in fp32, the
+ * result rounded once. A tile of queries of one KV head lies transposed, one query per lane, so
+ * that one operation of the softmax serves 16 queries and no sum runs across lanes. A query's
+ * result does not depend on the number of threads.
  *
- * Where the CPU's bfloat16 dot products are faster than fp32 they score the keys and weigh the
- * values, with weights rounded to bfloat16.
+ * Where the CPU's bfloat16 dot products are faster than fp32 (`bf16_dot`) they compute the scores
+ * and the weighted values, with softmax weights rounded to bfloat16.
  *
- * On request it also adds up, by key, what the queries look at: a tile's weights are kept until the
- * sums of its softmaxes are known.
+ * On request the kernel also adds up how much attention each key gets. For that, a tile's weights
+ * are kept until its softmax sums are known.
  */
 #include "attention_bf16.h"
 #include "attention_fp32.h"
@@ -20,19 +20,20 @@
 
 int prefill_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-/* The weights of key i of sixteen queries, added to their totals. kept: where to, or NULL. */
+/* Softmax weights of key i for 16 queries, added to their totals and copied to all_weights (or
+ * NULL). */
 TARGET INLINE __m512 weight_of(const float *scores, ptrdiff_t i, __m512 scale, __m512 most,
-                               float *kept, __m512 *total)
+                               float *all_weights, __m512 *total)
 {
     __m512 weight = exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i * QUERIES), scale, most));
-    if (kept)
-        _mm512_storeu_ps(kept + i * QUERIES, weight);
+    if (all_weights)
+        _mm512_storeu_ps(all_weights + i * QUERIES, weight);
     *total = _mm512_add_ps(*total, weight);
     return weight;
 }
 
-/* The weights of two keys in bfloat16, side by side. */
-TARGET INLINE __m512i paired(__m512 one, __m512 other)
+/* The weights of two keys as pairs of bfloat16. */
+TARGET INLINE __m512i bf16_pair(__m512 one, __m512 other)
 {
     const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32((int)0xffff0000);
     __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(one), half), 16);
@@ -40,11 +41,13 @@ TARGET INLINE __m512i paired(__m512 one, __m512 other)
     return _mm512_or_si512(_mm512_and_si512(high, upper), low);
 }
 
-/* Scores of keys first.. of sixteen queries become weights. Returns whether earlier sums fade. */
-TARGET INLINE int soften(struct tile *tile, int lane, ptrdiff_t first, ptrdiff_t count, int hide)
+/* One step of an online softmax: turns the scores of `count` keys from `first` on into weights, for
+ * 16 queries. Returns whether earlier sums must be rescaled by `fade`. */
+TARGET INLINE int online_softmax(struct tile *tile, int lane, ptrdiff_t first, ptrdiff_t count,
+                                 int hide)
 {
     float *scores = tile->scores + lane;
-    float *kept = tile->kept ? tile->kept + first * QUERIES + lane : NULL;
+    float *all_weights = tile->all_weights ? tile->all_weights + first * QUERIES + lane : NULL;
     const __m512 scale = _mm512_set1_ps(tile->scale);
     __m512 before = _mm512_loadu_ps(tile->highest + lane), most = _mm512_set1_ps(UNSEEN);
     __m512i seen = _mm512_loadu_si512(tile->seen + lane);
@@ -60,46 +63,50 @@ TARGET INLINE int soften(struct tile *tile, int lane, ptrdiff_t first, ptrdiff_t
     most = _mm512_max_ps(before, _mm512_mul_ps(most, scale));
     __m512 fade = exp2_of(_mm512_sub_ps(before, most));
     __m512 total = _mm512_mul_ps(fade, _mm512_loadu_ps(tile->total + lane));
-    for (ptrdiff_t i = 0; !tile->narrow && i < count; i++)
-        _mm512_storeu_ps(scores + i * QUERIES, weight_of(scores, i, scale, most, kept, &total));
-    for (ptrdiff_t i = 0; tile->narrow && i < count; i += 2) {
-        __m512 one = weight_of(scores, i, scale, most, kept, &total), other = _mm512_setzero_ps();
+    for (ptrdiff_t i = 0; !tile->bf16_dot && i < count; i++)
+        _mm512_storeu_ps(scores + i * QUERIES,
+                         weight_of(scores, i, scale, most, all_weights, &total));
+    for (ptrdiff_t i = 0; tile->bf16_dot && i < count; i += 2) {
+        __m512 one = weight_of(scores, i, scale, most, all_weights, &total);
+        __m512 other = _mm512_setzero_ps();
         if (i + 1 < count)
-            other = weight_of(scores, i + 1, scale, most, kept, &total);
-        _mm512_storeu_si512(scores + i / 2 * QUERIES, paired(one, other));
+            other = weight_of(scores, i + 1, scale, most, all_weights, &total);
+        _mm512_storeu_si512(scores + i / 2 * QUERIES, bf16_pair(one, other));
     }
-    if (kept)
-        _mm512_storeu_ps(tile->against + first / KEYS * QUERIES + lane, most);
+    if (all_weights)
+        _mm512_storeu_ps(tile->block_highest + first / KEYS * QUERIES + lane, most);
     _mm512_storeu_ps(tile->highest + lane, most);
     _mm512_storeu_ps(tile->total + lane, total);
     _mm512_storeu_ps(tile->fade + lane, fade);
     return _mm512_cmp_ps_mask(fade, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
 }
 
-/* Keys first..first + count of every query of the tile. */
+/* Adds the keys first..first + count to every query of the tile. hide: some query does not see all
+ * of them. */
 TARGET static void block(struct tile *tile, const uint16_t *k, const uint16_t *v, ptrdiff_t first,
                          ptrdiff_t count, ptrdiff_t d, int hide)
 {
-    (tile->narrow ? narrow_scores : wide_scores)(tile, k + first * d, count, d);
+    (tile->bf16_dot ? bf16_scores : fp32_scores)(tile, k + first * d, count, d);
     int fades = 0;
     for (int lane = 0; lane < QUERIES; lane += 16)
-        fades |= soften(tile, lane, first, count, hide);
+        fades |= online_softmax(tile, lane, first, count, hide);
     for (int i = 0; fades && i < QUERIES; i++)
         for (ptrdiff_t c = 0; c < d; c += 16) {
             __m512 sum = _mm512_loadu_ps(tile->sums + i * d + c);
             sum = _mm512_mul_ps(sum, _mm512_set1_ps(tile->fade[i]));
             _mm512_storeu_ps(tile->sums + i * d + c, sum);
         }
-    (tile->narrow ? narrow_sums : wide_sums)(tile, v + first * d, count, d);
+    (tile->bf16_dot ? bf16_sums : fp32_sums)(tile, v + first * d, count, d);
 }
 
-/* The kept weights of a block of keys, added up by key, each query's times its share. */
-TARGET static void add_up(struct tile *tile, float *told, ptrdiff_t first, ptrdiff_t count)
+/* Adds up, by key, the weights of a block of keys, each query's times its share. */
+TARGET static void add_key_scores(struct tile *tile, float *key_scores, ptrdiff_t first,
+                                  ptrdiff_t count)
 {
     __m512 share[3];
     for (int j = 0; j < 3; j++) {
         __m512 highest = _mm512_loadu_ps(tile->highest + j * 16);
-        __m512 then = _mm512_loadu_ps(tile->against + first / KEYS * QUERIES + j * 16);
+        __m512 then = _mm512_loadu_ps(tile->block_highest + first / KEYS * QUERIES + j * 16);
         __m512 fade = exp2_of(_mm512_sub_ps(then, highest));
         share[j] = _mm512_mul_ps(fade, _mm512_loadu_ps(tile->share + j * 16));
     }
@@ -107,29 +114,31 @@ TARGET static void add_up(struct tile *tile, float *told, ptrdiff_t first, ptrdi
         ptrdiff_t keys = count - i < 16 ? count - i : 16;
         __m512 sums[16];
         for (ptrdiff_t key = 0; key < 16; key++) {
-            const float *weights = tile->kept + (first + i + key) * QUERIES;
+            const float *weights = tile->all_weights + (first + i + key) * QUERIES;
             sums[key] = _mm512_setzero_ps();
             for (int j = 0; key < keys && j < 3; j++)
                 sums[key] = _mm512_fmadd_ps(_mm512_loadu_ps(weights + j * 16), share[j], sums[key]);
         }
-        _mm512_mask_storeu_ps(told + first + i, (__mmask16)((1u << keys) - 1), added_up(sums));
+        _mm512_mask_storeu_ps(key_scores + first + i, (__mmask16)((1u << keys) - 1),
+                              horizontal_sums(sums));
     }
 }
 
-/* Queries at..at + count of one KV head, counted row by row; q and y point at its first head. */
+/* Queries at..at + count of one KV head, numbered row by row; q and y point at its first head. */
 TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *k,
-                          const uint16_t *v, uint16_t *y, const int64_t *seen, const float *share,
-                          float *told, ptrdiff_t at, ptrdiff_t count, ptrdiff_t group, ptrdiff_t d,
-                          ptrdiff_t q_stride, ptrdiff_t y_stride)
+                          const uint16_t *v, uint16_t *y, const int64_t *seen,
+                          const float *row_weights, float *key_scores, ptrdiff_t at,
+                          ptrdiff_t count, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
+                          ptrdiff_t y_stride)
 {
     int32_t least = INT32_MAX, most = 0;
     for (ptrdiff_t i = 0; i < QUERIES; i++) {
-        ptrdiff_t query = at + (i < count ? i : count - 1); /* lanes without one repeat the last */
+        ptrdiff_t query = at + (i < count ? i : count - 1); /* spare lanes repeat the last query */
         const uint16_t *row = q + query / group * q_stride + query % group * d;
-        if (tile->narrow)
-            narrow_ask(tile, i, row, d);
+        if (tile->bf16_dot)
+            bf16_load_query(tile, i, row, d);
         else
-            wide_ask(tile, i, row, d);
+            fp32_load_query(tile, i, row, d);
         tile->seen[i] = (int32_t)seen[query / group];
         tile->highest[i] = UNSEEN;
         tile->total[i] = 0.0f;
@@ -146,59 +155,61 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
         __m512 share = _mm512_set1_ps(1.0f / tile->total[i]);
         for (ptrdiff_t c = 0; c < d; c += LANES) {
             const float *sum = tile->sums + i * d + c;
-            __m512i low = rounded(_mm512_mul_ps(share, _mm512_loadu_ps(sum)));
-            __m512i high = rounded(_mm512_mul_ps(share, _mm512_loadu_ps(sum + LANES / 2)));
+            __m512i low = round_to_bf16(_mm512_mul_ps(share, _mm512_loadu_ps(sum)));
+            __m512i high = round_to_bf16(_mm512_mul_ps(share, _mm512_loadu_ps(sum + LANES / 2)));
             high = _mm512_and_si512(high, _mm512_set1_epi32((int)0xffff0000));
             _mm512_storeu_si512(out + c, _mm512_or_si512(high, _mm512_srli_epi32(low, 16)));
         }
     }
-    for (ptrdiff_t i = 0; told && i < QUERIES; i++) /* lanes without a query tell nothing */
-        tile->share[i] = i < count ? share[(at + i) / group] / tile->total[i] : 0.0f;
-    for (ptrdiff_t first = 0; told && first < most; first += KEYS) {
+    for (ptrdiff_t i = 0; key_scores && i < QUERIES; i++) /* spare lanes must not count */
+        tile->share[i] = i < count ? row_weights[(at + i) / group] / tile->total[i] : 0.0f;
+    for (ptrdiff_t first = 0; key_scores && first < most; first += KEYS) {
         ptrdiff_t keys = most - first < KEYS ? most - first : KEYS;
-        add_up(tile, told, first, keys);
+        add_key_scores(tile, key_scores, first, keys);
     }
 }
 
-/* seen [m]: how many keys a row sees, at least 1. scale > 0. Strides in values: of q's rows, of k's
- * and v's KV heads; y [m, heads, d] is contiguous. scratch: `room` floats per thread, (2 * QUERIES +
- * 2 * KEYS) * d + KEYS * QUERIES, and with told (n + n / KEYS + 1) * QUERIES more. told may be NULL,
- * else [heads / group, tiles, n] zeros, of which the first n become what all queries look at, a row
- * of share [m] as much as that. narrow: by bfloat16 dot products. */
+/* seen [m]: how many of the first keys a row sees, at least 1. scale > 0. Strides are in values:
+ * between q's rows, and between the KV heads of k and v; y [m, heads, d] is contiguous. scratch:
+ * `room` floats per thread, (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES, and with key_scores
+ * (n + n / KEYS + 1) * QUERIES more. key_scores: NULL, or [heads / group, tiles, n] zeros, whose
+ * first n become the sums over all queries of their weights times row_weights [m]. */
 TARGET void prefill_attention_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v,
-                                     uint16_t *y, const int64_t *seen, const float *share,
-                                     float *told, float *scratch, ptrdiff_t m, ptrdiff_t n,
+                                     uint16_t *y, const int64_t *seen, const float *row_weights,
+                                     float *key_scores, float *scratch, ptrdiff_t m, ptrdiff_t n,
                                      ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d,
                                      ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
-                                     float scale, ptrdiff_t room, int narrow, int threads)
+                                     float scale, ptrdiff_t room, int bf16_dot, int threads)
 {
-    ptrdiff_t queries = m * group, tiles = (queries + QUERIES - 1) / QUERIES, next = 0;
+    ptrdiff_t query_count = m * group, tiles = (query_count + QUERIES - 1) / QUERIES, next = 0;
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (int part = 0; part < threads; part++) {
         struct tile tile;
-        tile.narrow = narrow;
+        tile.bf16_dot = bf16_dot;
         tile.scale = scale * 1.44269504f; /* in base 2 */
-        tile.asked = scratch + part * room;
-        tile.sums = tile.asked + QUERIES * d;
+        tile.queries = scratch + part * room;
+        tile.sums = tile.queries + QUERIES * d;
         tile.keys = tile.sums + QUERIES * d;
         tile.values = tile.keys + KEYS * d;
         tile.scores = tile.values + KEYS * d;
-        tile.kept = told ? tile.scores + KEYS * QUERIES : NULL;
-        tile.against = told ? tile.kept + n * QUERIES : NULL;
+        tile.all_weights = key_scores ? tile.scores + KEYS * QUERIES : NULL;
+        tile.block_highest = key_scores ? tile.all_weights + n * QUERIES : NULL;
         for (;;) {
-            /* Whoever is done takes the next; the last rows see most, and come first. */
+            /* A thread that is done takes the next tile. The last rows see the most keys and take
+             * longest, so they come first. */
             ptrdiff_t taken = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (taken >= tiles * (heads / group))
                 break;
             ptrdiff_t kv = taken % (heads / group), index = tiles - 1 - taken / (heads / group);
             ptrdiff_t at = index * QUERIES;
-            ptrdiff_t count = queries - at < QUERIES ? queries - at : QUERIES;
+            ptrdiff_t count = query_count - at < QUERIES ? query_count - at : QUERIES;
             attend(&tile, q + kv * group * d, k + kv * k_stride, v + kv * v_stride,
-                   y + kv * group * d, seen, share, told ? told + (kv * tiles + index) * n : NULL,
-                   at, count, group, d, q_stride, heads * d);
+                   y + kv * group * d, seen, row_weights,
+                   key_scores ? key_scores + (kv * tiles + index) * n : NULL, at, count, group, d,
+                   q_stride, heads * d);
         }
     }
-    for (ptrdiff_t tile = 1; told && tile < tiles * (heads / group); tile++)
+    for (ptrdiff_t tile = 1; key_scores && tile < tiles * (heads / group); tile++)
         for (ptrdiff_t i = 0; i < n; i++)
-            told[i] += told[tile * n + i];
+            key_scores[i] += key_scores[tile * n + i];
 }

@@ -1,10 +1,10 @@
-/* Attention of one new token per sequence over KV that lies where it was put: every sequence and KV
- * head has a run of rows of its own, of its own length.
+/* Attention of one new token per sequence, over KV in runs of rows: every sequence and KV head has
+ * a run of its own length, wherever it lies in the pool.
  *
- * q [sequences, kv_heads * group, d], k and v rows of d, all bfloat16; sums, softmax and products in
- * fp32, the result rounded once. A tile of keys is scored for all query heads of a KV head while it
- * is in the cache; the softmax is kept up to date from tile to tile. A sequence's result does not
- * depend on the others nor on the number of threads.
+ * q [sequences, kv_heads * group, d], k and v rows of d, all bfloat16; sums, softmax and products
+ * in fp32, the result rounded once. A tile of keys is scored for all query heads of its KV head
+ * while it is in the cache, with an online softmax from tile to tile. A sequence's result does not
+ * depend on the other sequences nor on the number of threads.
  */
 #include "bfloat16.h"
 #include "exponential.h"
@@ -13,13 +13,14 @@
 #include <stddef.h>
 
 #define TILE 128 /* keys scored at once */
-#define HEADS 4  /* query heads per block, one register of sums with as many keys */
+#define HEADS 4  /* query heads per block: with as many keys, one register of sums each */
 #define MAX_STATE 4096 /* group * d */
 #define MAX_GROUP 64
 
 int ragged_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-/* Scores of `keys` rows of k for `heads` rearranged rows of q: scores[h * TILE + key]. */
+/* Scores of `keys` rows of k for `heads` rows of q, in fp32, even columns first: to
+ * scores[h * TILE + key]. */
 TARGET INLINE void score(const float *q, const uint16_t *k, float *scores, ptrdiff_t d, int heads,
                          int keys)
 {
@@ -29,9 +30,9 @@ TARGET INLINE void score(const float *q, const uint16_t *k, float *scores, ptrdi
     for (ptrdiff_t c = 0; c < d; c += LANES) {
         __m512 evens[4], odds[4];
         for (int i = 0; i < keys; i++) {
-            __m512i narrow = _mm512_loadu_si512(k + i * d + c);
-            evens[i] = even(narrow);
-            odds[i] = odd(narrow);
+            __m512i packed = _mm512_loadu_si512(k + i * d + c);
+            evens[i] = even_to_fp32(packed);
+            odds[i] = odd_to_fp32(packed);
         }
         for (int h = 0; h < heads; h++) {
             __m512 one = _mm512_loadu_ps(q + h * d + c);
@@ -43,13 +44,14 @@ TARGET INLINE void score(const float *q, const uint16_t *k, float *scores, ptrdi
         }
     }
     float found[16];
-    _mm512_storeu_ps(found, added_up(sums));
+    _mm512_storeu_ps(found, horizontal_sums(sums));
     for (int h = 0; h < heads; h++)
         memcpy(scores + h * TILE, found + h * 4, (size_t)keys * sizeof(float));
 }
 
-/* Adds the weighted rows of v to `heads` rearranged rows of `sums`, `columns` of them from c on. */
-TARGET INLINE void weigh(const uint16_t *v, const float *weights, float *sums, ptrdiff_t n,
+/* Adds the weighted rows of v to `columns` columns, from c on, of `heads` rows of `sums` (even
+ * columns first). */
+TARGET INLINE void add_values(const uint16_t *v, const float *weights, float *sums, ptrdiff_t n,
                          ptrdiff_t d, ptrdiff_t c, int heads, int columns)
 {
     __m512 held[HEADS][4];
@@ -59,9 +61,9 @@ TARGET INLINE void weigh(const uint16_t *v, const float *weights, float *sums, p
     for (ptrdiff_t key = 0; key < n; key++) {
         __m512 value[4];
         for (int i = 0; i < columns / LANES; i++) {
-            __m512i narrow = _mm512_loadu_si512(v + key * d + c + i * LANES);
-            value[2 * i] = even(narrow);
-            value[2 * i + 1] = odd(narrow);
+            __m512i packed = _mm512_loadu_si512(v + key * d + c + i * LANES);
+            value[2 * i] = even_to_fp32(packed);
+            value[2 * i + 1] = odd_to_fp32(packed);
         }
         for (int h = 0; h < heads; h++) {
             __m512 weight = _mm512_set1_ps(weights[h * TILE + key]);
@@ -74,22 +76,23 @@ TARGET INLINE void weigh(const uint16_t *v, const float *weights, float *sums, p
             _mm512_storeu_ps(sums + h * d + c + i * 16, held[h][i]);
 }
 
-/* What the softmax of one query head knows so far, scores in base 2. */
-struct seen {
+/* State of the online softmax of one query head; scores in base 2. */
+struct softmax_state {
     float highest, total;
 };
 
-/* Scores of n keys become weights; earlier sums are scaled to the new highest score. */
-TARGET INLINE void soften(float *scores, float *sums, struct seen *seen, ptrdiff_t n, ptrdiff_t d)
+/* Turns the scores of n keys into weights, and rescales earlier sums to the new highest score. */
+TARGET INLINE void online_softmax(float *scores, float *sums, struct softmax_state *state,
+                                  ptrdiff_t n, ptrdiff_t d)
 {
     ptrdiff_t end = (n + 15) / 16 * 16;
     for (ptrdiff_t i = n; i < end; i++)
         scores[i] = -INFINITY;
-    __m512 most = _mm512_set1_ps(seen->highest);
+    __m512 most = _mm512_set1_ps(state->highest);
     for (ptrdiff_t i = 0; i < end; i += 16)
         most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
     float highest = _mm512_reduce_max_ps(most);
-    __m512 fade = exp2_of(_mm512_set1_ps(seen->highest - highest)), total = _mm512_setzero_ps();
+    __m512 fade = exp2_of(_mm512_set1_ps(state->highest - highest)), total = _mm512_setzero_ps();
     for (ptrdiff_t i = 0; i < end; i += 16) {
         __m512 score = _mm512_loadu_ps(scores + i);
         __m512 weight = exp2_of(_mm512_sub_ps(score, _mm512_set1_ps(highest)));
@@ -97,16 +100,17 @@ TARGET INLINE void soften(float *scores, float *sums, struct seen *seen, ptrdiff
         total = _mm512_add_ps(total, weight);
     }
     float faded = _mm512_cvtss_f32(fade);
-    seen->total = seen->total * faded + _mm512_reduce_add_ps(total);
-    seen->highest = highest;
+    state->total = state->total * faded + _mm512_reduce_add_ps(total);
+    state->highest = highest;
     if (faded != 1.0f)
         for (ptrdiff_t c = 0; c < d; c += 16)
             _mm512_storeu_ps(sums + c, _mm512_mul_ps(fade, _mm512_loadu_ps(sums + c)));
 }
 
-/* A tile of n keys for `heads` query heads; a constant lets the compiler keep sums in registers. */
+/* A tile of n keys for `heads` query heads, a constant, so that the compiler keeps sums in
+ * registers. */
 TARGET INLINE void block(const float *q, const uint16_t *k, const uint16_t *v, float *sums,
-                         struct seen *seen, ptrdiff_t n, ptrdiff_t d, int heads)
+                         struct softmax_state *state, ptrdiff_t n, ptrdiff_t d, int heads)
 {
     float scores[HEADS * TILE];
     ptrdiff_t key = 0, c = 0;
@@ -115,53 +119,54 @@ TARGET INLINE void block(const float *q, const uint16_t *k, const uint16_t *v, f
     for (; key < n; key++)
         score(q, k + key * d, scores + key, d, heads, 1);
     for (int h = 0; h < heads; h++)
-        soften(scores + h * TILE, sums + h * d, seen + h, n, d);
+        online_softmax(scores + h * TILE, sums + h * d, state + h, n, d);
     for (; c + 2 * LANES <= d; c += 2 * LANES)
-        weigh(v, scores, sums, n, d, c, heads, 2 * LANES);
+        add_values(v, scores, sums, n, d, c, heads, 2 * LANES);
     if (c < d)
-        weigh(v, scores, sums, n, d, c, heads, LANES);
+        add_values(v, scores, sums, n, d, c, heads, LANES);
 }
 
-/* One sequence's query heads of one KV head: q and y [group, d], k and v [n, d]. */
+/* The query heads of one KV head of one sequence: q and y [group, d], k and v [n, d]. */
 TARGET static void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *y,
                           ptrdiff_t n, ptrdiff_t group, ptrdiff_t d, float scale)
 {
-    float asked[MAX_STATE], sums[MAX_STATE];
-    struct seen seen[MAX_GROUP];
-    __m512 factor = _mm512_set1_ps(scale * 1.44269504f); /* so that 2^score is e^score */
+    float queries[MAX_STATE], sums[MAX_STATE];
+    struct softmax_state state[MAX_GROUP];
+    __m512 factor = _mm512_set1_ps(scale * 1.44269504f); /* log2(e): so that 2^score is e^score */
     for (ptrdiff_t c = 0; c < group * d; c += LANES) {
-        __m512i narrow = _mm512_loadu_si512(q + c);
-        _mm512_storeu_ps(asked + c, _mm512_mul_ps(factor, even(narrow)));
-        _mm512_storeu_ps(asked + c + LANES / 2, _mm512_mul_ps(factor, odd(narrow)));
+        __m512i packed = _mm512_loadu_si512(q + c);
+        _mm512_storeu_ps(queries + c, _mm512_mul_ps(factor, even_to_fp32(packed)));
+        _mm512_storeu_ps(queries + c + LANES / 2, _mm512_mul_ps(factor, odd_to_fp32(packed)));
     }
     memset(sums, 0, (size_t)(group * d) * sizeof(float));
     for (ptrdiff_t h = 0; h < group; h++)
-        seen[h] = (struct seen){-1e30f, 0.0f};
+        state[h] = (struct softmax_state){-1e30f, 0.0f};
     for (ptrdiff_t first = 0; first < n; first += TILE) {
         ptrdiff_t keys = n - first < TILE ? n - first : TILE;
         for (ptrdiff_t h = 0; h < group; h += HEADS) {
             const uint16_t *kt = k + first * d, *vt = v + first * d;
             switch (group - h) {
-            case 1: block(asked + h * d, kt, vt, sums + h * d, seen + h, keys, d, 1); break;
-            case 2: block(asked + h * d, kt, vt, sums + h * d, seen + h, keys, d, 2); break;
-            case 3: block(asked + h * d, kt, vt, sums + h * d, seen + h, keys, d, 3); break;
-            default: block(asked + h * d, kt, vt, sums + h * d, seen + h, keys, d, 4);
+            case 1: block(queries + h * d, kt, vt, sums + h * d, state + h, keys, d, 1); break;
+            case 2: block(queries + h * d, kt, vt, sums + h * d, state + h, keys, d, 2); break;
+            case 3: block(queries + h * d, kt, vt, sums + h * d, state + h, keys, d, 3); break;
+            default: block(queries + h * d, kt, vt, sums + h * d, state + h, keys, d, 4);
             }
         }
     }
     for (ptrdiff_t h = 0; h < group; h++) {
-        __m512 share = _mm512_set1_ps(1.0f / seen[h].total);
+        __m512 share = _mm512_set1_ps(1.0f / state[h].total);
         for (ptrdiff_t c = h * d; c < (h + 1) * d; c += LANES) {
-            __m512i low = rounded(_mm512_mul_ps(share, _mm512_loadu_ps(sums + c)));
-            __m512i high = rounded(_mm512_mul_ps(share, _mm512_loadu_ps(sums + c + LANES / 2)));
+            __m512 evens = _mm512_loadu_ps(sums + c), odds = _mm512_loadu_ps(sums + c + LANES / 2);
+            __m512i low = round_to_bf16(_mm512_mul_ps(share, evens));
+            __m512i high = round_to_bf16(_mm512_mul_ps(share, odds));
             high = _mm512_and_si512(high, _mm512_set1_epi32((int)0xffff0000));
             _mm512_storeu_si512(y + c, _mm512_or_si512(high, _mm512_srli_epi32(low, 16)));
         }
     }
 }
 
-/* k and v point at the pool's first row; starts and lengths [sequences * kv_heads], in rows, every
- * length at least 1. q and y are contiguous. */
+/* k and v point at the pool's first row. starts and lengths [sequences * kv_heads] are in rows,
+ * every length is at least 1. q and y are contiguous. */
 TARGET void ragged_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *y,
                              const int64_t *starts, const int64_t *lengths, ptrdiff_t runs,
                              ptrdiff_t group, ptrdiff_t d, float scale, int threads)

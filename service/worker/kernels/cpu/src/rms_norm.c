@@ -1,21 +1,21 @@
-/* RMSNorm of bfloat16 rows, alone or of the sum of two: a pass over memory where torch takes one for
- * every operation.
+/* RMSNorm of bfloat16 rows, or of the sum of two, in one pass over memory where torch takes one
+ * pass per operation.
  *
- * Rounded where the modules round: y = bfloat16(weight * bfloat16(x / sqrt(mean(x^2) + eps))), all
- * else in fp32. Only the order in which squares are added is our own, and it depends on nothing but
- * the width: a row's result does not depend on the rows beside it. Threads are those of the OpenMP
- * that torch has loaded.
+ * Rounds where transformers' modules round: y = bfloat16(weight * bfloat16(x / sqrt(mean(x^2) +
+ * eps))), all else in fp32. Only the order in which the squares are added differs. It depends on
+ * the width alone, so a row's result does not depend on the other rows. Threads are those of the
+ * OpenMP library that torch has loaded.
  */
 #include "bfloat16.h"
 
 #include <stddef.h>
 
-#define SUMS 4 /* as many as hide how long one addition takes */
+#define SUMS 4 /* independent sums, enough to hide the latency of an addition */
 
 int rms_norm_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-/* One row; where `added` is not NULL of x + added, which goes to `sum`. */
-TARGET INLINE void row_of(const uint16_t *x, const uint16_t *added, const uint16_t *weight,
+/* One row: of x, or where `added` is not NULL of x + added, which is written to `sum`. */
+TARGET INLINE void norm_row(const uint16_t *x, const uint16_t *added, const uint16_t *weight,
                           uint16_t *sum, uint16_t *y, ptrdiff_t width, float eps)
 {
     __m512 squares[SUMS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
@@ -26,11 +26,11 @@ TARGET INLINE void row_of(const uint16_t *x, const uint16_t *added, const uint16
             ptrdiff_t at = c + i * LANES / 2;
             if (at >= width)
                 break;
-            __m512 value = loaded(x + at);
+            __m512 value = load_fp32(x + at);
             if (added) {
-                __m512i both = rounded(_mm512_add_ps(value, loaded(added + at)));
-                stored(sum + at, both);
-                value = odd(both);
+                __m512i both = round_to_bf16(_mm512_add_ps(value, load_fp32(added + at)));
+                store_bf16(sum + at, both);
+                value = odd_to_fp32(both);
             }
             squares[i] = _mm512_fmadd_ps(value, value, squares[i]);
         }
@@ -39,12 +39,12 @@ TARGET INLINE void row_of(const uint16_t *x, const uint16_t *added, const uint16
     __m128 root = _mm_sqrt_ss(_mm_set_ss(total / (float)width + eps));
     __m512 scale = _mm512_set1_ps(1 / _mm_cvtss_f32(root));
     for (ptrdiff_t c = 0; c < width; c += LANES / 2) {
-        __m512 narrow = odd(rounded(_mm512_mul_ps(loaded(normed + c), scale)));
-        stored(y + c, rounded(_mm512_mul_ps(loaded(weight + c), narrow)));
+        __m512 normed_16 = odd_to_fp32(round_to_bf16(_mm512_mul_ps(load_fp32(normed + c), scale)));
+        store_bf16(y + c, round_to_bf16(_mm512_mul_ps(load_fp32(weight + c), normed_16)));
     }
 }
 
-/* x [rows, heads, width] with strides in values, the last axis contiguous, y contiguous; width is a
+/* x [rows, heads, width] with strides in values, the last axis contiguous; y contiguous. width is a
  * multiple of LANES / 2. */
 TARGET void rms_norm_rows(const uint16_t *x, const uint16_t *weight, uint16_t *y, ptrdiff_t rows,
                           ptrdiff_t heads, ptrdiff_t width, ptrdiff_t x_row, ptrdiff_t x_head,
@@ -53,17 +53,17 @@ TARGET void rms_norm_rows(const uint16_t *x, const uint16_t *weight, uint16_t *y
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t row = 0; row < rows; row++)
         for (ptrdiff_t head = 0; head < heads; head++)
-            row_of(x + row * x_row + head * x_head, NULL, weight, NULL,
-                   y + (row * heads + head) * width, width, eps);
+            norm_row(x + row * x_row + head * x_head, NULL, weight, NULL,
+                     y + (row * heads + head) * width, width, eps);
 }
 
-/* x and added [rows, width] with strides, sum and y contiguous. */
+/* x and added [rows, width] with strides in values; sum and y contiguous. */
 TARGET void rms_norm_of_sums(const uint16_t *x, const uint16_t *added, const uint16_t *weight,
                              uint16_t *sum, uint16_t *y, ptrdiff_t rows, ptrdiff_t width,
                              ptrdiff_t x_row, ptrdiff_t added_row, float eps, int threads)
 {
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t row = 0; row < rows; row++)
-        row_of(x + row * x_row, added + row * added_row, weight, sum + row * width, y + row * width,
-               width, eps);
+        norm_row(x + row * x_row, added + row * added_row, weight, sum + row * width,
+                 y + row * width, width, eps);
 }

@@ -1,31 +1,32 @@
-/* Rotary embedding of bfloat16 rows, from where they are stored to where they are needed: in fp32,
- * rounded once, every product by itself, so that the result is torch's to the bit. Threads are those
- * of the OpenMP that torch has loaded.
- */
+/* Rotary embedding of bfloat16 rows, from where they are stored to where they are needed. Computed
+ * in fp32 and rounded once, without fused multiply-add, so that the result equals torch's bit by
+ * bit. Threads are those of the OpenMP library that torch has loaded. */
 #include "bfloat16.h"
 
 #include <stddef.h>
 
-#define HERE _MM_FROUND_CUR_DIRECTION /* operations that no compiler joins into one */
+/* With an explicit rounding mode a compiler does not fuse a product and a sum. */
+#define UNFUSED _MM_FROUND_CUR_DIRECTION
 
 int rotation_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-/* One row: x and y [heads, 2 * half], heads apart by x_head and y_head values. */
-TARGET INLINE void turned(const uint16_t *x, uint16_t *y, const float *cosine, const float *sine,
-                          ptrdiff_t heads, ptrdiff_t half, ptrdiff_t x_head, ptrdiff_t y_head)
+/* One row: x and y [heads, 2 * half], heads x_head and y_head values apart. */
+TARGET INLINE void rotate_row(const uint16_t *x, uint16_t *y, const float *cosine,
+                              const float *sine, ptrdiff_t heads, ptrdiff_t half, ptrdiff_t x_head,
+                              ptrdiff_t y_head)
 {
     for (ptrdiff_t c = 0; c < half; c += 16) {
         __m512 cos = _mm512_loadu_ps(cosine + c), sin = _mm512_loadu_ps(sine + c);
         for (ptrdiff_t head = 0; head < heads; head++) {
             const uint16_t *from = x + head * x_head + c;
             uint16_t *to = y + head * y_head + c;
-            __m512 left = loaded(from), right = loaded(from + half);
-            __m512 first = _mm512_sub_round_ps(_mm512_mul_round_ps(left, cos, HERE),
-                                               _mm512_mul_round_ps(right, sin, HERE), HERE);
-            __m512 second = _mm512_add_round_ps(_mm512_mul_round_ps(right, cos, HERE),
-                                                _mm512_mul_round_ps(left, sin, HERE), HERE);
-            stored(to, rounded(first));
-            stored(to + half, rounded(second));
+            __m512 left = load_fp32(from), right = load_fp32(from + half);
+            __m512 first = _mm512_sub_round_ps(_mm512_mul_round_ps(left, cos, UNFUSED),
+                                               _mm512_mul_round_ps(right, sin, UNFUSED), UNFUSED);
+            __m512 second = _mm512_add_round_ps(_mm512_mul_round_ps(right, cos, UNFUSED),
+                                                _mm512_mul_round_ps(left, sin, UNFUSED), UNFUSED);
+            store_bf16(to, round_to_bf16(first));
+            store_bf16(to + half, round_to_bf16(second));
         }
     }
 }
@@ -39,29 +40,29 @@ TARGET void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positio
 {
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t row = 0; row < rows; row++)
-        turned(x + row * x_row, y + row * y_row, cosine + positions[row] * half,
+        rotate_row(x + row * x_row, y + row * y_row, cosine + positions[row] * half,
                sine + positions[row] * half, heads, half, x_head, y_head);
 }
 
-/* Rows for the cache: k and v [rows, heads, 2 * half] with strides in values. Stored ones go to its
- * rows from `start` on. */
+/* A segment to be copied into a cache: k before RoPE and v [rows, heads, 2 * half], strides in
+ * values. It goes to the cache's rows from `start` on. */
 struct segment {
     const uint16_t *k, *v;
     ptrdiff_t start, rows, k_row, k_head, v_row, v_head;
 };
 
-/* A layer's cache, k and v [heads, .., 2 * half] with heads apart by k_head and v_head values. */
+/* A layer's cache: k and v [heads, .., 2 * half], heads k_head and v_head values apart. */
 struct layer {
     uint16_t *k, *v;
     ptrdiff_t heads, half, k_head, v_head;
 };
 
-/* Row `row` of a segment to row `at` of the cache: the key turned, the value as it is. */
-TARGET INLINE void placed(const struct segment *s, ptrdiff_t row, const struct layer *to,
+/* Row `row` of a segment to row `at` of the cache: the key rotated, the value as it is. */
+TARGET INLINE void place_row(const struct segment *s, ptrdiff_t row, const struct layer *to,
                           ptrdiff_t at, const float *cosine, const float *sine)
 {
     ptrdiff_t d = 2 * to->half;
-    turned(s->k + row * s->k_row, to->k + at * d, cosine, sine, to->heads, to->half, s->k_head,
+    rotate_row(s->k + row * s->k_row, to->k + at * d, cosine, sine, to->heads, to->half, s->k_head,
            to->k_head);
     for (ptrdiff_t head = 0; head < to->heads; head++)
         for (ptrdiff_t c = 0; c < d; c += LANES)
@@ -69,7 +70,7 @@ TARGET INLINE void placed(const struct segment *s, ptrdiff_t row, const struct l
                                 _mm512_loadu_si512(s->v + row * s->v_row + head * s->v_head + c));
 }
 
-/* Segments into a layer's cache: keys turned to their row's position [cache rows]. */
+/* Segments into a layer's cache; positions [rows of the cache] of the keys. */
 TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
                                     const struct layer *layer, const int64_t *positions,
                                     const float *cosine, const float *sine, int threads)
@@ -87,19 +88,19 @@ TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t co
             ptrdiff_t last = end - before < s.rows ? end - before : s.rows;
             for (ptrdiff_t row = first; row < last; row++) {
                 ptrdiff_t at = s.start + row, angle = positions[at] * to.half;
-                placed(&s, row, &to, at, cosine + angle, sine + angle);
+                place_row(&s, row, &to, at, cosine + angle, sine + angle);
             }
         }
     }
 }
 
-/* The rows of one segment to the rows `at` [rows] of a layer's cache: keys turned to the position
- * that is the row's number. */
+/* The rows of one segment to the rows `at` [rows] of a layer's cache; a key's position is the
+ * number of its row there. */
 TARGET void rotation_write_rows(const struct segment *segment, const struct layer *layer,
                                 const int64_t *at, const float *cosine, const float *sine)
 {
     const struct segment s = *segment;
     const struct layer to = *layer;
     for (ptrdiff_t row = 0; row < s.rows; row++)
-        placed(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
+        place_row(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
 }

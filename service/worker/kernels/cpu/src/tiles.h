@@ -1,4 +1,4 @@
-/* Rows of a prompt in tiles: ROWS of them side by side, transposed. */
+/* Tiles of ROWS prompt rows each, transposed: the rows lie side by side. */
 #ifndef KVSTITCH_TILES_H
 #define KVSTITCH_TILES_H
 
@@ -6,11 +6,11 @@
 
 #include <stddef.h>
 
-#define ROWS 48 /* of a tile: three registers */
-#define OUTS 8  /* rows of a weight at once: 24 registers of sums */
+#define ROWS 48 /* rows of a tile: three registers */
+#define OUTS 8  /* rows of a weight multiplied at once: 24 registers of sums */
 #define HALF (LANES / 2)
 
-/* The 16 x 16 values of v, transposed. */
+/* Transposes the 16 x 16 values of v in place. */
 TARGET INLINE void transpose(__m512 *v)
 {
     __m512 a[HALF], b[HALF];
@@ -36,8 +36,9 @@ TARGET INLINE void transpose(__m512 *v)
     }
 }
 
-/* HALF rows of y [.., stride] bfloat16, of which `rows` count, from a register's rows of a tile
- * [out, ROWS]; bias (or NULL) [out] is added before rounding. out is a multiple of HALF. */
+/* Transposes HALF rows of a tile [out, ROWS] back into rows of y, bfloat16, `stride` values apart.
+ * Only the first `rows` are written. bias [out] (or NULL) is added before rounding. out is a
+ * multiple of HALF. */
 TARGET INLINE void unpack(const float *tile, const uint16_t *bias, uint16_t *y, ptrdiff_t rows,
                           ptrdiff_t out, ptrdiff_t stride)
 {
@@ -46,12 +47,12 @@ TARGET INLINE void unpack(const float *tile, const uint16_t *bias, uint16_t *y, 
         for (int i = 0; i < HALF; i++) {
             v[i] = _mm512_loadu_ps(tile + (c + i) * ROWS);
             if (bias)
-                v[i] = _mm512_add_ps(v[i], _mm512_set1_ps(widened(bias[c + i])));
+                v[i] = _mm512_add_ps(v[i], _mm512_set1_ps(to_fp32(bias[c + i])));
         }
         transpose(v);
         for (ptrdiff_t i = 0; i < HALF && i < rows; i++)
             _mm256_storeu_si256((__m256i *)(y + i * stride + c),
-                                _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(v[i]), 16)));
+                                _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(v[i]), 16)));
     }
 }
 

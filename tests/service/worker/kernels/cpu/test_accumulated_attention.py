@@ -37,7 +37,7 @@ def kernel(built_kernels: Path, request: pytest.FixtureRequest) -> Kernel:
     products = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
     if request.param and products is None:
         pytest.skip("this CPU has no AVX512-BF16")
-    return Kernel(library, narrow=request.param)
+    return Kernel(library, bf16_dot=request.param)
 
 
 def drawn(shape: tuple[int, int, int, int, int], size: float = 1) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from service.worker.core.steps import run
 from service.worker.kernels.cpu import cpu_linear, huge_pages
-from service.worker.model.adapters.fused_linear import join
+from service.worker.model.adapters.fused_linear import fuse
 from tests.service.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.
@@ -84,8 +84,8 @@ def test_joined_modules_go_on_working(bias: bool) -> None:
     modules = [nn.Linear(12, outs, bias=bias) for outs in (8, 4, 4)]
     x = torch.randn(5, 12)
     before = torch.cat([m(x) for m in modules], -1)
-    joined = join(*modules)
-    assert_close("joined", F.linear(x, joined.weight, joined.bias), before, 1e-6)
+    fused = fuse(*modules)
+    assert_close("joined", F.linear(x, fused.weight, fused.bias), before, 1e-6)
     assert torch.cat([m(x) for m in modules], -1).equal(before)
-    joined.weight.zero_()
+    fused.weight.zero_()
     assert not any(m.weight.any() for m in modules)

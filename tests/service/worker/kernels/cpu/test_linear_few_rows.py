@@ -14,7 +14,7 @@ from tests.service.worker.tiny import assert_close
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["fp32", "narrow"])
+@pytest.fixture(scope="module", params=[False, True], ids=["fp32", "bf16_dot"])
 def kernel(request: pytest.FixtureRequest, built_kernels: Path) -> linear_few_rows.Kernel:
     """By products in fp32, and by the CPU's bfloat16 dot products."""
     library = open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
@@ -24,7 +24,7 @@ def kernel(request: pytest.FixtureRequest, built_kernels: Path) -> linear_few_ro
         built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16"
     ):
         pytest.skip("this CPU has no AVX512-BF16")
-    return linear_few_rows.Kernel(library, narrow=request.param)
+    return linear_few_rows.Kernel(library, bf16_dot=request.param)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:

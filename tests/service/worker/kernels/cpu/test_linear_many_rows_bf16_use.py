@@ -76,9 +76,9 @@ def timed(seconds: float) -> Any:
     return SimpleNamespace(pack=lambda x: x, product=lambda *_: time.sleep(seconds))
 
 
-@pytest.mark.parametrize("narrow, expected", [(0.0, True), (2e-3, False), (8e-3, False)])
-def test_it_has_to_be_faster_than_fp32_by_far(narrow: float, expected: bool) -> None:
-    assert linear_many_rows_bf16.is_faster_than_fp32(timed(narrow), timed(2e-3)) is expected
+@pytest.mark.parametrize("bf16_s, expected", [(0.0, True), (2e-3, False), (8e-3, False)])
+def test_it_has_to_be_faster_than_fp32_by_far(bf16_s: float, expected: bool) -> None:
+    assert linear_many_rows_bf16.is_faster_than_fp32(timed(bf16_s), timed(2e-3)) is expected
 
 
 def test_the_trial_is_of_one_thread_and_leaves_no_trace(kernel, plain) -> None:
@@ -131,16 +131,16 @@ def test_it_is_there_only_if_it_is_built_and_so_is_fp32s(
     assert find() is None
 
 
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("bf16_dot", [False, True])
 def test_few_rows_go_the_same_way(
-    kernel, narrow: bool, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+    kernel, bf16_dot: bool, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Mock(wraps=linear_few_rows.Kernel)
     monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
     monkeypatch.setattr(linear_few_rows, "Kernel", made)
-    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: kernel if narrow else None)
+    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: kernel if bf16_dot else None)
     assert linear_few_rows.kernel.__wrapped__() is not None
-    assert made.call_args.kwargs == {"narrow": narrow}
+    assert made.call_args.kwargs == {"bf16_dot": bf16_dot}
 
 
 def test_other_products_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_rows_of_a_model_go_through_it(
         Mock(wraps=linear_many_rows_bf16.gated_mlp),
     )
     monkeypatch.setattr(
-        linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(found, narrow=True)
+        linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(found, bf16_dot=True)
     )
     monkeypatch.setattr(linear_many_rows_bf16, "linear", linear)
     monkeypatch.setattr(linear_many_rows_bf16, "gated_mlp", mlp)

@@ -38,7 +38,7 @@ def kernel(built_kernels: Path, request: pytest.FixtureRequest) -> Kernel:
     products = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
     if request.param and products is None:
         pytest.skip("this CPU has no AVX512-BF16")
-    return Kernel(library, narrow=request.param)
+    return Kernel(library, bf16_dot=request.param)
 
 
 def drawn(
@@ -73,7 +73,7 @@ def test_rows_at_scattered_indices(kernel: Kernel, shape: tuple[int, int, int, i
     assert_close("attention of a prompt's rows", ours.double(), exact(q, k, v, rows + 1), 4 * BF16)
 
 
-def looked_at(q: Tensor, k: Tensor, seen: Tensor, share: Tensor) -> Tensor:
+def exact_key_scores(q: Tensor, k: Tensor, seen: Tensor, share: Tensor) -> Tensor:
     heads = q.shape[1]
     scores = q.double().transpose(0, 1) @ k.double().repeat_interleave(heads // len(k), 0).mT
     scores = (scores * SCALE).masked_fill(torch.arange(k.shape[1]) >= seen[:, None], -torch.inf)
@@ -82,30 +82,39 @@ def looked_at(q: Tensor, k: Tensor, seen: Tensor, share: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("size", [1, 16])
-def test_what_rows_look_at(kernel: Kernel, shape: tuple[int, int, int, int, int], size) -> None:
-    """Every row's weights times its share, by key; beside attention as it is without."""
+def test_attention_that_each_key_gets(
+    kernel: Kernel, shape: tuple[int, int, int, int, int], size
+) -> None:
+    """Softmax weights times their row's weight, summed by key; attention is as without scores."""
     q, k, v, rows = drawn(shape, size)
     share = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)) + 0.1
-    attended, told = kernel.attend_with_scores(q, k, v, rows + 1, share, SCALE)
+    attended, scores = kernel.attend_with_scores(q, k, v, rows + 1, row_weights=share, scale=SCALE)
     assert attended.equal(kernel.attend(q, k, v, rows + 1, SCALE))
-    expected = looked_at(q, k, rows + 1, share)
-    assert told.dtype == torch.float32 and not told[int(rows[-1]) + 1 :].any()
+    expected = exact_key_scores(q, k, rows + 1, share)
+    assert scores.dtype == torch.float32 and not scores[int(rows[-1]) + 1 :].any()
     # Large scores lose digits in fp32 before they are exponents.
-    assert_close("what rows look at", told.double(), expected, 1e-5 if size == 1 else 1e-2)
+    assert_close("attention by key", scores.double(), expected, 1e-5 if size == 1 else 1e-2)
 
 
-def test_shares_of_any_dtype_but_not_of_any_number(kernel: Kernel) -> None:
-    """A method of somebody else's gives them."""
+def test_row_weights_of_any_dtype_but_not_of_any_number(kernel: Kernel) -> None:
+    """They come from methods, which may be plugins."""
     q, k, v, rows = drawn(SHAPES[4])
     share = torch.arange(len(rows)) * 2
-    told = kernel.attend_with_scores(q, k, v, rows + 1, share.float(), SCALE)[1]
+
+    def scores(row_weights: Tensor) -> Tensor:
+        given = {"row_weights": row_weights, "scale": SCALE}
+        return kernel.attend_with_scores(q, k, v, rows + 1, **given)[1]
+
+    expected = scores(share.float())
     for other in (share, share.double(), share.float().repeat_interleave(2)[::2]):
-        assert kernel.attend_with_scores(q, k, v, rows + 1, other, SCALE)[1].equal(told)
-    with pytest.raises(ValueError, match="one number a row"):
-        kernel.attend_with_scores(q, k, v, rows + 1, share[1:].float(), SCALE)
+        assert scores(other).equal(expected)
+    with pytest.raises(ValueError, match="give one each"):
+        scores(share[1:].float())
 
 
-def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_each_key_gets_is_torchs(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also over keys at indices of their own, in any number of threads."""
     q, k, v, rows = drawn(SHAPES[5])
     share, key_rows = torch.linspace(0, 1, len(rows)), torch.arange(0, 500, 2)
@@ -113,7 +122,7 @@ def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyP
     keys, values = k[:, key_rows].contiguous(), v[:, key_rows].contiguous()
     given = (q, keys, values, rows, share, SCALE)
     monkeypatch.setattr(prefill_attention, "kernel", lambda: None)
-    attended, told = attend_with_scores(*given, key_rows=key_rows)
+    attended, scores = attend_with_scores(*given, key_rows=key_rows)
     monkeypatch.setattr(prefill_attention, "kernel", lambda: kernel)
     before = torch.get_num_threads()
     try:
@@ -124,7 +133,7 @@ def test_what_rows_look_at_is_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyP
     finally:
         torch.set_num_threads(before)
     assert results[0][1].equal(results[1][1])
-    assert_close("torch's", results[0][1].double(), told.double(), 1e-5)
+    assert_close("torch's", results[0][1].double(), scores.double(), 1e-5)
     assert_close("torch's", results[0][0].double(), attended.double(), 8 * BF16)
 
 

@@ -52,7 +52,7 @@ def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
     assert not cache[:, :4].any() and not cache[:, 4 + ROWS :].any()
 
 
-def stored(random: torch.Generator, lengths: list[int], d: int) -> list[rotation.Stored]:
+def stored(random: torch.Generator, lengths: list[int], d: int) -> list[rotation.StoredSegment]:
     """Segments with a gap behind each, k and v in tensors that hold more than them."""
     segments, start = [], 2
     for n in lengths:
@@ -124,8 +124,8 @@ def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.Mo
     assert rotation.placement_kernel_for(segments, cache, cache.transpose(0, 1), positions) is None
     assert rotation.placement_kernel_for(segments, cache, cache, positions.int()) is None
     assert rotation.placement_kernel_for(segments, cache, cache, torch.arange(40)[::2]) is None
-    narrow = torch.zeros(HEADS, 20, 48).bfloat16()
-    assert rotation.placement_kernel_for([], narrow, narrow, positions) is None
+    small_heads = torch.zeros(HEADS, 20, 48).bfloat16()
+    assert rotation.placement_kernel_for([], small_heads, small_heads, positions) is None
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 4, 5], [0, 7, 8, 30, 31]])
