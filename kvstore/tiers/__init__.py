@@ -1,1 +1,1 @@
-"""Places that keep chunks. One file per tier, each behind the protocol in `base`."""
+"""The places that store chunks. Each tier implements the protocol `Tier` in `base.py`."""

@@ -1,8 +1,8 @@
-"""What a tier is: it moves the bytes of chunks and knows neither tensors nor other tiers.
+"""The protocol of tiers, which move the bytes of chunks.
 
-Tiers are synchronous and safe to call from several threads. Nothing is opened before `start`.
-Checksums of the data are the store's business (it verifies what it reads); a tier checks only
-what it needs to find the bytes: the header and the lengths.
+Tiers are synchronous and safe to call from several threads. Nothing is opened before `start`. The
+store verifies the data that it reads; a tier checks only what it needs to find the bytes: the
+header and the lengths.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,25 +15,29 @@ from kvstore.format.byte_ranges import ByteRange
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 
-# memory: holds the objects themselves, so whole chunks need no second verification.
-# disk:   this machine's; written at once by put, in the background by promotion.
-# shared: other processes see it; always written in the background.
+# memory: keeps the chunk objects themselves, so whole chunks need no second verification.
+# disk:   on this machine; put writes at once, copies from slower tiers come in the background.
+# shared: visible to other processes; always written in the background.
 TierKind = Literal["memory", "disk", "shared"]
 
 
 ChunkProgress = Callable[[ChunkHeader, Tensor, int], None]
-"""What a reader is told while its data come: the chunk's header, the data being filled, and how
-many of its bytes are in place (those are not touched again). Called by the reading thread, never
-with less than before; a tier may call it rarely or not at all. What it raises ends the read."""
+"""Called while a read is under way: `(header, data, done)`.
+
+`data` is being filled, and its first `done` bytes are final. The reading thread calls it, and
+`done` never falls. A tier may call it rarely or never. An exception raised by it ends the read.
+"""
 
 
 @dataclass(frozen=True)
 class TierUsage:
-    """What a tier holds now. `None` where the tier cannot tell cheaply or has no bound.
+    """What a tier holds now; None where the tier cannot tell cheaply or has no bound.
 
     Attributes:
-        entries: chunks; what stands beside them is counted in the bytes alone.
-        used_bytes, capacity_bytes, evictions: chunks and their extra tensors.
+        entries: number of chunks, without extra tensors.
+        used_bytes: bytes of chunks and extra tensors.
+        capacity_bytes: bound on `used_bytes`.
+        evictions: chunks and extra tensors evicted since the start.
     """
 
     entries: int | None
@@ -43,26 +47,26 @@ class TierUsage:
 
 
 class Tier(Protocol):
-    """Any operation may raise a :class:`kvstore.errors.TierError` or an `OSError`."""
+    """One place that stores chunks. Any operation may raise a `TierError` or an `OSError`."""
 
     @property
     def name(self) -> str:
-        """Label in outcomes and metrics; unique in a store."""
+        """Label in outcomes and metrics; unique within a store."""
         ...
 
     @property
     def kind(self) -> TierKind: ...
 
     def start(self) -> None:
-        """Open files, sockets and the index. A tier may be started again after `close`."""
+        """Open files, sockets and the index. A tier can be started again after `close`."""
         ...
 
     def close(self) -> None:
-        """Release everything; further operations raise :class:`TierUnavailable`."""
+        """Release everything; further operations raise `TierUnavailable`."""
         ...
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        """Keep a chunk: afterwards it is visible whole, or not at all.
+        """Store a chunk. It becomes visible as a whole, or not at all.
 
         Raises:
             TierFull: it does not fit.
@@ -70,15 +74,16 @@ class Tier(Protocol):
         ...
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        """The header alone; None when there is no such chunk.
+        """Read only the header; None when there is no such chunk.
 
         Raises:
-            ChunkCorrupt, ChunkRefused: from parsing it. So do the other reads.
+            ChunkCorrupt: the header is damaged. The other reads raise this too.
+            ChunkRefused: its format or codec is unknown. The other reads raise this too.
         """
         ...
 
-    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
-        """The whole chunk, data not verified; None when there is no such chunk."""
+    def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
+        """Read the whole chunk without verifying its data; None when there is no such chunk."""
         ...
 
     def read_ranges(
@@ -86,27 +91,31 @@ class Tier(Protocol):
         key: str,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: ChunkProgress | None = None,
+        on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
-        """Some ranges of the data section (ascending, disjoint), one after the other.
-
-        Host uint8, not verified; no other data are moved. None when there is no such chunk.
+        """Read some ranges of the data section; no other data are moved.
 
         Args:
-            header: the chunk's, as it was when somebody read it. If another chunk has taken its
-                place, :class:`ChunkCorrupt` or bytes that do not verify are the answer.
-            ranges: which.
-            arrived: told of the progress.
+            key: chunk key.
+            header: the chunk's header from an earlier read. If the chunk has been replaced since,
+                the tier raises `ChunkCorrupt` or returns bytes that fail verification.
+            ranges: ascending and disjoint.
+            on_progress: called while the data arrive.
+
+        Returns:
+            The bytes of the ranges one after the other, host uint8, not verified. None when there
+            is no such chunk.
         """
         ...
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
-        """Keep extra bytes (host uint8) of a chunk under a name, in place of what has that name.
+        """Store extra bytes (host uint8) of a chunk, in place of older ones with that name.
 
-        They go when the chunk goes. Disk and shared tiers keep them only beside the chunk itself.
+        They are deleted with the chunk. Disk and shared tiers store them only if they hold the
+        chunk itself.
 
         Returns:
-            Whether it kept them: False when the chunk is not there.
+            Whether they were stored; False when the chunk is not there.
 
         Raises:
             TierFull: they do not fit.
@@ -114,19 +123,21 @@ class Tier(Protocol):
         ...
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
-        """Those bytes, not verified; None when there are none."""
+        """Read extra bytes without verifying them; None when there are none."""
         ...
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Which of these chunks it holds; reads no data and does not count as a use."""
+        """Which of these chunks the tier holds. Reads no data and does not count as a use."""
         ...
 
     def delete(self, keys: Collection[str]) -> int:
-        """Remove these, extra bytes included; the number of chunks that were there."""
+        """Delete these chunks and their extra bytes; returns how many chunks were there."""
         ...
 
     def keys(self) -> Iterable[str]:
-        """Keys of all chunks, in no order."""
+        """Keys of all chunks, in any order."""
         ...
 
-    def usage(self) -> TierUsage: ...
+    def usage(self) -> TierUsage:
+        """What the tier holds now."""
+        ...

@@ -1,21 +1,25 @@
-"""Chunks in this process's memory, bounded in bytes.
+"""Keeps chunks in this process's memory, bounded in bytes.
 
-Eviction is GDSF (greedy dual size frequency, Cherkasova 1998): the entry with the lowest
+Eviction is GDSF (greedy dual size frequency). The entry with the lowest
 
     priority = clock + uses * tokens / bytes
 
-goes first, where tokens stand for the cost of recomputing it and the clock rises to the priority
-of each evicted entry, so what was popular long ago ages. Chosen over LRU because a run of novel
-documents (used once each) then flushes one another, not the documents everybody asks for; and an
-int8 chunk, which saves the same prefill in half the bytes, outlives a raw one. Ties go to the
-least recently used.
+is evicted first. Tokens stand for the cost of computing the entry again. The clock rises to the
+priority of each evicted entry, so entries that were popular long ago age. The reasons to prefer it
+to LRU: many new documents that are used once each evict one another, and not the documents that
+are used often; and an int8 chunk, which saves the same prefill in half the bytes, stays longer than
+a raw one. Among equal priorities the least recently used entry goes first.
 
-Extra tensors of a chunk are entries of their own, also without the chunk: whoever reads chunks
-block by block from slower tiers needs them here. They count as one block of tokens, so a small
-sketch outlives chunks of equal use.
+Extra tensors are entries of their own, also without their chunk, because readers that fetch chunks
+block by block from slower tiers need them here. They count as one block of tokens, so a small
+sketch stays longer than a chunk that is used as often.
 
-Entries are immutable and handed out by reference: a reader keeps an evicted chunk alive as long as
-it holds it, so no pinning is needed, but memory in use can exceed the bound by what readers hold.
+Entries are immutable and handed out by reference. A reader keeps an evicted chunk alive as long as
+it holds it, so no pinning is needed; but memory in use can exceed the bound by what readers hold.
+
+Source:
+    Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy",
+    1998.
 """
 
 import heapq
@@ -37,7 +41,7 @@ from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 
 T = TypeVar("T")
 
-# A chunk's key, or a chunk's key and the name of extra bytes.
+# A chunk's key, or a chunk's key and the name of its extra bytes.
 _Id = tuple[str] | tuple[str, str]
 
 
@@ -47,7 +51,7 @@ class _Entry(Generic[T]):
     tokens: int
     nbytes: int
     uses: int = 0
-    # The heap may hold older orders of this entry; only the one equal to this is current.
+    # The heap may still hold older orders of this entry; only the one equal to this is valid.
     order: tuple[float, int] = (0.0, 0)
 
 
@@ -55,7 +59,7 @@ class MemoryTier:
     """A bounded dictionary of chunks.
 
     Args:
-        capacity_bytes: bound on the sum of the containers' sizes, held exactly.
+        capacity_bytes: strict bound on the total size of chunks and extra tensors.
         name: label in outcomes and metrics.
     """
 
@@ -75,7 +79,7 @@ class MemoryTier:
         self._evictions = 0
 
     def start(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     def close(self) -> None:
         """Drop everything."""
@@ -100,7 +104,7 @@ class MemoryTier:
             entry = self._chunks.get(key)
             return entry.item.header if entry else None
 
-    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
+    def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
         with self._lock:
             return self._hand_out((key,), self._chunks.get(key))
 
@@ -109,7 +113,7 @@ class MemoryTier:
         key: str,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: ChunkProgress | None = None,
+        on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
         chunk = self.read(key)
         if chunk is None:
@@ -117,7 +121,9 @@ class MemoryTier:
         if chunk.header != header:
             raise ChunkCorrupt("the chunk is not the one this header came from")
         data = self._buffers.allocate(total_bytes(ranges), pin=chunk.data.is_pinned())
-        gather(chunk.data, ranges, data, partial(arrived, header, data) if arrived else None)
+        gather(
+            chunk.data, ranges, data, partial(on_progress, header, data) if on_progress else None
+        )
         return data
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:

@@ -1,1 +1,1 @@
-"""The shared tier: Redis or Valkey."""
+"""The tier shared by several processes: Redis or Valkey."""

@@ -1,7 +1,7 @@
-"""Ranges of stored values, received one after the other into one buffer. Knows no names of values.
+"""Fetches ranges of stored values, one after the other, into one buffer.
 
-The next batch is asked for before this one has come, so that the server never waits, and never
-holds more than two batches of replies in its memory.
+The next batch is requested before the current one has arrived. So the server never waits, and
+never holds more than two batches of replies in its memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,18 @@ from kvstore.format.buffers import view_bytes
 from kvstore.format.byte_ranges import ByteProgress, ByteRange
 from kvstore.tiers.redis.resp import Replies
 
-BATCH_BYTES = 2 << 20  # of values asked for at a time
+BATCH_BYTES = 2 << 20  # bytes of values requested at a time
 
 
 @dataclass(frozen=True)
 class RangeFetch:
-    """What to ask for.
+    """The ranges to fetch and the commands that fetch them.
 
     Attributes:
-        ranges: what the values are, not empty.
-        commands: one for each.
+        ranges: not empty.
+        commands: one for each range.
         absent: lengths of replies (None: nil) that mean there is no such value.
-        last: commands that follow, answered by 0 or 1.
+        last: commands to send at the end, each answered by 0 or 1.
     """
 
     ranges: Sequence[ByteRange]
@@ -37,10 +37,14 @@ class RangeFetch:
 def fetch_ranges(
     replies: Replies, request: RangeFetch, data: Tensor, progress: ByteProgress | None
 ) -> bool:
-    """Fill `data`; False when a value is not there.
+    """Fill `data` with the ranges.
+
+    Returns:
+        False when a value is not there.
 
     Raises:
-        ChunkCorrupt: a value has another length than its range; and as `Replies` does.
+        ChunkCorrupt: a value does not have the length of its range. The errors of `Replies` are
+            raised too.
     """
     view = view_bytes(data)
     batches = list(_batches(request.ranges))
@@ -68,7 +72,7 @@ def fetch_ranges(
 
 
 def _batches(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
-    """At least one range each, and otherwise at most `BATCH_BYTES`."""
+    """Batches of at most `BATCH_BYTES` bytes, but at least one range each."""
     batch: list[ByteRange] = []
     held = 0
     for one in ranges:
@@ -81,7 +85,7 @@ def _batches(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
 
 
 def _from(before: int, progress: ByteProgress | None) -> ByteProgress | None:
-    """ByteProgress of a batch as progress of the whole, of which it starts at byte `before`."""
+    """Turn the progress of a batch that starts at byte `before` into progress of the whole."""
     if progress is None:
         return None
     return lambda done: progress(before + done)

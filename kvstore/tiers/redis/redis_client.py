@@ -1,7 +1,7 @@
-"""A Redis server by way of redis-py, with bounded waits and this package's errors. Knows no chunk.
+"""Talks to a Redis server through redis-py, with bounded waits and this package's errors.
 
-Retries, back-off and the circuit breaker are the store's business. The redis package is imported
-by `start`.
+There are no retries here: the store has a circuit breaker. The redis package is imported by
+`start`.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from kvstore.errors import TierError, TierFull, TierTimeout, TierUnavailable
 from kvstore.tiers.redis.resp import ProtocolError, Replies, ServerError
 from kvstore.tiers.redis.value_connections import ValueConnections
 
-# Errors that say nothing about the command.
+# Error replies that mean the server cannot answer now, whatever the command.
 _NOT_NOW = ("LOADING", "MASTERDOWN", "NOAUTH")
 
 
 class RedisClient:
-    """One server.
+    """One Redis server.
 
     Args:
         url: `redis://host:port/db`, `rediss://` or `unix://`.
-        timeout_s: longest wait for one socket operation, connecting included.
-        name: of the tier, for messages.
+        timeout_s: longest wait for one socket operation, connecting included, in seconds.
+        name: name of the tier, for messages.
     """
 
     def __init__(self, url: str, timeout_s: float, name: str) -> None:
@@ -35,7 +35,7 @@ class RedisClient:
         self._bulk: ValueConnections | None = None
 
     def start(self) -> None:
-        """Prepare the client. Connects at first use, so a Redis that is down delays nothing.
+        """Prepare the client. It connects at first use, so a Redis that is down delays nothing.
 
         Raises:
             TierError: the redis package is missing or the URL is malformed.
@@ -51,12 +51,12 @@ class RedisClient:
             "socket_timeout": self._timeout,
             "socket_connect_timeout": self._timeout,
             "socket_keepalive": True,
-            # redis-py would retry three times with back-off: a dead server would cost seconds.
+            # redis-py would retry three times with back-off, so a dead server would cost seconds.
             "retry": Retry(NoBackoff(), 0),
         }
         try:
             self._client = redis.Redis.from_url(self._url, **settings)
-            # RESP3 would let the server send what nobody asked for in between.
+            # With RESP3 the server may send messages that were not requested.
             pool = redis.ConnectionPool.from_url(self._url, protocol=2, **settings)
         except ValueError as error:
             raise TierError(f"bad Redis URL: {error}") from error
@@ -71,11 +71,14 @@ class RedisClient:
             client.close()
 
     @contextmanager
-    def __call__(self) -> Iterator[Any]:
-        """The client, for as long as the block runs.
+    def session(self) -> Iterator[Any]:
+        """redis-py's client, for the duration of the block; its errors become tier errors.
 
         Raises:
-            TierUnavailable, TierTimeout, TierFull, TierError: in place of redis-py's errors.
+            TierUnavailable: not started, or no connection.
+            TierTimeout: no answer in time.
+            TierFull: the server is out of memory.
+            TierError: any other error of redis-py.
         """
         client = self._client
         if client is None:
@@ -85,13 +88,15 @@ class RedisClient:
 
     @contextmanager
     def values(self, give_up_at: float) -> Iterator[Replies]:
-        """A connection that carries values only, for as long as the block runs.
+        """A connection that carries only values, for the duration of the block.
 
         Args:
-            give_up_at: latest time (`time.monotonic`) for a reply.
+            give_up_at: latest time for a reply, by `time.monotonic` (seconds).
 
         Raises:
-            TierUnavailable, TierTimeout, TierError: in place of the errors of sockets and replies.
+            TierUnavailable: not started, no connection, or a reply that cannot be understood.
+            TierTimeout: no answer in time.
+            TierError: the server answered with an error.
         """
         bulk = self._bulk
         if bulk is None:

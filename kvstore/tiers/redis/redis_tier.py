@@ -1,13 +1,13 @@
-"""Chunks in a Redis shared by several processes or machines.
+"""Keeps chunks in a Redis server shared by several processes or machines.
 
     kvstitch:{<key>}:h      the header
-    kvstitch:{<key>}:<l>    the data of layer l; ranges of it are fetched alone
+    kvstitch:{<key>}:<l>    the data of layer l; ranges of it can be fetched alone
     kvstitch:{<key>}:x      a hash of extra tensors, one field per name
 
-The braces are a hash tag: all values of a chunk share a cluster slot (the client here is still for
-a single server), so one MULTI/EXEC writes them. Inside it the header comes last, and a chunk counts
-as present only by its header; a writer that dies, or runs out of memory, leaves nothing behind.
-Redis may evict values one by one: a chunk with a missing layer is a miss, and what remains of it is
+The braces are a hash tag: all values of a chunk share a cluster slot, so one MULTI/EXEC can write
+them. (This client still talks to a single server only.) The header is written last, and a chunk is
+present only if its header is; so a writer that dies or runs out of memory leaves nothing behind.
+Redis may evict single values. A chunk with a missing layer is a miss, and the rest of it is
 deleted.
 
 Time is bounded per socket operation and per call.
@@ -42,9 +42,10 @@ class RedisTier:
 
     Args:
         url: `redis://host:port/db`, `rediss://` or `unix://`.
-        timeout_s: longest wait for one socket operation, connecting included.
-        deadline_s: longest one read may take before it is given up as a timeout.
-        ttl_s: seconds a chunk stays, renewed by every read of data; None leaves it to maxmemory.
+        timeout_s: longest wait for one socket operation, connecting included, in seconds.
+        deadline_s: longest duration of one read in seconds; after it the read is a timeout.
+        ttl_s: seconds until a chunk expires, renewed by every read of its data. None: never, so
+            only Redis' own limit (maxmemory) removes chunks.
         pin: read into pinned memory.
         prefix: first part of every Redis key.
         name: label in outcomes and metrics.
@@ -72,7 +73,7 @@ class RedisTier:
         self._prefix = prefix
 
     def start(self) -> None:
-        """Prepare the client; connects at first use.
+        """Prepare the client; it connects at first use.
 
         Raises:
             TierError: the redis package is missing or the URL is malformed.
@@ -84,9 +85,9 @@ class RedisTier:
         self._buffers.clear()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        with self._client() as client:
-            # Two workers may compute one chunk with different low bits: the first stays, so that
-            # a reader between header and layers does not see two mixed.
+        with self._client.session() as client:
+            # Two workers may compute the same chunk with different low bits. The first one stays:
+            # otherwise a reader could get the header of one and the layers of the other.
             if client.exists(self._head(key)):
                 return
             pipeline = client.pipeline(transaction=True)
@@ -100,7 +101,7 @@ class RedisTier:
         with self._client.values(time.monotonic() + self._deadline) as replies:
             return self._header(replies, key)
 
-    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
+    def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
         with self._client.values(time.monotonic() + self._deadline) as replies:
             header = self._header(replies, key)
             if header is None:
@@ -110,7 +111,7 @@ class RedisTier:
             commands = [command("GET", self._layer(key, layer)) for layer in layers]
             renewals = self._renewals(key, header.spec.layers)
             request = RangeFetch(ranges, commands, (None,), renewals)
-            data = self._receive(replies, header, request, arrived)
+            data = self._receive(replies, header, request, on_progress)
         if data is None:
             self.delete([key])
             return None
@@ -121,7 +122,7 @@ class RedisTier:
         key: str,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: ChunkProgress | None = None,
+        on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
         if not ranges:
             return torch.empty(0, dtype=torch.uint8) if self.contains([key]) else None
@@ -131,11 +132,11 @@ class RedisTier:
         for layer, start, end in ranges:
             name, base = places[layer]
             commands.append(command("GETRANGE", name, start - base, end - base - 1))
-        # A range of a value that is not there is empty, and we ask for none that is.
+        # The range of a missing value has length 0, and no requested range is empty.
         renewals = self._renewals(key, header.spec.layers)
         request = RangeFetch(ranges, commands, (None, 0), renewals)
         with self._client.values(time.monotonic() + self._deadline) as replies:
-            data = self._receive(replies, header, request, arrived)
+            data = self._receive(replies, header, request, on_progress)
         if data is None:
             self.delete([key])
         return data
@@ -152,18 +153,18 @@ class RedisTier:
                     pipeline.expire(self._extras(key), self._ttl)
             return present
 
-        with self._client() as client:
-            # Watching the header: no delete may come between and leave the extra behind.
+        with self._client.session() as client:
+            # Watching the header: a delete in between would leave the extra tensors behind.
             return bool(client.transaction(write, self._head(key), value_from_callable=True))
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
-        with self._client() as client:
+        with self._client.session() as client:
             value = client.hget(self._extras(key), require_extra_name(name))
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
 
     def contains(self, keys: Collection[str]) -> set[str]:
         found: set[str] = set()
-        with self._client() as client:
+        with self._client.session() as client:
             for batch in _batches(list(keys), _BATCH_KEYS):
                 pipeline = client.pipeline(transaction=False)
                 for key in batch:
@@ -172,9 +173,9 @@ class RedisTier:
         return found
 
     def delete(self, keys: Collection[str]) -> int:
-        """Also removes layers whose header was evicted: every name a chunk can have is unlinked."""
+        """Delete every name a chunk can have, so also layers whose header was evicted."""
         removed = 0
-        with self._client() as client:
+        with self._client.session() as client:
             for batch in _batches(list(set(keys)), _BATCH_KEYS):
                 pipeline = client.pipeline(transaction=False)
                 for key in batch:
@@ -186,15 +187,15 @@ class RedisTier:
         return removed
 
     def keys(self) -> Iterable[str]:
-        """Keys of the headers, by SCAN: complete only while nobody writes."""
+        """The keys of all headers, found by SCAN; complete only while nothing is written."""
         start = len(self._prefix) + 2
-        with self._client() as client:
+        with self._client.session() as client:
             names = client.scan_iter(match=f"{self._prefix}:{{*}}:h", count=1000)
             return [name.decode()[start : start + 32] for name in names]
 
     def usage(self) -> TierUsage:
-        """The server's memory and bound, other users of it included; entries are not counted."""
-        with self._client() as client:
+        """The memory and limit of the whole server, its other users included; no entry count."""
+        with self._client.session() as client:
             memory = client.info("memory")
             evicted = client.info("stats")["evicted_keys"]
         bound = int(memory["maxmemory"]) or None
@@ -210,15 +211,15 @@ class RedisTier:
         replies: Replies,
         header: ChunkHeader,
         request: RangeFetch,
-        arrived: ChunkProgress | None,
+        on_progress: ChunkProgress | None,
     ) -> Tensor | None:
-        """The values one after the other; None when one is gone."""
+        """Receive the values one after the other; None when one is missing."""
         data = self._buffers.allocate(total_bytes(request.ranges), pin=self._pin)
-        progress = partial(arrived, header, data) if arrived else None
+        progress = partial(on_progress, header, data) if on_progress else None
         return data if fetch_ranges(replies, request, data, progress) else None
 
     def _renewals(self, key: str, layers: int) -> list[bytes]:
-        """Every value, also of layers that are not read: they are of use only together."""
+        """EXPIRE commands for every value, also of layers not read: all are needed together."""
         if self._ttl is None:
             return []
         names = [self._layer(key, layer) for layer in range(layers)]

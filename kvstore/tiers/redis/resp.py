@@ -1,13 +1,12 @@
-"""Replies of Redis received straight into place. Knows no chunk and opens no connection.
+"""Receives the replies of Redis (its protocol is called RESP) directly into their buffers.
 
-Whoever asks for values knows how long they are, so all of a reply but the values is known too:
+The caller knows the length of the values it requests, so every byte around the values is known too:
 
     $6\\r\\n <6 bytes> \\r\\n$9\\r\\n <9 bytes> \\r\\n        three frames around two values
 
-The socket scatters what comes over frames and values at once (recvmsg), and a frame that is not the
-one expected says what is wrong: the value is missing, has another length, or there is an error.
-After anything but the replies expected nobody knows where the next one starts, so the connection
-must be closed.
+One call (recvmsg) spreads the received bytes over frames and values. If a frame is not the expected
+one, it tells what is wrong: the value is missing, it has another length, or there is an error.
+After an unexpected reply it is unknown where the next one starts, so the connection must be closed.
 """
 
 import re
@@ -20,26 +19,26 @@ from kvstore.format.byte_ranges import ByteProgress
 
 _SCATTER = 64  # buffers per call
 _LONGEST_LINE = 1 << 10
-_LONGEST_VALUE = 512 << 20  # Redis' own bound
+_LONGEST_VALUE = 512 << 20  # the limit of Redis itself
 _NIL = (b"$-1", b"_")  # in RESP2 and RESP3
 _FLAGS = re.compile(rb"(:[01]\r\n)*")
 _FLAG_BYTES = 4
 
 
 class ServerError(Exception):
-    """The server answered with an error; its text."""
+    """The server answered with an error; the message is its text."""
 
 
 class ProtocolError(Exception):
-    """What came is no reply to what was asked."""
+    """The received bytes are not a reply to the request."""
 
 
 @dataclass(frozen=True)
 class UnexpectedValue:
-    """The first value that is not as expected.
+    """The first value that is missing or has another length than expected.
 
     Attributes:
-        number: which.
+        number: its number in the request.
         nbytes: its length; None when there is no such value.
     """
 
@@ -48,7 +47,7 @@ class UnexpectedValue:
 
 
 def command(*words: str | int) -> bytes:
-    """A command as it is sent."""
+    """Encode a command."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         encoded = str(word).encode()
@@ -57,18 +56,19 @@ def command(*words: str | int) -> bytes:
 
 
 class Replies:
-    """What comes on one connection.
+    """The requests and replies on one connection.
 
-    Each method raises ServerError when the server refuses, ProtocolError when that is no reply,
-    TimeoutError when nothing comes in time, OSError when the connection breaks.
+    Each method raises ServerError when the server answers with an error, ProtocolError when the
+    bytes are not a reply, TimeoutError when nothing comes in time, and OSError when the connection
+    breaks.
 
     Args:
-        connection: with a timeout, and no byte of an earlier reply left in it.
-        give_up_at: by `time.monotonic`.
+        connection: a socket with a timeout, with no bytes of an earlier reply left in it.
+        give_up_at: deadline, by `time.monotonic` (seconds).
 
     Attributes:
-        expected: replies that were asked for and have not come whole: after use 0, or the
-            connection must be closed.
+        expected: number of requested replies that have not come completely. If it is not 0 after
+            use, the connection must be closed.
     """
 
     def __init__(self, connection: socket.socket, give_up_at: float) -> None:
@@ -77,12 +77,15 @@ class Replies:
         self.expected = 0
 
     def ask(self, commands: Sequence[bytes]) -> None:
-        """Send these; their replies come in the same order."""
+        """Send these commands; their replies come in the same order."""
         self.expected += len(commands)
         self._connection.sendall(b"".join(commands))
 
     def value(self) -> bytes | None:
-        """One value of a length that is not known; None when there is none. Ask for no more."""
+        """Receive one value of unknown length; None when there is none.
+
+        No other reply may be expected at the same time.
+        """
         head, came = self._line(b"")
         value: bytes | None = None
         if head not in _NIL:
@@ -104,24 +107,26 @@ class Replies:
     def values(
         self, values: Sequence[memoryview], progress: ByteProgress | None = None
     ) -> UnexpectedValue | None:
-        """Fill each of these (none of them empty) with the value of one reply.
+        """Fill each buffer with the value of one reply.
 
         Args:
-            values: where they belong.
-            progress: told how many bytes of these values are in place.
+            values: the buffers, none of them empty.
+            progress: called with the number of bytes that are in place.
 
         Returns:
-            None when all are in place, else the first that is not; the rest is then lost.
+            None when all values are in place. Otherwise the first one that is not as expected; the
+            values after it are lost.
         """
         frames = [b"$%d\r\n" % len(value) for value in values]
         wanted = [frames[0], *(b"\r\n" + frame for frame in frames[1:]), b"\r\n"]
         seen = [bytearray(len(frame)) for frame in wanted]
-        places: list[memoryview] = []  # frames at even places, values at odd ones
+        places: list[memoryview] = []  # frames at even indices, values at odd indices
         for frame, value in zip(seen, values, strict=False):
             places += memoryview(frame), value
         places.append(memoryview(seen[-1]))
 
-        at = offset = in_place = 0  # the place being filled, how far, and bytes of values before it
+        # The place being filled, the bytes filled in it, and the bytes of complete values.
+        at = offset = in_place = 0
         while at < len(places):
             offset += self._receive([places[at][offset:], *places[at + 1 : at + _SCATTER]])
             while at < len(places):
@@ -139,7 +144,7 @@ class Replies:
         return None
 
     def flags(self, count: int) -> None:
-        """Take `count` replies that are 0 or 1, whichever."""
+        """Receive `count` replies that are each 0 or 1, and ignore which."""
         came = bytearray(count * _FLAG_BYTES)
         filled = 0
         while filled < len(came):
@@ -151,7 +156,7 @@ class Replies:
         self.expected -= count
 
     def _deviation(self, number: int, came: bytes) -> UnexpectedValue:
-        """What stands where frame `number` was expected, as far as it has come."""
+        """Interpret the bytes that came in place of frame number `number`."""
         if number:
             while len(came) < 2:
                 came += self._more()
@@ -162,7 +167,7 @@ class Replies:
         return UnexpectedValue(number, None if head in _NIL else _length(head))
 
     def _line(self, came: bytes) -> tuple[bytes, bytes]:
-        """The first line of `came` and what comes next, and what has come after it."""
+        """Receive until `came` holds a whole line; the line, and the bytes after it."""
         while b"\r\n" not in came:
             if len(came) > _LONGEST_LINE:
                 raise ProtocolError(f"a line without end: {came[:16]!r}")
@@ -175,10 +180,10 @@ class Replies:
         return bytes(memoryview(buffer)[: self._receive([memoryview(buffer)])])
 
     def _receive(self, buffers: list[memoryview]) -> int:
-        """Receive into the buffers, at least a byte."""
+        """Receive at least one byte into the buffers."""
         try:
             count: int = self._connection.recvmsg_into(buffers)[0]
-        except NotImplementedError:  # TLS
+        except NotImplementedError:  # TLS sockets have no recvmsg
             count = self._connection.recv_into(buffers[0])
         if not count:
             raise ConnectionError("the server closed the connection")
@@ -188,7 +193,7 @@ class Replies:
 
 
 def _joined(places: Sequence[memoryview], nbytes: int) -> bytes:
-    """The first `nbytes` of these places, or enough of them for a line."""
+    """The first `nbytes` bytes of these places, but not more than a line can have."""
     nbytes = min(nbytes, _LONGEST_LINE)
     joined = b""
     for place in places:
@@ -199,7 +204,7 @@ def _joined(places: Sequence[memoryview], nbytes: int) -> bytes:
 
 
 def _length(head: bytes) -> int:
-    """The length that the first line of a value states."""
+    """The length that the first line of a value gives."""
     if head[:1] != b"$" or not head[1:].isdigit():
         raise _refusal(head)
     nbytes = int(head[1:])

@@ -1,9 +1,8 @@
-"""Connections that carry values only, beside those of redis-py. Knows no chunk.
+"""Connections that carry only values, beside those of redis-py.
 
-redis-py makes them (address, TLS, password, database and name are its settings), and from then on
-the socket is ours alone: replies go straight to where they belong
-(:mod:`kvstore.tiers.redis.resp`). One that was left in the middle of a reply, or that has bytes
-nobody asked for, is closed.
+redis-py opens them with its settings (address, TLS, password, database and name). After that only
+this code uses the socket, and `resp.py` receives values directly into their buffers. A connection
+that was left in the middle of a reply, or that has unexpected bytes, is closed.
 """
 
 import os
@@ -20,10 +19,10 @@ _IDLE = 8  # connections kept
 
 
 class ValueConnections:
-    """As many as there are readers at a time.
+    """A pool with as many connections as there are readers at the same time.
 
     Args:
-        pool: redis-py's pool, for its settings.
+        pool: redis-py's pool, whose settings are used.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -34,17 +33,20 @@ class ValueConnections:
         self._closed = False
 
     def close(self) -> None:
-        """Close those that are idle; the others when they come back."""
+        """Close idle connections now, and the others when they are returned."""
         self._closed = True
         while self._idle:
             self._idle.pop().disconnect()
 
     @contextmanager
     def lend(self, give_up_at: float) -> Iterator[Replies]:
-        """A connection, as long as the block runs; connects when none is idle.
+        """Lend a connection for the duration of the block; connects when none is idle.
+
+        Args:
+            give_up_at: latest time for a reply, by `time.monotonic` (seconds).
 
         Raises:
-            redis.RedisError: it cannot connect; else what the block raises.
+            redis.RedisError: it cannot connect.
         """
         connection = self._take() or self._connect()
         replies = Replies(connection._sock, give_up_at)
@@ -62,8 +64,8 @@ class ValueConnections:
         return connection
 
     def _take(self) -> Any:
-        """The connection used last, if the server has not closed it; None when there is none."""
-        if self._owner != os.getpid():  # a fork: the sockets are its parent's too
+        """The idle connection used last, if the server has not closed it."""
+        if self._owner != os.getpid():  # after a fork the sockets belong to the parent too
             self._idle.clear()
             self._owner = os.getpid()
         while True:
@@ -71,13 +73,13 @@ class ValueConnections:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            if not _has_something(connection._sock):
+            if not _has_unexpected_bytes(connection._sock):
                 return connection
             connection.disconnect()
 
 
-def _has_something(connection: socket.socket) -> bool:
-    """Whether there are bytes, or the end, where nothing was asked for."""
+def _has_unexpected_bytes(connection: socket.socket) -> bool:
+    """Whether bytes have come, or the end of the stream, although nothing was requested."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

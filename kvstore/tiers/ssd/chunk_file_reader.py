@@ -1,9 +1,10 @@
-"""Reading chunk files: the header, the whole chunk or some ranges of it. Knows no directory.
+"""Reads chunk files: the header, the whole chunk, or some ranges of it.
 
-A whole file that is not in the page cache is read past it (O_DIRECT), in segments, several at a
-time: the disk works in parallel and writes into place, and the first layers are handed on while
-the rest is under way. The page cache would cost a copy and pages that the memory tier makes
-superfluous; what it holds anyway (chunks written lately) is taken from there.
+A whole file that is not in the page cache is read without it (O_DIRECT), in segments, several at a
+time. The disk works in parallel and writes directly to the final place, and the first layers are
+verified and used while the rest is still being read. The page cache would cost an extra copy, and
+memory that the memory tier makes superfluous. Files that are in the page cache anyway (chunks
+written lately) are read from there.
 """
 
 import fcntl
@@ -23,18 +24,18 @@ from kvstore.tiers.base import ChunkProgress
 from kvstore.tiers.ssd.directory_scan import StoredFile
 from kvstore.tiers.ssd.file_io import is_cached, read_fully, read_scattered
 
-_PAGE = 4096  # what O_DIRECT wants offsets, lengths and addresses to be multiples of
-_STEP = 1 << 20  # of a read from the page cache: still in the CPU's cache when it is verified
-_SEGMENT = 2 << 20  # of a read past it
-_DIRECT_FROM = 1 << 20  # smaller files are not worth it
+_PAGE = 4096  # O_DIRECT needs offsets, lengths and addresses that are multiples of this
+_STEP = 1 << 20  # bytes per read from the page cache: still in the CPU's cache when verified
+_SEGMENT = 2 << 20  # bytes per read with O_DIRECT
+_DIRECT_FROM = 1 << 20  # for smaller files O_DIRECT does not pay
 
 
 class ChunkFileReader:
-    """Reads open files into buffers that are used again.
+    """Reads open files into reused buffers.
 
     Args:
         pin: read into pinned memory.
-        streams: segments of one disk read at a time.
+        streams: number of segments that are read at the same time.
     """
 
     def __init__(self, *, pin: bool, streams: int) -> None:
@@ -53,13 +54,23 @@ class ChunkFileReader:
         self._buffers.clear()
 
     def header(self, fd: int, file: StoredFile) -> ChunkHeader:
-        """Raises ChunkCorrupt, ChunkRefused."""
+        """Read the header.
+
+        Raises:
+            ChunkCorrupt: the header is damaged, or the file has another length than it says.
+            ChunkRefused: its format or codec is unknown.
+        """
         header = bytearray(file.header_bytes)
         read_fully(fd, [memoryview(header)], 0)
         return _parse(header, file)
 
-    def chunk(self, fd: int, file: StoredFile, arrived: ChunkProgress | None) -> EncodedChunk:
-        """Raises ChunkCorrupt, ChunkRefused, and what `arrived` raises."""
+    def chunk(self, fd: int, file: StoredFile, on_progress: ChunkProgress | None) -> EncodedChunk:
+        """Read the whole chunk; `on_progress` is called while it arrives and may raise.
+
+        Raises:
+            ChunkCorrupt: the header is damaged, or the file has another length than it says.
+            ChunkRefused: its format or codec is unknown.
+        """
         whole = self._buffers.allocate(-(-file.file_bytes // _PAGE) * _PAGE, pin=self._pin)
         data = whole[file.header_bytes : file.file_bytes]
         view = view_bytes(whole)
@@ -69,8 +80,8 @@ class ChunkFileReader:
             nonlocal header
             if header is None and done >= file.header_bytes:
                 header = _parse(view[: file.header_bytes], file)
-            if header is not None and arrived is not None:
-                arrived(header, data, done - file.header_bytes)
+            if header is not None and on_progress is not None:
+                on_progress(header, data, done - file.header_bytes)
 
         direct = (
             file.file_bytes >= _DIRECT_FROM
@@ -93,16 +104,20 @@ class ChunkFileReader:
         fd: int,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: ChunkProgress | None,
+        on_progress: ChunkProgress | None,
     ) -> Tensor:
-        """Raises ChunkCorrupt, and what `arrived` raises."""
+        """Read some ranges; `on_progress` is called while they arrive and may raise.
+
+        Raises:
+            ChunkCorrupt: the file is too short.
+        """
         data = self._buffers.allocate(total_bytes(ranges), pin=self._pin)
         rest = view_bytes(data)
         parts: list[tuple[int, memoryview]] = []
         for start, end in coalesced(ranges):
             parts.append((header.data_start + start, rest[: end - start]))
             rest = rest[end - start :]
-        read_scattered(fd, parts, partial(arrived, header, data) if arrived else None)
+        read_scattered(fd, parts, partial(on_progress, header, data) if on_progress else None)
         return data
 
     def _read_segments(self, fd: int, view: memoryview, size: int, progress: ByteProgress) -> None:
@@ -118,25 +133,25 @@ class ChunkFileReader:
                 read.result()
                 progress(min((number + 1) * _SEGMENT, size))
         finally:
-            # Nobody may read from a descriptor that is closed, and perhaps another file's by then.
+            # No read may go on after the descriptor is closed: its number may be reused.
             for read in reads:
                 read.cancel()
             wait(reads)
 
 
 def _read_segment(fd: int, segment: memoryview, offset: int, nbytes: int) -> None:
-    """Fill the segment, the last one up to the file's end."""
+    """Fill a segment; the last one only up to the end of the file."""
     try:
         got = os.preadv(fd, [segment], offset)
-    except OSError:  # what is wrong with the disk shows again below
+    except OSError:  # a real fault of the disk shows again in read_fully below
         got = 0
-    if got < nbytes:  # a short read need not end on a page, and cannot be continued past it
+    if got < nbytes:  # a short read may end inside a page, where O_DIRECT cannot continue
         _use_page_cache(fd)
         read_fully(fd, [segment[got:nbytes]], offset + got)
 
 
 def _bypass_page_cache(fd: int) -> bool:
-    """Whether the filesystem and the system allow it; only for this descriptor."""
+    """Turn on O_DIRECT for this descriptor; False where the system does not support it."""
     if not hasattr(os, "O_DIRECT"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a directory of chunks holds, found by looking. Knows no bounds and no open tier."""
+"""Finds out at start what a directory of chunks holds, and removes what is not a whole chunk."""
 
 import os
 from dataclasses import dataclass, field
@@ -17,11 +17,12 @@ TEMPORARY = "tmp"
 
 @dataclass
 class StoredFile:
-    """One whole chunk file and what stands beside it.
+    """One whole chunk file and its files of extra tensors.
 
     Attributes:
-        header_bytes, file_bytes: of the chunk.
-        extras: name to size of its files of extra tensors.
+        header_bytes: bytes of the chunk's header.
+        file_bytes: bytes of the chunk file, header included.
+        extras: bytes of each file of extra tensors, by name.
     """
 
     header_bytes: int
@@ -36,7 +37,14 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What the scan at start found; `kept` counts chunks, the others files."""
+    """What the scan at start found.
+
+    Attributes:
+        kept: number of whole chunks.
+        removed_unreadable: number of files removed because they are no whole chunk, or extra
+            tensors without a chunk.
+        swept_temporary: number of temporary files removed.
+    """
 
     kept: int
     removed_unreadable: int
@@ -44,7 +52,7 @@ class ScanReport:
 
 
 def chunk_path(root: Path, key: str) -> Path:
-    """`root/ab/cd/abcd....safetensors`: at most 256 entries per directory above the files."""
+    """`root/ab/cd/abcd....safetensors`; each directory has at most 256 subdirectories."""
     return root / key[:2] / key[2:4] / (key + SUFFIX)
 
 
@@ -54,7 +62,7 @@ def extra_path(root: Path, key: str, name: str) -> Path:
 
 
 def scan(root: Path) -> tuple[ScanReport, list[tuple[str, StoredFile]]]:
-    """Sweep temporary files and files that are no whole chunk; list the rest oldest first."""
+    """Remove temporary files and files that are no whole chunk; list the chunks oldest first."""
     swept = 0
     for path in (root / TEMPORARY).iterdir():
         path.unlink()
@@ -76,7 +84,7 @@ def scan(root: Path) -> tuple[ScanReport, list[tuple[str, StoredFile]]]:
 
 
 def _adopt_extras(root: Path, chunks: dict[str, StoredFile]) -> int:
-    """Enter files of extra tensors with their chunks; the number of those removed without one."""
+    """Add extra tensor files to their chunks; returns how many were removed without a chunk."""
     removed = 0
     for path in root.glob(f"??/??/*{EXTRA_SUFFIX}"):
         key, _, name = path.stem.partition(".")
@@ -89,7 +97,7 @@ def _adopt_extras(root: Path, chunks: dict[str, StoredFile]) -> int:
 
 
 def _check_file(path: Path) -> StoredFile | None:
-    """Size and header of a file, or None when it is not a whole chunk of ours."""
+    """Sizes of a chunk file, or None when it is not a whole chunk of this format."""
     try:
         with path.open("rb", buffering=0) as handle:
             size = os.fstat(handle.fileno()).st_size

@@ -1,6 +1,6 @@
-"""What an SSD tier holds: files by key, least recently used first, within a bound in bytes.
+"""The index of an SSD tier: files by key, least recently used first, bounded in bytes.
 
-Knows no paths and touches no files; not thread-safe.
+It only keeps account; it never touches a file. It is not thread-safe.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from kvstore.tiers.ssd.directory_scan import StoredFile
 
 
 class DiskIndex:
-    """The books of a directory.
+    """Which files a directory holds, and how many bytes they take.
 
     Args:
         capacity_bytes: bound on the sum of file sizes, files being written included.
@@ -35,7 +35,7 @@ class DiskIndex:
         return iter(self._files)
 
     def adopt(self, files: Iterable[tuple[str, StoredFile]]) -> None:
-        """Take over what a scan found, oldest first."""
+        """Replace the content by what a scan found, oldest first."""
         self._files = OrderedDict(files)
         self.used = sum(file.nbytes for file in self._files.values())
 
@@ -43,17 +43,17 @@ class DiskIndex:
         return self._files.get(key)
 
     def use(self, key: str) -> StoredFile | None:
-        """The same, and the key becomes the most recently used."""
+        """Like `get`, and the key becomes the most recently used."""
         file = self._files.get(key)
         if file is not None:
             self._files.move_to_end(key)
         return file
 
     def oldest_beyond(self, nbytes: int) -> str | None:
-        """The key to remove before `nbytes` more fit; None when they fit.
+        """The key to remove so that `nbytes` more bytes fit; None when they fit already.
 
         Raises:
-            TierFull: nothing is left to remove.
+            TierFull: they cannot fit, or nothing is left to remove.
         """
         if nbytes > self._capacity:
             raise TierFull(f"{nbytes} bytes do not fit {self._capacity}")
@@ -64,20 +64,22 @@ class DiskIndex:
         return next(iter(self._files))
 
     def reserve(self, nbytes: int) -> None:
+        """Count bytes of a file that is about to be written."""
         self.used += nbytes
 
     def release(self, nbytes: int) -> None:
+        """Take back a reservation, or the bytes of a removed file."""
         self.used -= nbytes
 
     def enter(self, key: str, file: StoredFile) -> None:
-        """Add a chunk whose bytes were reserved; if it is there already they are released."""
+        """Add a chunk whose bytes are reserved; if it is there already, release them."""
         if key in self._files:
             self.release(file.nbytes)
         else:
             self._files[key] = file
 
     def enter_extra(self, key: str, name: str, nbytes: int) -> None:
-        """Note a file beside a chunk, whose bytes were reserved, in place of an older one."""
+        """Add a file of extra tensors whose bytes are reserved, in place of an older one."""
         extras = self._files[key].extras
         self.release(extras.get(name, 0))
         extras[name] = nbytes
@@ -86,7 +88,7 @@ class DiskIndex:
         self.release(self._files[key].extras.pop(name, 0))
 
     def remove(self, key: str) -> StoredFile | None:
-        """Take a chunk and its extras out of the books."""
+        """Remove a chunk and its extra tensors from the index."""
         file = self._files.pop(key, None)
         if file is not None:
             self.release(file.nbytes)

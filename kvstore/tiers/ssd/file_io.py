@@ -1,4 +1,4 @@
-"""Whole reads and durable writes of files. Knows nothing of chunks."""
+"""Complete reads and durable writes of files."""
 
 import fcntl
 import os
@@ -12,14 +12,14 @@ _CAN_ADVISE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Fill the buffers from `offset` on; preadv into memory that exists is the fastest way.
+    """Fill the buffers from `offset` on; preadv into existing memory is the fastest way.
 
     Raises:
         ChunkCorrupt: the file ends before the buffers are full.
     """
     pending = [buffer for buffer in buffers if len(buffer)]
     while pending:
-        count = os.preadv(fd, pending, offset)  # at most 2 GiB a call
+        count = os.preadv(fd, pending, offset)  # reads at most 2 GiB per call
         if count == 0:
             raise ChunkCorrupt("the file is shorter than its header says")
         offset += count
@@ -29,11 +29,16 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
 def read_scattered(
     fd: int, parts: Sequence[tuple[int, memoryview]], progress: ByteProgress | None = None
 ) -> None:
-    """Fill each buffer from its offset; one preadv each, and `progress` is told after each.
+    """Fill each buffer from its offset, with one preadv per buffer.
 
-    Those in the page cache are read at once. From the first that is not, the kernel is asked for
-    all the rest together, so that the disk works on them in parallel: one after the other, a few
-    small ranges take as long as the whole file.
+    Ranges in the page cache are read at once. At the first one that is not cached, the kernel is
+    told about all remaining ranges, so that the disk works on them in parallel. One after the
+    other, a few small ranges would take as long as the whole file.
+
+    Args:
+        fd: open file.
+        parts: offset and buffer of each range.
+        progress: called after each range with the number of bytes read so far.
 
     Raises:
         ChunkCorrupt: the file ends before a buffer is full.
@@ -53,7 +58,7 @@ def read_scattered(
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Whether the page cache holds that byte. Where the system cannot tell: yes."""
+    """Whether the page cache holds that byte; True where the system cannot tell."""
     return not _CAN_ADVISE or _read_cached(fd, memoryview(bytearray(1)), offset)
 
 
@@ -65,7 +70,7 @@ def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:
 
 
 def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None:
-    """A new file with the buffers in it; with `sync` it is durable. Nothing stays on failure."""
+    """Write a new file, durable if `sync`; on failure no file is left."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         write_fully(fd, buffers)
@@ -81,9 +86,10 @@ def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None
 def write_atomically(
     temporary: Path, target: Path, root: Path, buffers: Sequence[memoryview], *, sync: bool
 ) -> None:
-    """Write `temporary` and rename it to `root/??/??/<target>`, new directories included.
+    """Write to `temporary`, then rename it to `target` (`root/??/??/<name>`).
 
-    With `sync` the file is durable before it is visible, and its name afterwards.
+    Missing directories are created. With `sync` the content is durable before the file becomes
+    visible, and the name is durable when this returns.
     """
     write_file(temporary, buffers, sync=sync)
     try:
@@ -97,12 +103,12 @@ def write_atomically(
                 sync_directory(root)
     except BaseException:
         temporary.unlink(missing_ok=True)
-        target.unlink(missing_ok=True)  # else a file that nobody counts would stay
+        target.unlink(missing_ok=True)  # otherwise a file would stay that the index does not count
         raise
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames and new names in a directory durable."""
+    """Make the names in a directory durable (fsync)."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -111,7 +117,7 @@ def sync_directory(path: Path) -> None:
 
 
 def lock_file(path: Path) -> int:
-    """An open descriptor that holds the lock on a file until it is closed.
+    """Lock a file; the lock lasts until the returned descriptor is closed.
 
     Raises:
         OSError: another process holds it.
@@ -126,7 +132,7 @@ def lock_file(path: Path) -> int:
 
 
 def _read_cached(fd: int, buffer: memoryview, offset: int) -> bool:
-    """Fill the buffer if the page cache has it all."""
+    """Fill the buffer if all of it is in the page cache; whether it was."""
     try:
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
     except OSError:  # not cached, or a filesystem that cannot tell

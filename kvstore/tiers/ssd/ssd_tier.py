@@ -1,15 +1,15 @@
-"""Chunks as files in one directory, bounded in bytes, least recently used out first.
+"""Keeps chunks as files in one directory, bounded in bytes; the least recently used goes first.
 
-    root/.lock                    held while started: one owner per directory
-    root/tmp/<key>.<n>            being written; swept at start
-    root/ab/cd/<key>.safetensors  visible chunks, keys that start with "abcd"
-    root/ab/cd/<key>.<name>.extra extra tensors of that chunk; they go when it goes
+    root/.lock                    locked while started: one owner per directory
+    root/tmp/<key>.<n>            being written; removed at start
+    root/ab/cd/<key>.safetensors  visible chunks whose keys start with "abcd"
+    root/ab/cd/<key>.<name>.extra extra tensors of that chunk, deleted with it
 
-A chunk is written to tmp, fsynced and renamed, and the directories are fsynced too: after a crash
-at any moment a file is either whole or absent. Extra tensors are not fsynced: what a crash makes
-of them fails its checksum and is computed again. The index is rebuilt at start from the files
-themselves (header checked, size compared, data left to the check on read), in order of mtime,
-which a read renews. Knows no other tier and verifies no data.
+A chunk is written to tmp, fsynced and renamed, and the directories are fsynced too. So after a
+crash a file is either whole or absent. Extra tensors are not fsynced: if a crash damages them, they
+fail their checksum and are computed again. At start the index is rebuilt from the files: headers
+and sizes are checked, data are verified when they are read. The order is that of the modification
+times, which every read renews.
 """
 
 import errno
@@ -46,12 +46,15 @@ class SsdTier:
     """A directory of chunks that survives restarts.
 
     Args:
-        root: the directory; created at start. One process at a time may own it.
+        root: the directory; created at start. Only one process at a time may own it.
         capacity_bytes: bound on the sum of file sizes, files being written included.
         pin: read into pinned memory.
-        streams: reads of the disk under way at a time.
-        fsync: off only where losing recent chunks in a power cut does not matter.
+        streams: number of disk reads at the same time.
+        fsync: turn it off only where losing recent chunks in a power cut does not matter.
         name: label in outcomes and metrics.
+
+    Attributes:
+        scan: what the scan at start found.
     """
 
     kind: TierKind = "disk"
@@ -79,7 +82,7 @@ class SsdTier:
         self._lock_fd: int | None = None
 
     def start(self) -> None:
-        """Take the directory, sweep what a crash left, rebuild the index.
+        """Lock the directory, remove what a crash left, rebuild the index.
 
         Raises:
             TierUnavailable: another process owns the directory.
@@ -122,26 +125,26 @@ class SsdTier:
                 self._temporary_path(key), target, self._root, buffers, sync=self._fsync
             )
         with self._lock:
-            # Another thread may have written the same chunk meanwhile.
+            # Another thread may have written the same chunk in the meantime.
             self._index.enter(key, StoredFile(chunk.header.data_start, chunk.nbytes))
 
     def read_header(self, key: str) -> ChunkHeader | None:
         with self._opened(key) as found:
             return self._files.header(*found) if found else None
 
-    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
+    def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
         with self._opened(key) as found:
-            return self._files.chunk(*found, arrived) if found else None
+            return self._files.chunk(*found, on_progress) if found else None
 
     def read_ranges(
         self,
         key: str,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: ChunkProgress | None = None,
+        on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
         with self._opened(key) as found:
-            return self._files.ranges(found[0], header, ranges, arrived) if found else None
+            return self._files.ranges(found[0], header, ranges, on_progress) if found else None
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         target = extra_path(self._root, require_chunk_key(key), require_extra_name(name))
@@ -156,7 +159,7 @@ class SsdTier:
             with self._reserved(nbytes):
                 write_file(temporary, [view_bytes(raw)], sync=False)
                 with self._lock:
-                    # One step with its entry: no delete may come between and leave the file.
+                    # Under the lock, so that no delete in between can leave the file behind.
                     if key in self._index:
                         os.replace(temporary, target)
                         self._index.enter_extra(key, name, nbytes)
@@ -176,7 +179,7 @@ class SsdTier:
             return None
         try:
             fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # never there, removed behind our back, or deleted just now
+        except FileNotFoundError:  # never written, removed by someone else, or just deleted
             with self._lock:
                 if self._index.get(key) is file:
                     self._index.remove_extra(key, name)
@@ -215,7 +218,7 @@ class SsdTier:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:
-        """An open descriptor outlives eviction, so a reader never sees half a file."""
+        """Open a chunk file. The descriptor stays valid if the file is evicted meanwhile."""
         path = chunk_path(self._root, require_chunk_key(key))
         with self._lock:
             self._require_started()
@@ -225,7 +228,7 @@ class SsdTier:
             return
         try:
             fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # removed behind our back
+        except FileNotFoundError:  # removed by someone else
             with self._lock:
                 if self._index.get(key) is file:
                     self._remove(key)
@@ -238,13 +241,13 @@ class SsdTier:
             os.close(fd)
 
     def _reserve(self, nbytes: int) -> None:
-        """Take the bytes now, so that several writers together stay within the bound."""
+        """Reserve the bytes before writing, so that several writers together keep the bound."""
         self._make_room(nbytes)
         self._index.reserve(nbytes)
 
     @contextmanager
     def _reserved(self, nbytes: int) -> Iterator[None]:
-        """Give the bytes back when the writing inside fails."""
+        """Release the reserved bytes if the block fails."""
         try:
             yield
         except BaseException as error:
@@ -263,7 +266,7 @@ class SsdTier:
         file = self._index.get(key)
         if file is None:
             return False
-        # The books last: if an unlink fails, the chunk is still counted and can be deleted again.
+        # The index last: if an unlink fails, the chunk is still counted and can be deleted again.
         for name in file.extras:
             extra_path(self._root, key, name).unlink(missing_ok=True)
         chunk_path(self._root, key).unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""A tier that fails on demand."""
+"""A tier for tests that fails on demand."""

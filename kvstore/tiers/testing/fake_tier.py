@@ -1,12 +1,10 @@
 """A tier for tests: a dictionary with faults on demand.
 
-    tier = FakeTier(kind="shared")
-    tier.fail("read", TierTimeout("slow"))     # every read from now on, until tier.heal()
-    tier.block("put")                          # puts wait until tier.release()
-    tier.damage(key, offset=100)               # flip a stored bit
-    tier.damage_extra(key, "sketch")
-
-Knows nothing of files or networks.
+tier = FakeTier(kind="shared")
+tier.fail("read", TierTimeout("slow"))     # every read from now on, until tier.heal()
+tier.block("put")                          # puts wait until tier.release()
+tier.damage(key, offset=100)               # flip a stored bit
+tier.damage_extra(key, "sketch")
 """
 
 import threading
@@ -24,10 +22,10 @@ from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 
 
 class FakeTier:
-    """Unbounded, in memory, and as broken as it is told to be.
+    """An unbounded tier in memory with injected faults.
 
     Attributes:
-        calls: operation name to how often it was called, failures included.
+        calls: number of calls by operation name, failed calls included.
     """
 
     def __init__(self, name: str = "fake", *, kind: TierKind = "shared") -> None:
@@ -45,11 +43,11 @@ class FakeTier:
         self._faults[operation] = error
 
     def block(self, operation: str) -> None:
-        """Make that operation wait for `release`, as if the tier were slow."""
+        """Make that operation wait for `release`, like a slow tier."""
         self._blocked[operation] = threading.Event()
 
     def release(self) -> None:
-        """Let every waiting and every later operation go on."""
+        """Let all waiting and later operations continue."""
         blocked, self._blocked = self._blocked, {}
         for event in blocked.values():
             event.set()
@@ -71,14 +69,14 @@ class FakeTier:
         self._extras[key][name] = raw
 
     def plant(self, key: str, chunk: EncodedChunk) -> None:
-        """Store a chunk under a key behind everybody's back."""
+        """Store a chunk directly, without counting a call."""
         self._chunks[key] = chunk
 
     def start(self) -> None:
         self._enter("start")
 
     def close(self) -> None:
-        """Keeps its chunks, like a disk."""
+        """Keep the chunks, like a disk."""
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
         self._enter("put")
@@ -89,8 +87,8 @@ class FakeTier:
         chunk = self._chunks.get(key)
         return chunk.header if chunk else None
 
-    def read(self, key: str, arrived: ChunkProgress | None = None) -> EncodedChunk | None:
-        chunk = self._chunks.get(key)  # found first: a transfer that takes its time
+    def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
+        chunk = self._chunks.get(key)  # before any wait, like a slow transfer of a found chunk
         self._enter("read")
         return chunk
 
@@ -99,7 +97,7 @@ class FakeTier:
         key: str,
         header: ChunkHeader,
         ranges: Sequence[ByteRange],
-        arrived: ChunkProgress | None = None,
+        on_progress: ChunkProgress | None = None,
     ) -> Tensor | None:
         chunk = self._chunks.get(key)
         self._enter("read_ranges")
