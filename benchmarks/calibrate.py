@@ -36,7 +36,7 @@ from benchmarks.environment import describe
 from benchmarks.probes import KINDS, Probe, Prober, fits
 from service.errors import KvstitchError
 from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import FILE
+from service.worker.core.model_facts import CALIBRATION_FILE
 from service.worker.core.steps import run
 from service.worker.core.topk import stable_topk
 from service.worker.forward.kv_placement import write_rows
@@ -201,7 +201,7 @@ def write(folder: Path, head_scores: dict[str, list[list[float]]], about: dict[s
 def merge(folder: Path, **fields: Any) -> Path:
     """Fields into the folder's calibration, whole or not at all; what else it holds stays, unless
     it is no JSON object."""
-    path = folder / FILE
+    path = folder / CALIBRATION_FILE
     try:
         before = dict(json.loads(path.read_text()))
     except (FileNotFoundError, ValueError, TypeError):

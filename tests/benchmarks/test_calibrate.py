@@ -23,7 +23,7 @@ from benchmarks.calibrate import (
 )
 from benchmarks.probes import Probe, Prober
 from service.prompt import system_ids
-from service.worker.core.model_facts import FILE, read_calibration
+from service.worker.core.model_facts import CALIBRATION_FILE, read_calibration
 from tests.e2e.models import DEMO
 from tests.e2e.models import tiny as untrained_folder
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
@@ -210,11 +210,11 @@ def test_the_worker_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
     """Written beside the weights, the same for the same seed; other facts stay; a damaged file is
     replaced."""
     folder = tmp_path / "model"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns(FILE))
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns(CALIBRATION_FILE))
     run = [str(folder), "--probes", "demo", "--samples", "6", "--dtype", "float32"]
-    (folder / FILE).write_text('{"other": 1}')
+    (folder / CALIBRATION_FILE).write_text('{"other": 1}')
     assert main(run) == 0
-    first = json.loads((folder / FILE).read_text())
+    first = json.loads((folder / CALIBRATION_FILE).read_text())
     assert first["other"] == 1
     assert first["head_scores_from"]["seed"] == 0
     config = json.loads((folder / "config.json").read_text())
@@ -223,36 +223,37 @@ def test_the_worker_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
         folder, layers=layers, heads=heads, kv_heads=config["num_key_value_heads"]
     )
     told = capsys.readouterr().out
-    assert str(folder / FILE) in told
+    assert str(folder / CALIBRATION_FILE) in told
     for name in ("R", "R2"):
         assert f"{name}: {first['head_scores_from']['answered'][name]} of 6 probes" in told
         assert float(facts.head_scores[name].sum()) == pytest.approx(1)
         assert float(facts.head_scores[name].max()) > 2 / (
             layers * heads
         )  # some heads retrieve, not all
-    (folder / FILE).write_text("not JSON")
+    (folder / CALIBRATION_FILE).write_text("not JSON")
     assert main(run) == 0
-    assert json.loads((folder / FILE).read_text())["head_scores"] == first["head_scores"]
+    again = json.loads((folder / CALIBRATION_FILE).read_text())
+    assert again["head_scores"] == first["head_scores"]
 
 
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns(FILE))
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns(CALIBRATION_FILE))
     (folder / "calibration.part").mkdir()  # in the way of the new file
     assert main([str(folder), "--probes", "demo", "--samples", "6", "--dtype", "float32"]) == 1
     assert "must be writable" in capsys.readouterr().err
-    assert not (folder / FILE).exists()
+    assert not (folder / CALIBRATION_FILE).exists()
 
 
 @pytest.mark.parametrize("before", ["", "[1, 2]", "null", "7", '{"other": 1}'])
 def test_other_facts_stay_and_rubbish_does_not(tmp_path: Path, before: str) -> None:
-    (tmp_path / FILE).write_text(before)
+    (tmp_path / CALIBRATION_FILE).write_text(before)
     merge(tmp_path, mine=[2])
     kept = {"other": 1} if "other" in before else {}
-    assert json.loads((tmp_path / FILE).read_text()) == {**kept, "mine": [2]}
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert json.loads((tmp_path / CALIBRATION_FILE).read_text()) == {**kept, "mine": [2]}
+    assert [path.name for path in tmp_path.iterdir()] == [CALIBRATION_FILE]
 
 
 def test_an_untrained_model_gets_no_file(
@@ -260,7 +261,7 @@ def test_an_untrained_model_gets_no_file(
 ) -> None:
     assert main([str(untrained), "--samples", "2", "--tokens", "100"]) == 1
     assert "nothing was written" in capsys.readouterr().err
-    assert not (untrained / FILE).exists()
+    assert not (untrained / CALIBRATION_FILE).exists()
 
 
 @pytest.mark.parametrize(

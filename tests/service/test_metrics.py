@@ -11,7 +11,8 @@ import pytest
 from service import metrics_docs
 from service.gateway.prometheus import GatewayMetrics
 from service.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
-from service.worker.core.distribution import Distribution
+from service.worker.gate.counts import Counts
+from service.worker.gate.policy import Observation
 
 
 def test_slo_values_are_bucket_borders() -> None:
@@ -77,11 +78,11 @@ def test_several_workers_are_told_apart_and_a_dead_one_claims_nothing() -> None:
 
 def test_a_histogram_of_the_worker_is_a_histogram_in_the_scrape() -> None:
     name, labels = "kvstitch_gate_kl_nats", {"method": "a3"}
-    counted = Distribution(name, **labels)
+    counts = Counts()
     for value in (0.00005, 0.01, 0.02, 99.0):
-        counted.observe(value)
+        counts.checked("a3", Observation(value, True))
     metrics = GatewayMetrics()
-    metrics.worker.update(counted.samples())
+    metrics.worker.update(counts.values())
     shown = metrics.registry.get_sample_value
     everywhere = {**labels, "worker": "0"}
     bounds = {"0.0001": 1, "0.003": 1, "0.01": 2, "0.03": 3, "10.0": 3, "+Inf": 4}

@@ -1,4 +1,4 @@
-"""Splits a whole number into parts that add up to it exactly. Knows no method, no tensors."""
+"""Splits a whole number, such as a budget of tokens, into parts that add up to it exactly."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from math import lcm
 
 
 def exact(number: float) -> Fraction:
-    """The decimal that was written: 0.29 is 29/100, not the nearest binary fraction."""
+    """The number as it was written in decimal: 0.29 is 29/100, not the nearest binary fraction."""
     return Fraction(str(number))
 
 
 def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[int]) -> list[int]:
-    """`total` in proportion to `weights` (>= 0), part i at most `limits[i]`.
+    """Splits `total` in proportion to `weights`, with a limit for each part.
 
-    By largest remainder: every share is rounded down, what is left goes to the largest fractions,
-    lower index first. Parts that came out above their limit get the limit, and the others share the
-    rest anew by the same weights. All-zero weights count as equal. The parts add up to
-    min(total, sum(limits)), whatever the rounding.
+    Uses the largest-remainder method: every share is rounded down, and what is left goes to the
+    largest fractions, lower index first. Parts above their limit get the limit, and the others
+    share the rest again by the same weights.
+
+    Args:
+        weights: not negative; if all are zero they count as equal.
+        total: to be split.
+        limits: part i is at most `limits[i]`.
+
+    Returns:
+        Parts that add up to exactly min(total, sum(limits)).
     """
     ratios = [Fraction(w) for w in weights]
     scale = lcm(*(r.denominator for r in ratios))
@@ -39,7 +46,7 @@ def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[
 
 
 def _largest_remainder(weights: Sequence[int], total: int) -> list[int]:
-    """`total` in proportion to `weights`. Whole numbers throughout: equal fractions are equal."""
+    """`total` in proportion to `weights`; whole numbers, so that equal fractions are equal."""
     mass = sum(weights)
     if not mass:
         weights, mass = [1] * len(weights), len(weights)

@@ -1,9 +1,10 @@
-"""What was measured once for a model: `calibration.json` beside its weights.
+"""A model's sizes and its calibration, read from `calibration.json` in the model folder.
 
     {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
 
-Written by `python -m benchmarks.calibrate`; a model without the file serves every method that needs
-none of it. Not part of the model's fingerprint: it never changes stored KV. Knows no method.
+`python -m benchmarks.calibrate` writes the file. Without it, all methods but those that need its
+values can be used. It is not part of the model's fingerprint, because stored KV does not depend on
+it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 
-FILE = "calibration.json"
+CALIBRATION_FILE = "calibration.json"
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of the served model and its calibration. head_scores: by probe name, `[layers, heads]`
-    fp32, non-negative, sum 1. stable_layers: where SamKV judges how much of a document a question
-    needs (METHODS §1.7, N*); empty: not measured."""
+    """Sizes of the served model and its calibration.
+
+    Attributes:
+        layers: number of layers.
+        heads: query heads of a layer.
+        kv_heads: KV heads of a layer.
+        head_scores: for each probe, `[layers, heads]` fp32, not negative, with sum 1.
+        stable_layers: layers in which SamKV decides how much of a document a question needs;
+            empty if not measured.
+
+    Source: METHODS §1.7 (N*) for `stable_layers`.
+    """
 
     layers: int
     heads: int
@@ -36,8 +46,12 @@ class ModelFacts:
 
 
 def read_calibration(folder: Path, *, layers: int, heads: int, kv_heads: int) -> ModelFacts:
-    """Raises ModelRefused if the file is there and does not fit the model."""
-    path = folder / FILE
+    """The facts of the model in `folder`; without a calibration file, its sizes alone.
+
+    Raises:
+        ModelRefused: the file does not fit the model.
+    """
+    path = folder / CALIBRATION_FILE
     if not path.exists():
         return ModelFacts(layers, heads, kv_heads)
     try:

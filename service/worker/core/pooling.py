@@ -1,4 +1,4 @@
-"""Pooling of scores over neighbouring tokens, stride 1, centred. Knows no method."""
+"""Pooling of scores over neighbouring tokens, centred, with stride 1."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from torch import Tensor
 
 
 def max_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Largest score within kernel // 2 tokens on either side: `[rows, n]` → `[rows, n]`."""
+    """Largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows, n]`."""
     reach = min(kernel // 2, scores.shape[1])  # a wider pool would see nothing more
     return F.max_pool1d(scores.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach).squeeze(0)
 
 
 def mean_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Sum over the same neighbours divided by `kernel`: beyond the ends counts as zero, so scores
-    shrink at the edges (as in the public implementations)."""
+    """Sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
+
+    Beyond the ends scores count as zero, so they shrink at the edges, as in the public
+    implementations.
+    """
     reach = min(kernel // 2, scores.shape[1])
     width = 2 * reach + 1
     pooled = F.avg_pool1d(scores.unsqueeze(0), width, stride=1, padding=reach).squeeze(0)

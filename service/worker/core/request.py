@@ -1,4 +1,4 @@
-"""What the engine is asked for and what it reports: plain records, no socket, no msgspec."""
+"""The engine's requests and events. Plain records, independent of how they are transported."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from service.records import Chunk, Forecast, Method, Report, Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt S ‖ D ‖ Q to answer; the fields of `messages.Generate`. `arrived`, by
-    time.monotonic: since when it waits."""
+    """One prompt S ‖ D ‖ Q to answer; its fields are those of `messages.Generate`.
+
+    Attributes:
+        id: of the request.
+        system: token ids of the system segment S.
+        documents: the document segments D.
+        question: token ids of the question Q.
+        fusion: fusion method and its parameters.
+        eviction: eviction method and its parameters; None for none.
+        sampling: how answer tokens are chosen.
+        prefix_mode: what documents are precomputed behind (METHODS §0).
+        tenant: whose chunks are used; "" for the default tenant.
+        token_fates: whether to report what happened to every prompt token.
+        arrived: when the request arrived, in seconds of time.monotonic.
+    """
 
     id: str
     system: Sequence[int]
@@ -30,12 +43,16 @@ class Request:
 
 @dataclass(frozen=True)
 class TokenEvent:
+    """One token of an answer."""
+
     id: str
     token: int
 
 
 @dataclass(frozen=True)
 class DoneEvent:
+    """A request is answered."""
+
     id: str
     finish_reason: str
     report: Report
@@ -43,6 +60,8 @@ class DoneEvent:
 
 @dataclass(frozen=True)
 class FailedEvent:
+    """A request failed; the fields are those of the `KvstitchError`."""
+
     id: str
     code: str
     message: str
@@ -50,7 +69,7 @@ class FailedEvent:
 
     @classmethod
     def of(cls, id: str, error: Exception) -> FailedEvent:
-        """An error that was not foreseen is the engine's fault."""
+        """The event for an error; any that is not a `KvstitchError` becomes a `WorkerFault`."""
         if not isinstance(error, KvstitchError):
             kind = type(error).__name__
             error = WorkerFault(f"the engine failed on this request: {kind}: {error}")
@@ -59,12 +78,16 @@ class FailedEvent:
 
 @dataclass(frozen=True)
 class ExplainedEvent:
+    """What a request would cost, without answering it."""
+
     id: str
     forecast: Forecast
 
 
 @dataclass(frozen=True)
 class PrecomputedEvent:
+    """A chunk was precomputed, was already stored, or failed, as `status` says."""
+
     id: str
     chunk_id: int
     status: str

@@ -18,7 +18,7 @@ from torch import Tensor
 from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.core.budget import apportion, exact
-from service.worker.core.model_facts import FILE, ModelFacts
+from service.worker.core.model_facts import CALIBRATION_FILE, ModelFacts
 from service.worker.methods.eviction.base import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 
@@ -40,7 +40,8 @@ class Method(SnapKV):
     def check(self, model: ModelFacts) -> None:
         if self.variant not in model.head_scores:
             raise InvalidRequest(
-                f"eviction.method headkv needs {FILE} with head scores {self.variant} in the "
+                f"eviction.method headkv needs {CALIBRATION_FILE} with head scores "
+                f"{self.variant} in the "
                 "model's folder: make it with `python -m benchmarks.calibrate MODEL` and restart",
                 field="eviction.method",
             )
