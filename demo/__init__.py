@@ -1,1 +1,1 @@
-"""The embedded default: a small corpus, a small model that answers from it, and its trainer."""
+"""The demo: a small corpus, questions about it, and how its small model was trained."""

@@ -1,4 +1,4 @@
-"""What the demo says to the service over HTTP: health, ingest, ask. Knows no internals."""
+"""A small HTTP client of the service for the demo: readiness, ingestion, questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ class ServiceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered question; `ttft` is the client's, in seconds, from send to first token."""
+    """One answered question.
+
+    Attributes:
+        ttft: Time to first token in seconds, measured by the client from sending the request.
+        cited: Document ids, as cited, in order.
+        done: The data of the stream's last event.
+    """
 
     text: str
     ttft: float
@@ -30,13 +36,13 @@ class Answer:
 
     @property
     def server_ttft(self) -> float | None:
-        """The server's own time to first token in seconds, where it reports one."""
+        """Time to first token in seconds as the server reports it, if it does."""
         value = (self.done.get("timing") or {}).get("ttft_s")
         return float(value) if value is not None else None
 
 
 class Client:
-    """A thin typed layer over httpx; close it, or use it as a context manager."""
+    """A typed client over httpx, used as a context manager."""
 
     def __init__(self, base_url: str, timeout: float = 120.0) -> None:
         self._http = httpx.Client(base_url=base_url, timeout=timeout)
@@ -54,7 +60,14 @@ class Client:
             return False
 
     def precompute(self, documents: list[CorpusDocument]) -> str:
-        """Hands the corpus in; returns the job's id."""
+        """Sends documents to be precomputed.
+
+        Returns:
+            The id of the job that precomputes them.
+
+        Raises:
+            ServiceError: The service did not accept the documents.
+        """
         body = [
             {"doc_id": d.doc_id, "text": d.text, "title": d.title, "metadata": {"source": "demo"}}
             for d in documents
@@ -65,7 +78,14 @@ class Client:
         return str(reply.json()["job_id"])
 
     def progress(self, job_id: str) -> Iterator[tuple[int, int]]:
-        """(done, total) until the job has succeeded; raises if it fails."""
+        """Polls a job until it has succeeded.
+
+        Yields:
+            Documents done, and documents in all.
+
+        Raises:
+            ServiceError: The job failed.
+        """
         while True:
             reply = self._http.get(f"/admin/jobs/{job_id}")
             reply.raise_for_status()
@@ -78,7 +98,11 @@ class Client:
             time.sleep(POLL_SECONDS)
 
     def ask(self, question: str, method: str, ratio: float | None = None, top_k: int = 3) -> Answer:
-        """Streams one answer and times its first token."""
+        """Asks a question, reads the streamed answer and times its first token.
+
+        Raises:
+            ServiceError: The service refused the request, or the stream ended in an error.
+        """
         text = ""
         cited: tuple[str, ...] = ()
         ttft = float("nan")
@@ -117,7 +141,11 @@ def request_body(question: str, method: str, ratio: float | None, top_k: int) ->
 
 
 def server_sent_events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(event, decoded data) pairs; comments and keep-alives are skipped."""
+    """Decodes a stream of server-sent events; skips comments and keep-alives.
+
+    Yields:
+        Name of the event, and its JSON data.
+    """
     event, data = "message", ""
     for line in lines:
         if not line:

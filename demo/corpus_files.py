@@ -1,4 +1,4 @@
-"""Reads the committed corpus and questions back."""
+"""Reads the committed corpus and its questions from their files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from demo.make_corpus import CORPUS, QUESTIONS, Question
 
 @dataclass(frozen=True)
 class CorpusDocument:
-    """One markdown file: the title without its '#', and the body."""
+    """One Markdown file: the title without its '#', and the body."""
 
     doc_id: str
     title: str

@@ -1,6 +1,6 @@
 """Writes the demo corpus and its questions: `python -m demo.make_corpus`.
 
-All names are held out from training. Fixed seed; running it again gives the same files.
+All names are held out from training. The seed is fixed: running it again gives the same files.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ class Question:
 
 
 def build(seed: int = SEED) -> tuple[dict[str, Document], list[Question]]:
-    """Documents by id ("ship-03") and questions, in a fixed order.
+    """Makes the corpus.
 
-    Open names are unique, and first syllables are unique within a kind: a reader, and a sentence
-    embedding, can tell the entities apart.
+    Names are unique, and first syllables are unique within a kind, so that a reader and a sentence
+    embedding can tell the entities apart.
+
+    Returns:
+        Documents by id ("ship-03"), and questions about them, both in a fixed order.
     """
     rng = random.Random(seed)
     names = open_names(held_out=True)

@@ -25,7 +25,19 @@ def free_port() -> int:
 
 @contextmanager
 def service(data_dir: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The running, ready service; SIGTERM on leaving, SIGKILL if that is not heard."""
+    """Starts the service and stops it when the block ends.
+
+    It is sent SIGTERM, and SIGKILL if it still runs after `STOP_SECONDS`.
+
+    Args:
+        log: Where standard output and standard error of the service go.
+
+    Yields:
+        The process, once the service is ready.
+
+    Raises:
+        ServiceError: The service ended, or was not ready after `START_SECONDS`.
+    """
     command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--data-dir", str(data_dir)]
     with log.open("wb") as output:

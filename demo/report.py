@@ -12,7 +12,7 @@ from demo.client import Answer
 from demo.make_corpus import Question
 
 BASELINE = "vanilla"
-"""Full prefill, which the others are compared with."""
+"""Full prefill, with which the other methods are compared."""
 MINIMUM_RIGHT = 16
 MAXIMUM_DIFFERENCE = 1
 
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def print_table(console: Console, outcomes: list[Outcome], methods: tuple[str, ...]) -> None:
-    """One line a question; per method the answer, the first cited document, TTFT and its ratio."""
+    """Prints one row per question: every method's answer, first citation, TTFT and TTFT ratio."""
     table = Table(title=f"{len(outcomes)} questions, time to first token at the client")
     table.add_column("question", ratio=3)
     table.add_column("expected", ratio=1)
@@ -79,7 +79,12 @@ def num_right(outcomes: list[Outcome], method: str) -> int:
 
 
 def problems(outcomes: list[Outcome], compared: str) -> list[str]:
-    """Why the demo fails, if it does: too few right, or reuse answers differently."""
+    """Finds the reasons for which this demo run counts as failed.
+
+    Returns:
+        A sentence for each of: too few right answers with full prefill; clearly more or fewer right
+        answers with `compared`. Empty where the run is fine.
+    """
     full, reused = num_right(outcomes, BASELINE), num_right(outcomes, compared)
     found = []
     if full < MINIMUM_RIGHT:

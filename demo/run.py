@@ -20,7 +20,7 @@ from demo.process import free_port, service
 from demo.report import BASELINE, Outcome, print_summary, print_table, problems
 
 RATIOS: dict[str, float | None] = {BASELINE: None, "pie": None, "a3": 0.15}
-"""Every method asked and the share of rows it recomputes; only A3 chooses rows."""
+"""Methods to ask, and the recompute ratio of each; only A3 has one."""
 METHODS = tuple(RATIOS)
 COMPARED = "a3"
 NUM_QUESTIONS = 20
@@ -37,12 +37,15 @@ def ingest(console: Console, client: Client) -> None:
 
 
 def draw_questions(count: int) -> list[Question]:
-    """The warm-up question and then `count` others, by a fixed seed."""
+    """Draws the warm-up question and then `count` others, with a fixed seed."""
     return random.Random(SEED).sample(read_questions(), count + 1)
 
 
 def ask_all(console: Console, client: Client, count: int) -> list[Outcome]:
-    """Every question under every method; the order of methods turns from question to question."""
+    """Asks every question under every method.
+
+    The order of methods rotates from question to question, so that none always comes first.
+    """
     warm_up, *questions = draw_questions(count)
     for method in METHODS:
         client.ask(warm_up.question, method, RATIOS[method])
@@ -56,7 +59,7 @@ def ask_all(console: Console, client: Client, count: int) -> list[Outcome]:
 
 
 def time_a_real_shape(console: Console) -> None:
-    """Paired TTFT at the sizes of a 0.5B model, by the benchmark of that name."""
+    """Runs `benchmarks.speed` for TTFT at the sizes of a 0.5B model."""
     console.rule("time to first token at the shape of a 0.5B model")
     with tempfile.TemporaryDirectory(prefix="kvstitch-speed-") as out:
         command = [sys.executable, "-m", "benchmarks.speed", "--only", "ttft", "--threads", "1"]

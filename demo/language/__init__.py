@@ -1,1 +1,1 @@
-"""The invented world of the demo: its words, facts and tasks."""
+"""The demo's invented world: words, sentences, documents and tasks."""

@@ -2,7 +2,7 @@
 
 A document is a title (the entity's name) and five to seven sentences of one fact each, so that
 several documents of one kind hold the same attributes with different values: only the name tells
-them apart. Knows nothing of tokens or training.
+them apart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from demo.language.kinds import KINDS, Relation
 PRONOUN_SHARE = 0.08
 SHORT_NAME_SHARE = 0.35
 HELD_OUT_MODULUS = 8
-"""One open name of eight is never seen in training."""
+"""One name in eight is never seen in training."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Document:
-    """A title line, the sentences of the body, and the fact each of them states."""
+    """A document about one entity: its sentences, and the fact that each of them states."""
 
     entity: Entity
     sentences: tuple[str, ...]
@@ -56,7 +56,10 @@ class Document:
 
 
 def open_names(held_out: bool) -> list[str]:
-    """All two-syllable names of one side of the split; the sides share syllables, not names."""
+    """Lists the names that are held out from training, or those that are not.
+
+    The two sets share syllables, but no name.
+    """
     names = []
     for i, first in enumerate(words.SYLLABLES_FIRST):
         for j, last in enumerate(words.SYLLABLES_LAST):
@@ -66,7 +69,7 @@ def open_names(held_out: bool) -> list[str]:
 
 
 def make_entity(rng: random.Random, kind: str, name: str) -> Entity:
-    """Gives an open name the closed part its kind asks for ("Mara Velen", "the Silver Velen")."""
+    """Makes an entity by adding the word that its kind needs to a name ("Mara Velen")."""
     if kind == "person":
         index = rng.randrange(len(words.GIVEN))
         return Entity(kind, f"{words.GIVEN[index]} {name}", name, "He" if index % 2 else "She")
@@ -84,9 +87,10 @@ def make_document(
     num_facts: int,
     relations: tuple[Relation, ...] | None = None,
 ) -> Document:
-    """States `num_facts` attributes of the entity, one sentence each, in random order.
+    """Writes `num_facts` facts about an entity, one sentence each, in random order.
 
-    `relations` narrows the attributes to choose from; all of the kind's by default.
+    Args:
+        relations: The attributes to choose from; by default all of the entity's kind.
     """
     facts = tuple(
         Fact(entity, relation, _value(rng, relation))
@@ -97,7 +101,7 @@ def make_document(
 
 
 def state(rng: random.Random, fact: Fact, first: bool) -> str:
-    """One sentence for a fact; the first of a document gives the entity's full name."""
+    """Writes one sentence for a fact; the first of a document gives the entity's full name."""
     template = rng.choice(fact.relation.sentences)
     name = fact.entity.name
     if not first:
@@ -110,7 +114,7 @@ def state(rng: random.Random, fact: Fact, first: bool) -> str:
 
 
 def ask(rng: random.Random, fact: Fact) -> str:
-    """One question for a fact, naming the entity in full."""
+    """Writes one question for a fact, naming the entity in full."""
     return rng.choice(fact.relation.questions).format(n=fact.entity.name)
 
 

@@ -1,8 +1,8 @@
 """The demo model's tokenizer: byte-level BPE in which every closed-list word is one token.
 
-The vocabulary is built rather than learnt: known words are whole tokens (`ignore_merges`), open
-names are two syllables ("Vel" + "en") through ranked merges, numbers are pairs of digits, and
-anything else falls to bytes. New words only ever append ids: trained rows keep their meaning.
+The vocabulary is built, not learnt: known words are whole tokens (`ignore_merges`), open names are
+two syllables ("Vel" + "en") through ranked merges, numbers are pairs of digits, and anything else
+is spelled in bytes. New words are always appended, so that trained embedding rows keep their ids.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from demo.language.kinds import KINDS
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 SIZE = 1536
-"""Rows of the embedding; the built vocabulary is slightly smaller."""
+"""Rows of the embedding; the vocabulary has slightly fewer tokens."""
 
 SYSTEM = "Answer the question from the documents.\n"
 DOCUMENT = "{title}\n{text}\n"
 QUESTION = "Question: {question}\nAnswer:"
 SPACE = "Ġ"
-"""How the byte-level alphabet writes a leading blank."""
+"""How the byte-level alphabet writes a blank before a word."""
 
 
 def build_tokenizer() -> Tokenizer:
-    """The same tokenizer on every call: nothing here is random."""
+    """Builds the tokenizer; nothing is random, so it is the same at every call.
+
+    Raises:
+        ValueError: The vocabulary has outgrown the embedding.
+    """
     vocabulary: dict[str, int] = {PAD: PAD_ID, BOS: BOS_ID, EOS: EOS_ID}
     merges: list[tuple[str, str]] = []
 
@@ -50,7 +54,7 @@ def build_tokenizer() -> Tokenizer:
         add(SPACE + word)
     for word in _line_starts():
         add(word)
-    # First syllables rank above all else, so that no merge straddles the syllable border.
+    # First syllables rank above everything else, so that no merge crosses a syllable border.
     for first in sorted(words.SYLLABLES_FIRST, key=len, reverse=True):
         merge_chain(SPACE + first)
     for first in sorted(words.SYLLABLES_FIRST, key=len, reverse=True):
@@ -69,7 +73,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def _add_later_words(add: Callable[[str], None], merges: list[tuple[str, str]]) -> None:
-    """Words of the tasks, and pairs of digits."""
+    """Appends the words of the tasks, and pairs of digits."""
     for word in sorted({w for text in wording.TEXTS for w in _bare(text).split()}):
         add(SPACE + word)
     for word in ("Record", "VAR", "One"):
@@ -77,8 +81,9 @@ def _add_later_words(add: Callable[[str], None], merges: list[tuple[str, str]]) 
     for digit in string.digits:
         merges.append((SPACE, digit))
         add(SPACE + digit)
-    # Of a number behind a blank the first pair is one token: a key's value is then told from the
-    # others' by its first token. Ranked above the pairs below; their ids come later.
+    # The first two digits of a number are one token, so that the first token already tells a key's
+    # value from the values of other keys. These merges rank above the pairs of digits below, but
+    # their ids come later, because they were added later.
     opening = [(SPACE + a, b) for a in string.digits[1:] for b in string.digits]
     merges += opening
     for first in string.digits:
@@ -93,7 +98,7 @@ def _add_later_words(add: Callable[[str], None], merges: list[tuple[str, str]]) 
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json and the Hugging Face configuration beside it."""
+    """Writes tokenizer.json and Hugging Face's tokenizer_config.json into a folder."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -114,7 +119,7 @@ def _known_words() -> list[str]:
 
 
 def _line_starts() -> list[str]:
-    """Words that may open a title, a body or a prompt segment, where no blank precedes them."""
+    """Words that may begin a title, a body or a prompt segment, where no blank precedes them."""
     starts = set(words.GIVEN) | set(words.TOWN_PREFIX) | {"The", "Question", "Answer"}
     starts |= {text.split()[0] for text in _templates() if not text.startswith("{")}
     return sorted(starts)

@@ -1,7 +1,7 @@
-"""Every sentence and question of the tasks that `demo/language/kinds` does not already hold.
+"""The sentences and questions of the tasks that are not in `demo/language/kinds`.
 
-The vocabulary takes one token for each word here, appended behind the first edition's, so a new
-wording is a new tokenizer and wants training.
+Each word here is one token of the vocabulary. A changed wording therefore changes the tokenizer,
+and the model has to be trained again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASIDES = (
     "which most of the traders on the long road to the north have heard of at least once",
     "about which a great many songs are sung at the tables of every inn in the winter",
 )
-"""Said between a name and its value, so that a chunk border is likely to part them."""
+"""Stand between a name and its value, so that a chunk border is likely to separate them."""
 
 PRONOUNS = {"He": "him", "She": "her", "It": "it"}
 """Subject form to object form."""
@@ -28,7 +28,7 @@ PRONOUNS = {"He": "him", "She": "her", "It": "it"}
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens to an entity several times; asked for in order."""
+    """Something that happens to an entity several times; a question asks for all of it in order."""
 
     kind: str
     values: tuple[str, ...]
@@ -46,7 +46,7 @@ EVENTS = (
 
 @dataclass(frozen=True)
 class Link:
-    """How one entity (`{a}`) points to another (`{b}`), and what `{b}` is to `{a}`."""
+    """How a sentence links one entity (`{a}`) to another (`{b}`), and what `{b}` is to `{a}`."""
 
     kind: str
     to_kind: str
@@ -88,7 +88,7 @@ TEXTS = (
     NEEDLE,
     NEEDLE_QUESTION,
 )
-"""The second edition's."""
+"""Texts of the model's second edition; the ids of their words must not change."""
 
 CONTINUED_TEXTS = (NEEDLES_QUESTION, SAME_VALUE_QUESTION, COMMON_QUESTION, FREQUENT_QUESTION)
-"""What its continuation added."""
+"""Texts that were added when the second edition was trained further."""

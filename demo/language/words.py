@@ -1,8 +1,8 @@
 """Closed word lists of the demo language and the syllables of its open names.
 
-Every word here becomes a single token, so that an answer is one decoding step in most cases.
-Open names are built from two syllables and are never listed: they can only be copied from a
-document, which is what the demo is meant to show.
+Every word of these lists is a single token, so that most answers take one decoding step. Open names
+are built from two syllables and are not listed: the model can only copy them from a document, which
+is what the demo is meant to show.
 """
 
 from __future__ import annotations

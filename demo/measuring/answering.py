@@ -1,4 +1,4 @@
-"""Answers a question from documents with stock transformers: the reference for the service.
+"""Answers a question from documents with plain transformers: the reference for the service.
 
 Builds the prompt as the service does, segment by segment, prefills it in full and decodes
 greedily. Slow and simple; used by the tests and for the accuracy in the model card.
@@ -27,7 +27,7 @@ class Answerer:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def prompt(self, documents: list[CorpusDocument], question: str) -> list[int]:
-        """Ids of S, the documents in this order, and Q."""
+        """Token ids of the system prompt, the documents in this order, and the question."""
         ids = [BOS_ID, *self._encode(SYSTEM)]
         for document in documents:
             ids += self._encode(DOCUMENT.format(title=document.title, text=document.text))

@@ -1,9 +1,8 @@
-"""Measures the exported model and writes demo/measuring/accuracy.json: `python -m
-demo.measuring.measure`.
+"""Measures the exported model and writes accuracy.json: `python -m demo.measuring.measure`.
 
-Two kinds of figure: on fresh held-out samples of every task, with full attention and with chunks
-that see less; and on the demo corpus itself, each question answered from the three documents
-MiniLM retrieves for it.
+Two kinds of figure: on new held-out samples of every task, with full attention and with chunks that
+see less; and on the demo corpus, each question answered from the three documents that MiniLM
+retrieves for it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from demo.measuring.answering import Answerer
 from demo.measuring.recall import retrieved
 from demo.training.evaluate_tasks import EVALUATION_SEED, evaluate
 from demo.training.load import load_plain
-from demo.training.rows import CHUNK_TOKENS
+from demo.training.rows import TASK_CHUNK_TOKENS
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "service" / "demo_model"
@@ -29,7 +28,7 @@ SAMPLES = 200
 
 
 def corpus(folder: Path, top_k: int = 3) -> dict[str, float]:
-    """Recall of the retriever and exact match through it, over every demo question."""
+    """Recall of the retriever, and exact match of the answers, over all questions."""
     documents = {d.doc_id: d for d in read_documents()}
     questions, hits = read_questions(), retrieved(top_k)
     answerer = Answerer(folder)
@@ -46,7 +45,7 @@ def main() -> None:
     report = {
         "tasks": evaluate(load_plain(MODEL), SAMPLES),
         "samples_per_task": SAMPLES,
-        "chunk_tokens": CHUNK_TOKENS,
+        "chunk_tokens": TASK_CHUNK_TOKENS,
         "demo_corpus": corpus(MODEL),
         "seed": {"evaluation": EVALUATION_SEED, "corpus": SEED},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},

@@ -1,4 +1,4 @@
-"""Share of demo questions whose document MiniLM retrieves: `python -m demo.measuring.recall`.
+"""Share of demo questions for which MiniLM finds the document: `python -m demo.measuring.recall`.
 
 Embeds title and body together, as the service's retriever does, with mean pooling.
 """
@@ -36,7 +36,7 @@ class MiniLM:
 
 
 def retrieved(top_k: int, with_title: bool = True) -> list[list[str]]:
-    """Document ids of the `top_k` nearest documents, best first, for every demo question."""
+    """Ids of the `top_k` nearest documents, best first, for every demo question."""
     documents, questions = read_documents(), read_questions()
     encoder = MiniLM()
     keys = encoder.embed([f"{d.title}\n{d.text}" if with_title else d.text for d in documents])

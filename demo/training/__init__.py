@@ -1,1 +1,1 @@
-"""How the demo model was made."""
+"""How the demo model was trained."""

@@ -1,6 +1,7 @@
-"""A run on disk: a folder of safetensors files below 16 MiB each and one of numbers.
+"""Checkpoints of a training run: a folder of safetensors files, and one JSON file of numbers.
 
-Replaced as a whole: a run that dies while it writes leaves the folder before.
+Every file is smaller than 16 MiB. A checkpoint is replaced as a whole: if the process dies while it
+writes, the previous one is still there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], numbers: dict[str
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Tensors and numbers, or None where there is no checkpoint."""
+    """Reads a checkpoint.
+
+    Returns:
+        Tensors by name, and the numbers; None if there is no checkpoint.
+    """
     found = next((f for f in (folder, folder.with_suffix(".old")) if f.exists()), None)
     if found is None:
         return None

@@ -1,7 +1,7 @@
 """A Llama-architecture decoder in plain torch, written for training speed on a CPU.
 
-Same parameters, names and arithmetic as `transformers.LlamaForCausalLM` with tied embeddings;
-`tests/demo` holds the two against each other. Takes any additive mask and any positions.
+Parameters, names and arithmetic are those of `transformers.LlamaForCausalLM` with tied embeddings;
+`tests/demo` compares the two. It takes any additive mask and any positions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(rows, tokens, -1))  # type: ignore[no-any-return]
 
 
-class Feed(nn.Module):
+class MLP(nn.Module):
     """SwiGLU."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -81,7 +81,7 @@ class Block(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = Feed(config)
+        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), mask, cos, sin)
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, final norm; the head is the embedding transposed."""
+    """Embedding, blocks and final norm; the output head is the transposed embedding."""
 
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
         super().__init__()
@@ -101,8 +101,11 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
-        """Embeddings are large beside what the blocks add, so that a word can be recognised in
-        every layer; the final norm's gain keeps the tied head's logits small all the same."""
+        """Draws the parameters.
+
+        Embeddings are large compared with what the blocks add, so that a word can be recognised in
+        every layer. The small gain of the final norm still keeps the logits small.
+        """
         for parameter in self.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -112,9 +115,16 @@ class Decoder(nn.Module):
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor, streams: list[Tensor] | None = None
     ) -> Tensor:
-        """Final hidden states `[rows, tokens, hidden]` for ids and positions `[rows, tokens]`.
+        """Computes the final hidden states.
 
-        The residual stream in front of every layer is appended to `streams`.
+        Args:
+            ids: `[rows, tokens]`.
+            positions: `[rows, tokens]`.
+            mask: Added to the attention scores, `[rows, 1, tokens, tokens]`.
+            streams: The input of every layer, `[rows, tokens, hidden]`, is appended to it.
+
+        Returns:
+            `[rows, tokens, hidden]`.
         """
         x = self.embed_tokens(ids)
         cos, sin = rotary(positions, self.config, x.dtype)
@@ -125,12 +135,12 @@ class Decoder(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., hidden]` to `[..., vocabulary]`."""
+        """Logits `[..., vocabulary]` of hidden states `[..., hidden]`."""
         return hidden @ self.embed_tokens.weight.T
 
 
 def rotary(positions: Tensor, config: DecoderConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine `[rows, 1, tokens, head_dim]`, both halves alike as in Llama."""
+    """Cosine and sine `[rows, 1, tokens, head_dim]`; both halves are the same, as in Llama."""
     device = positions.device
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     angles = positions[:, None, :, None].float() * (1.0 / config.rope_theta**half)

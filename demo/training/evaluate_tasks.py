@@ -1,7 +1,7 @@
-"""Exact match per task, full prefill against stitched chunks: `python -m
-demo.training.evaluate_tasks`.
+"""Exact match per task, with full prefill and with stitched chunks.
 
-Held-out names. The views are paired: the same samples, and only the mask differs.
+`python -m demo.training.evaluate_tasks`. Names are held out from training. All views see the same
+samples; only the mask differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS = 10
 
 
 def task_rows(packer: Packer, task: str, stories: int, questions: int, seed: int) -> list[Row]:
-    """Rows of held-out stories with up to so many of their scored questions."""
+    """Rows of held-out stories, each with up to `questions` of its scored questions."""
     rng = random.Random(f"{seed}/{task}")
     rows = []
     for _ in range(stories):
@@ -39,9 +39,9 @@ def task_rows(packer: Packer, task: str, stories: int, questions: int, seed: int
 
 @torch.no_grad()
 def accuracy(model: Decoder, rows: list[Row], view: View) -> float:
-    """Share of questions whose every answer token and EOS are the model's first choice.
+    """Share of questions of which the model's first choice is right for every token and for EOS.
 
-    Teacher-forced, which for an exact match is the same as decoding greedily.
+    The right tokens are given as input. For an exact match that is the same as greedy decoding.
     """
     device = model.embed_tokens.weight.device
     ordered = sorted(rows, key=lambda row: len(row.ids))
@@ -55,9 +55,13 @@ def accuracy(model: Decoder, rows: list[Row], view: View) -> float:
 
 
 def marks(batch: Batch, best: Tensor) -> list[tuple[str, bool]]:
-    """Task of each scored question, and whether its whole answer is `best`.
+    """Marks the answers of a batch.
 
-    `best` `[rows, tokens - 1]` are the model's first choices for the tokens after the first.
+    Args:
+        best: The model's first choice for every token but the first, `[rows, tokens - 1]`.
+
+    Returns:
+        For every scored question its task, and whether the whole answer is right.
     """
     wrong = ((best != batch.ids[:, 1:]) & (batch.weights[:, 1:] > 0)).cpu()
     segments, first = batch.segments[:, 1:].cpu(), batch.first[:, 1:].cpu()
@@ -69,7 +73,7 @@ def marks(batch: Batch, best: Tensor) -> list[tuple[str, bool]]:
 
 
 def _questions(segments: Tensor, chosen: Tensor) -> list[tuple[int, int]]:
-    """(row, segment) of every chosen token."""
+    """Row and segment of every chosen token."""
     return list(zip(chosen.nonzero()[:, 0].tolist(), segments[chosen].tolist(), strict=True))
 
 
@@ -80,7 +84,7 @@ def evaluate(
     views: tuple[View, ...] = tuple(View),
     seed: int = EVALUATION_SEED,
 ) -> dict[str, dict[str, float]]:
-    """Accuracy by task and view."""
+    """Exact match by task and view."""
     packer = Packer(build_tokenizer())
     report = {}
     for task in TASKS:

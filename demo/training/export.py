@@ -1,4 +1,4 @@
-"""Writes the model as a standard Hugging Face folder, with the service's prompt beside it."""
+"""Writes the model as a standard Hugging Face folder, with the service's prompt in it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from demo.language.vocabulary import (
 from demo.training.decoder import Decoder
 from demo.training.shards import write_shards
 
-CHUNK_TOKENS = 128
+SERVED_CHUNK_TOKENS = 128
+"""Chunk size that the service uses with this model."""
 
 
 def export(model: Decoder, master: dict[str, Tensor], folder: Path) -> None:
-    """Weights in bf16, configuration, tokenizer, generation defaults and `kvstitch.json`."""
+    """Writes weights in bf16, configuration, tokenizer, generation defaults and `kvstitch.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{n}": t.detach().bfloat16().contiguous() for n, t in master.items()}
     write_shards(tensors, folder)
@@ -68,7 +69,7 @@ def export(model: Decoder, master: dict[str, Tensor], folder: Path) -> None:
     _write(
         folder / "kvstitch.json",
         {
-            "chunk_tokens": CHUNK_TOKENS,
+            "chunk_tokens": SERVED_CHUNK_TOKENS,
             "top_k": 3,
             "max_tokens": 16,
             "prefix_mode": "system",

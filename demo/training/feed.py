@@ -1,7 +1,7 @@
-"""What a step trains on, drawn in the process itself or ahead of time by workers.
+"""The training data of each step, drawn in this process or ahead of time by worker processes.
 
-The data of a step follow from the plan, the step's number and the `Mix` at the last refresh alone:
-who draws them, and in which process, makes no difference.
+The data of a step depend only on the plan, the step's number and the `Mix` of the last refresh. It
+makes no difference which process draws them.
 """
 
 from __future__ import annotations
@@ -40,28 +40,34 @@ SHARES = {
     "cwe": 0.01,
     "fwe": 0.01,
 }
-"""How often a task is drawn beside the others; less the better it is known."""
+"""Relative frequency of each task, before it is reduced for what the model already knows."""
 LEAST = 0.3
+"""A task's frequency falls to this share of `SHARES` as the model learns it, and no further."""
 QUESTIONS = 12
+"""At most so many questions per story."""
 LONG_QUESTIONS = 96
-"""Questions put to a story, and at most to a row."""
+"""At most so many questions per row of several stories."""
 COPY_SHARE, COPY_TOKENS = 0.1, 160
-"""Share of a step's tokens, and tokens of each, in rows that repeat random tokens."""
+"""Rows that repeat random tokens: their share of a step's tokens, and tokens of one such row."""
 AHEAD = 2
-"""Steps in the making for each worker."""
+"""Steps that each worker process draws ahead."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What the data depend on besides the step."""
+    """What the data of a step depend on, besides plan and number.
+
+    Attributes:
+        known: Exact match by task.
+        progress: Share of the run that is done.
+    """
 
     known: dict[str, float]
-    """Exact match by task."""
     progress: float
 
 
 def draw_rows(plan: Plan, packer: Packer, mix: Mix, step: int) -> list[Row]:
-    """The rows of a step, shortest first."""
+    """Draws the rows of a step, shortest first."""
     rng = random.Random(f"{plan.seed}/{step}")
     shares = [SHARES[task] * max(LEAST, 1 - mix.known[task]) for task in TASKS]
 
@@ -71,7 +77,7 @@ def draw_rows(plan: Plan, packer: Packer, mix: Mix, step: int) -> list[Row]:
         return Part(task, story, rng.sample(story.asked, min(QUESTIONS, len(story.asked))))
 
     rows: list[Row] = []
-    if mix.progress < plan.guided:
+    if mix.progress < plan.guided_share:
         copies = round(COPY_SHARE * plan.batch_tokens / COPY_TOKENS)
         rows += [packer.copy_row(rng, COPY_TOKENS) for _ in range(copies)]
     total = sum(len(row.ids) for row in rows)
@@ -85,7 +91,10 @@ def draw_rows(plan: Plan, packer: Packer, mix: Mix, step: int) -> list[Row]:
 
 
 def passes(rows: list[Row], pass_tokens: int) -> list[Batch]:
-    """Rows in order, as many to a batch as fit with their padding; at least one."""
+    """Groups rows, in order, into batches of at most `pass_tokens` tokens with padding.
+
+    A row that is longer than that has a batch of its own.
+    """
     groups: list[list[Row]] = [[]]
     for row in rows:
         if groups[-1] and (len(groups[-1]) + 1) * padded_length(len(row.ids)) > pass_tokens:
@@ -95,7 +104,7 @@ def passes(rows: list[Row], pass_tokens: int) -> list[Batch]:
 
 
 class Feed:
-    """Batches of one step after another. A context manager: workers end with it."""
+    """Makes the batches of one step after another; a context manager, which ends the workers."""
 
     def __init__(self, plan: Plan, workers: int = 0) -> None:
         self._plan = plan
@@ -120,7 +129,7 @@ class Feed:
             self._pool = None
 
     def batches(self, mix: Mix, steps: range) -> Iterator[list[Batch]]:
-        """The passes of each step in turn."""
+        """Yields the batches of each step in turn."""
         if self._pool is None:
             for step in steps:
                 rows = draw_rows(self._plan, self._packer, mix, step)
@@ -135,7 +144,7 @@ class Feed:
 
 
 _worker: list[tuple[Plan, Packer]] = []
-"""In a worker process: its plan and packer."""
+"""In a worker process: its one plan and packer, set when it starts."""
 
 
 def _start(plan: Plan) -> None:
@@ -144,6 +153,6 @@ def _start(plan: Plan) -> None:
 
 
 def _draw(mix: Mix, step: int) -> bytes:
-    """Pickled here: tensors that the pool pickles itself would need shared memory."""
+    """Pickles here, because tensors that the pool itself pickles would need shared memory."""
     plan, packer = _worker[0]
     return pickle.dumps(passes(draw_rows(plan, packer, mix, step), plan.pass_tokens))

@@ -1,9 +1,10 @@
-"""Training-only losses that show the model how a task is put together.
+"""The guide: losses, used in training only, that show the model how to solve a task.
 
-Copying several tokens and following a reference take two steps of attention, neither of which
-earns anything alone; left to the answers' loss, a small model stays at chance for millions of
-tokens. So two heads of one KV group in some layers are shown where to look, and the stream behind
-such a layer what it should have found. Nothing of this is exported. No mask is involved.
+Copying several tokens and following a reference take two steps of attention, and neither step alone
+improves any answer. Trained on answers alone, a small model stays at chance for millions of tokens.
+So two heads of one KV group in some layers are shown which token to attend to ("links"), and the
+hidden state after such a layer is trained to predict what should have been found ("hints"). The
+guide is not part of the exported model and changes no mask.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from demo.training.samples import Batch
 
 
 def guide_loss(model: Decoder, batch: Batch, streams: list[Tensor]) -> Tensor:
-    """Sum over layers of the mean loss of their links, plus the mean loss of hints.
+    """Sums the mean loss of the links of every layer, and the mean loss of hints of every depth.
 
-    `streams[i]` `[rows, tokens, hidden]` is the residual stream in front of layer i.
+    Args:
+        streams: The input of every layer, each `[rows, tokens, hidden]`.
     """
     _, layers, _, _ = batch.links.unbind(1)
     links = {layer: batch.links[layers == layer] for layer in set(layers.tolist())}
@@ -38,7 +40,7 @@ def guide_loss(model: Decoder, batch: Batch, streams: list[Tensor]) -> Tensor:
 
 
 def _link_loss(model: Decoder, batch: Batch, x: Tensor, index: int, links: Tensor) -> Tensor:
-    """Cross-entropy of heads 0 and 1 of layer `index`, which share KV head 0."""
+    """Cross-entropy of the attention of heads 0 and 1 of a layer, which share KV head 0."""
     layer = model.layers[index]
     assert isinstance(layer, Block)
     attention = layer.self_attn
@@ -58,7 +60,7 @@ def _link_loss(model: Decoder, batch: Batch, x: Tensor, index: int, links: Tenso
 
 
 def _previous(batch: Batch, layer: int) -> Tensor:
-    """Links `[tokens, 4]` of every token to the one before it in its own segment."""
+    """Links `[tokens, 4]` from every token to the one before it in the same segment."""
     same = batch.segments[:, 1:] == batch.segments[:, :-1]
     row, place = (same & (batch.segments[:, 1:] >= 0)).nonzero().unbind(1)
     return torch.stack((row, torch.full_like(row, layer), place + 1, place), dim=1)

@@ -1,11 +1,11 @@
-"""Which layers are shown where to look; all of them were inserted unused in the first edition."""
+"""Which layers the guide trains. All of them were added, unused, to the model's first edition."""
 
 PREVIOUS_LAYER = 1
-"""Every token looks at the one before."""
+"""Every token attends to the one before it."""
 HINT_LAYERS = (6, 8, 3)
-"""A statement looks at the one it refers to, by depth; the last is
+"""A statement attends to the one that it refers to; the index is a hint's depth. The last is for
 `demo.language.tasks.story.SUBJECT`."""
 ANSWER_LAYER = 10
-"""The place of an answer looks at the statement that gives it."""
+"""The token before an answer attends to the statement that gives the answer."""
 COPY_LAYERS = (3, ANSWER_LAYER)
-"""A copied token looks behind its earlier occurrence."""
+"""A token that is copied attends to the token after its earlier occurrence."""

@@ -10,7 +10,7 @@ from demo.training.shards import read_shards
 
 
 def load_plain(folder: Path) -> Decoder:
-    """The exported weights, in fp32."""
+    """Reads exported weights as fp32, in evaluation mode."""
     raw = json.loads((folder / "config.json").read_text())
     fields = DecoderConfig.__dataclass_fields__
     decoder = Decoder(DecoderConfig(**{k: v for k, v in raw.items() if k in fields}))

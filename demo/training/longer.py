@@ -1,7 +1,8 @@
-"""Several stories one after another as one context, for training at lengths no story has.
+"""Joins several stories to one context, for training at lengths that no single story has.
 
-They share no open name, so every question still has one answer, and texts a story refers to stand
-once in the whole. Tasks that ask about the context as a whole come once.
+The stories of a context share no open name. So every question still has one answer, and a text that
+a story refers to occurs once in the whole context. Of tasks that ask about the whole context there
+is at most one.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from demo.language.grammar import open_names
 from demo.training.rows import Part
 
 WHOLE = ({"chain", "vt"}, {"cwe"}, {"fwe"})
-"""Of the tasks of each set one story may stand in a context: a value or a count is asked for,
-not a name."""
+"""A context may have one story of the tasks of each set, because their questions name no name:
+they ask for all variables of a value, or for a count."""
 ATTEMPTS = 8
-"""Draws in a row that do not fit before a context is left shorter."""
+"""After so many draws in a row that do not fit, a context is left shorter."""
 
 
 def long_parts(draw: Callable[[], Part], tokens: Callable[[str], int], target: int) -> list[Part]:
-    """Parts from `draw` until their contexts have about `target` tokens, and never more.
+    """Draws parts until their contexts have about `target` tokens, and not more.
 
-    The first fits whatever its length.
+    The first part is always taken, whatever its length.
+
+    Args:
+        draw: Draws a part.
+        tokens: Counts the tokens of a text.
+        target: Tokens of all contexts together.
     """
     parts = [draw()]
     left = target - tokens(parts[0].story.context)

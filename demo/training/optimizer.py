@@ -1,7 +1,10 @@
-"""Muon for matrices, AdamW for the rest, on fp32 master weights of a bf16 model.
+"""Muon for matrices and AdamW for the rest, on fp32 master weights.
 
-Muon: Jordan et al. 2024, orthogonalised momentum by five Newton-Schulz steps. Matrices of one
-shape are orthogonalised together, which is what makes it cheap on a CPU.
+Muon orthogonalises the momentum by five Newton-Schulz steps. Matrices of the same shape are
+orthogonalised together, which makes it cheap on a CPU.
+
+Source:
+    Muon: Jordan et al., 2024.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ MOMENTUM = 0.95
 
 
 class MasterOptimizer:
-    """Holds the fp32 truth; `step` updates it and copies it into the model's own dtype."""
+    """Holds fp32 master weights; `step` updates them and copies them into the model's dtype."""
 
     def __init__(self, model: nn.Module, adam_rate: float = ADAM_RATE) -> None:
         self._adam_rate = adam_rate
@@ -42,7 +45,7 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """One update at `scale` times the base rates; gradients are consumed."""
+        """Makes one update at `scale` times the base rates, and clears the gradients."""
         for shape, names in self._groups.items():
             gradient = torch.stack([self._gradient(name) for name in names])
             momentum = self._momentum[shape]
@@ -61,7 +64,7 @@ class MasterOptimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything `load_state_dict` needs, flat: "master/NAME", "momentum/NAME", ..."""
+        """Everything that `load_state_dict` needs, named like "master/NAME" or "momentum/NAME"."""
         state = {f"master/{name}": tensor.detach() for name, tensor in self.master.items()}
         for shape, names in self._groups.items():
             momenta = zip(names, self._momentum[shape], strict=True)
@@ -95,9 +98,10 @@ class MasterOptimizer:
 
 
 def orthogonalise(gradient: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrices of `[matrices, rows, columns]`, about.
+    """Approximates the nearest semi-orthogonal matrices of `[matrices, rows, columns]`.
 
-    On a CPU in fp32, which without bf16 units is the faster of the two."""
+    On a CPU it computes in fp32, which is faster than bf16 where the CPU has no bf16 units.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x: Tensor = gradient.bfloat16() if gradient.is_cuda else gradient.float()
     wide = x.shape[1] <= x.shape[2]

@@ -1,7 +1,7 @@
-"""The two sizes of the demo model, and how a run of each goes from its start to its end.
+"""The two sizes of the demo model, and the plan of a training run of each.
 
-`small` is the model in `service/demo_model`, trained on from its own weights on a CPU. `large`
-starts from nothing and wants a GPU; it is written for one H200 and has not been run on one.
+`small` is the model in `service/demo_model`; a run continues from its weights on a CPU. `large`
+starts from random weights and needs a GPU; it is written for one H200 and has not been run on one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,28 @@ from demo.training.decoder import DecoderConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """Model, length, rate and data of a run.
+    """Model, length, learning rate and data of a run.
 
-    A run ends after `steps`, or, where that is None, after `minutes` of steps. What changes on the
-    way changes with `progress`, from 0 to 1.
+    A run ends after `steps`, or, where that is None, after `minutes` of steps. Everything that
+    changes during a run depends on its progress, from 0 to 1.
+
+    Attributes:
+        batch_tokens: Tokens of a step.
+        pass_tokens: A step's rows are computed in passes of at most so many tokens.
+        peak: Highest factor of the learning rates.
+        floor: Factor of the learning rates at the end.
+        warm_up: Steps in which the rate rises.
+        cooling: Last share of the run, in which the rate falls.
+        guided_share: First share of the run, in which there are the guide's losses and rows that
+            repeat random tokens.
+        lengths: Pairs of a progress and the tokens of a context from then on; stories are joined to
+            fill it. Empty: a context is one story.
+        refresh: Steps between two updates of the `Mix`; between them data can be drawn ahead.
+        evaluate_every: Steps between two evaluations on held-out names; 0 for none.
     """
 
     batch_tokens: int
     pass_tokens: int
-    """A step's rows, sorted by length, are computed in passes of at most so many tokens."""
     peak: float
     floor: float
     model: DecoderConfig = field(default_factory=DecoderConfig)
@@ -31,16 +44,11 @@ class Plan:
     seed: int = 22
     warm_up: int = 50
     cooling: float = 0.25
-    """Last part of the run, in which the rate falls."""
-    guided: float = 0.9
-    """In this part of the run there are the guide's losses, and rows that repeat random tokens."""
+    guided_share: float = 0.9
     adam_rate: float = 2e-3
     lengths: tuple[tuple[float, int], ...] = ()
-    """(progress from which, tokens of a context): stories are joined to fill it; else one story."""
     refresh: int = 1
-    """Steps between looks at which tasks are known; between them data can be drawn ahead."""
     evaluate_every: int = 250
-    """Steps between evaluations on held-out names; 0 for none."""
 
     def progress(self, step: int, seconds: float) -> float:
         """Share of the run that is done."""
@@ -48,13 +56,13 @@ class Plan:
         return min(1.0, done)
 
     def scale(self, step: int, progress: float) -> float:
-        """Learning-rate factor: linear warm-up, then `peak`, then linear to `floor`."""
+        """Factor of the learning rates: linear warm-up, then `peak`, then linear to `floor`."""
         if step < self.warm_up:
             return self.peak * (step + 1) / self.warm_up
         return self.floor + (self.peak - self.floor) * min(1.0, (1 - progress) / self.cooling)
 
     def entities(self, rng: random.Random, progress: float) -> int:
-        """Rivals in a story: two or three at first, then up to five."""
+        """Entities in a story: two or three at first, then up to five."""
         if progress < 0.1:
             return rng.choice((2, 3, 3))
         if progress < 0.25:
@@ -62,13 +70,13 @@ class Plan:
         return rng.choice((3, 4, 5, 5))
 
     def context_tokens(self, rng: random.Random, progress: float) -> int:
-        """Length to fill: half of the current limit up to all of it; 0 for a single story."""
+        """Tokens of a context: half of the current limit up to all of it; 0 for a single story."""
         limit = max((tokens for start, tokens in self.lengths if progress >= start), default=0)
         return rng.randint(limit // 2, limit)
 
 
 SMALL = Plan(batch_tokens=3072, pass_tokens=1280, peak=0.4, floor=0.02, steps=1060, cooling=0.45)
-"""12 layers, d 256; the context of one story. About an hour on one core."""
+"""12 layers of width 256; contexts of one story. About an hour on one core."""
 
 LARGE = Plan(
     batch_tokens=2**17,
@@ -86,12 +94,12 @@ LARGE = Plan(
     ),
     minutes=22.0,
     warm_up=100,
-    guided=0.6,
+    guided_share=0.6,
     adam_rate=5e-4,
     lengths=((0.0, 256), (0.3, 1024), (0.75, 3968)),
     refresh=25,
     evaluate_every=500,
 )
-"""10.4 M parameters, 4k positions. The guide ends before contexts of 4k begin."""
+"""10.4 M parameters, 4,096 positions. The guide ends before the longest contexts begin."""
 
 SIZES = {"small": SMALL, "large": LARGE}

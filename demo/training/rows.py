@@ -1,10 +1,10 @@
 """Training and evaluation sequences in exactly the serving format.
 
-One row holds  S | context | Q_1 A_1 | Q_2 A_2 | ...  The context is tokenised once and cut into
-chunks of a fixed size by ids, so chunks cut sentences. Each question sees S, the context and
-itself, never another question, and its positions start right behind the context: every question
-of a row is the *first* question of a request, so one context serves many questions at no cost in
-fidelity.
+One row holds  S | context | Q_1 A_1 | Q_2 A_2 | ...  where S is the system prompt. The context is
+tokenised once, and its ids are cut into chunks of a fixed size, so chunks cut sentences. Each
+question sees S, the context and itself, and no other question, and its positions begin right after
+the context. To the model every question is therefore the only one of a request, and one context
+serves many questions.
 
     tokens     S S C1 C1 C1 C2 C2 Q1 Q1 Q1 Q2 Q2
     segments   0 0 1  1  1  2  2  F  F  F  F+1 F+1     F: FIRST_QUESTION
@@ -23,19 +23,20 @@ from demo.language.vocabulary import BOS_ID, EOS_ID, QUESTION, SYSTEM
 from demo.training.guide_layers import ANSWER_LAYER, COPY_LAYERS, HINT_LAYERS
 
 FIRST_QUESTION = 1024
-"""Segment ids below are the system prompt (0) and chunks, from here on questions."""
+"""Segment 0 is the system prompt, lower numbers are chunks, and from here on questions."""
 FIRST_WORD = 3 + 256
-"""Ids below are special tokens and bytes."""
-CHUNK_TOKENS = 48
+"""Lower token ids are special tokens and bytes."""
+TASK_CHUNK_TOKENS = 48
+"""Chunk size in training and in the evaluation of tasks."""
 FIRST_TOKEN_WEIGHT = 2.0
 LANGUAGE_WEIGHT = 0.2
 LANGUAGE_SHARE = 1 / 3
-"""Weight and share of context tokens with a language-model loss."""
+"""Weight of the language-model loss on context tokens, and share of the tokens that have it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A story of a task, and those of its questions that are put to it."""
+    """A story of a task, and those of its questions that are asked."""
 
     task: str
     story: Story
@@ -44,21 +45,25 @@ class Part:
 
 @dataclass
 class Row:
-    """One sequence under construction; all lists have one entry per token."""
+    """One sequence under construction; lists have one entry per token unless it says otherwise.
+
+    Attributes:
+        tasks: Task of each question, in order.
+        weights: Weight of the loss on this token when it is predicted from the one before.
+        first: Whether this token is the first of a scored answer.
+        hints: Depth, place, and token that should be known there; see
+            `demo.language.tasks.story.Hint`.
+        links: Layer, place, and place that it should attend to; see `demo.training.guide`.
+    """
 
     tasks: list[str] = field(default_factory=list)
-    """Task of each question, in order."""
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    """Weight of the loss on *this* token when it is predicted from the one before."""
     first: list[bool] = field(default_factory=list)
-    """Whether this token is the first of a scored answer."""
     hints: list[tuple[int, int, int]] = field(default_factory=list)
-    """(depth, place, token to be known there): see `demo.language.tasks.story.Hint`."""
     links: list[tuple[int, int, int]] = field(default_factory=list)
-    """(layer, place, place it is to look at): see `demo.training.guide`."""
 
     def add(self, ids: list[int], segment: int, start: int, weights: list[float]) -> None:
         self.ids += ids
@@ -69,7 +74,7 @@ class Row:
 
 
 def texts(story: Story) -> set[str]:
-    """Every text whose place the guide needs."""
+    """All texts of which the guide needs the place in the context."""
     found = {text for hint in story.hints for text in (hint.at, hint.source)}
     return found | {text for asked in story.asked for text in asked.where}
 
@@ -81,11 +86,20 @@ def text_end(context: str, text: str) -> int:
 def answer_sources(
     ids: list[int], answer: list[int], places: list[int], comma: int
 ) -> list[tuple[int, int, int]]:
-    """(layer, index of the answer token, place of the context that gives it).
+    """Finds the places of the context that give the tokens of an answer.
 
-    One place gives the whole answer, several give one part each, which commas part. A part that
-    ends at its place is had token by token; of one that stands before it, the first token is to
-    be known at the place and the others are copied.
+    If there is one place, it gives the whole answer. If there are several, each gives one part, and
+    commas separate the parts. If a part ends at its place, each of its tokens is copied from there.
+    If it stands earlier, its first token should be known at the place, and the others are copied.
+
+    Args:
+        ids: Token ids of the row.
+        answer: Token ids of the answer.
+        places: Indices into `ids`.
+        comma: Token id of a comma.
+
+    Returns:
+        Layer, index of the answer token, and index of the context token, for every link.
     """
     parts = [(0, answer)]
     if len(places) > 1:
@@ -105,7 +119,7 @@ def answer_sources(
 
 
 def _last_before(ids: list[int], part: list[int], end: int) -> int | None:
-    """Where `part` last begins so that it ends before `end`."""
+    """Start of the last occurrence of `part` that ends before `end`."""
     places = range(end - len(part), -1, -1)
     return next((i for i in places if ids[i : i + len(part)] == part), None)
 
@@ -120,19 +134,19 @@ class Packer:
         (self._comma,) = self._encode(",")
 
     def tokens(self, text: str) -> int:
-        """How many tokens a text has."""
+        """Number of tokens of a text."""
         return len(self._encode(text))
 
     def row(self, rng: random.Random, parts: list[Part]) -> Row:
-        """The stories of all parts as one context, and all their questions.
+        """Joins the stories of all parts to one context, and appends all their questions.
 
-        Texts that stories refer to are looked for in the whole context: stories of one row share
-        no names (see `demo.training.longer`).
+        Texts that stories refer to are searched in the whole context. That is right because stories
+        of one row share no names (`demo.training.longer`).
         """
         row = Row([part.task for part in parts for _ in part.asked])
         context = "".join(part.story.context for part in parts)
         row.add(self._system, 0, 0, [0.0] * len(self._system))
-        for segment, ids in enumerate(chunks(self._tokenizer, context, CHUNK_TOKENS), 1):
+        for segment, ids in enumerate(chunks(self._tokenizer, context, TASK_CHUNK_TOKENS), 1):
             weights = [LANGUAGE_WEIGHT * (rng.random() < LANGUAGE_SHARE) for _ in ids]
             row.add(ids, segment, len(row.ids), weights)
         end = len(row.ids)
@@ -159,7 +173,7 @@ class Packer:
         return row
 
     def copy_row(self, rng: random.Random, tokens: int) -> Row:
-        """Random tokens in short runs, and the same runs in another order: pure induction."""
+        """Random tokens in short runs, and then the same runs in another order: trains copying."""
         row = Row()
         row.add([BOS_ID], 0, 0, [0.0])
         runs: list[list[int]] = []
@@ -178,7 +192,7 @@ class Packer:
         return row
 
     def _ends(self, context: str) -> dict[int, int]:
-        """Place in the row of the token that ends at each character of the context."""
+        """Index in the row of the token that ends at each character of the context."""
         offsets = self._tokenizer.encode(context, add_special_tokens=False).offsets
         return {end: len(self._system) + index for index, (_, end) in enumerate(offsets)}
 

@@ -1,4 +1,4 @@
-"""Rows as tensors, and who sees whom under full prefill and under stitched chunks."""
+"""Rows as tensors, and the masks of full prefill and of stitched chunks."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ from demo.language.vocabulary import PAD_ID
 from demo.training.rows import FIRST_QUESTION, Row
 
 PADDING = -1
-"""Segment of padding."""
+"""Segment id of padding."""
 ALIGNMENT = 8
 
 
 class View(Enum):
-    """What a chunk of the context sees; questions always see everything."""
+    """What a chunk of the context sees; questions always see the whole context."""
 
     FULL = "full"
-    """All before it: full prefill."""
+    """Everything before it: full prefill."""
     SYSTEM = "pie behind the system prompt"
-    """S and itself: the context of a chunk precomputed behind the system prompt."""
+    """The system prompt and itself: a chunk that was precomputed behind the system prompt."""
     BARE = "pie"
-    """Itself only: the context of a chunk precomputed bare."""
+    """Only itself: a chunk that was precomputed alone."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors `[rows, tokens]` of one pass."""
+    """The rows of one pass; tensors are `[rows, tokens]` unless it says otherwise.
+
+    Attributes:
+        tasks: Task of each question of each row.
+        hints: `[hints, 4]`: row, depth, place, token.
+        links: `[links, 4]`: row, layer, place, place that it should attend to.
+    """
 
     tasks: list[list[str]]
-    """Task of each question of each row."""
     ids: Tensor
     positions: Tensor
     segments: Tensor
     weights: Tensor
     first: Tensor
     hints: Tensor
-    """`[hints, 4]`: row, depth, place, token."""
     links: Tensor
-    """`[links, 4]`: row, layer, place, place it is to look at."""
     view: View = View.FULL
 
     @cached_property
     def mask(self) -> Tensor:
-        """Additive mask `[rows, 1, tokens, tokens]`, built where the batch is."""
+        """Additive mask `[rows, 1, tokens, tokens]`, built on the device of the batch."""
         return attention_mask(self.segments, self.view)
 
     def to(self, device: torch.device) -> Batch:
@@ -60,7 +63,7 @@ class Batch:
 
 
 def collate(rows: list[Row], view: View = View.FULL) -> Batch:
-    """Pads rows to the longest."""
+    """Pads rows to the length of the longest."""
     length = padded_length(max(len(row.ids) for row in rows))
 
     def padded(values: list[list[int]], fill: int) -> Tensor:
@@ -81,12 +84,12 @@ def collate(rows: list[Row], view: View = View.FULL) -> Batch:
 
 
 def padded_length(tokens: int) -> int:
-    """Fused attention kernels want masks whose rows are aligned."""
+    """Rounds up, because fused attention kernels need masks with aligned rows."""
     return -(-tokens // ALIGNMENT) * ALIGNMENT
 
 
 def _stack(lists: list[list[tuple[int, int, int]]]) -> Tensor:
-    """`[entries, 4]`: every entry behind the index of its row."""
+    """`[entries, 4]`: the index of its row, and then the entry."""
     entries = [(row, *entry) for row, found in enumerate(lists) for entry in found]
     return torch.tensor(entries, dtype=torch.long).view(-1, 4)
 
@@ -104,6 +107,6 @@ def attention_mask(segments: Tensor, view: View) -> Tensor:
     else:
         visible = own | (asks & (key < FIRST_QUESTION))
     visible &= torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    # Causality already keeps rows from everything behind them, padding included.
+    # Padding needs no mask of its own: it comes last, and causality hides it from real tokens.
     hidden = torch.zeros(visible.shape, device=segments.device)
     return hidden.masked_fill_(~visible, -1e9)[:, None]

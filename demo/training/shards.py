@@ -1,7 +1,7 @@
 """Tensors in safetensors files of limited size, named and indexed as Hugging Face does.
 
-One file `STEM.safetensors` where that is enough, else `STEM-00001-of-0000N.safetensors` and an
-index. Used for exported weights and for checkpoints.
+It is one file `STEM.safetensors` where that is enough, else `STEM-00001-of-0000N.safetensors` and
+an index. Exported weights and checkpoints are written this way.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 LIMIT = 15 * 2**20
-"""Bytes of tensors in a file; with its header a file stays below 16 MiB."""
+"""Bytes of tensors in one file; with its header a file stays below 16 MiB."""
 
 
 def write_shards(
     tensors: dict[str, Tensor], folder: Path, stem: str = "model", limit: int = LIMIT
 ) -> None:
-    """Fills files in the order of `tensors`, in place of any of that stem.
+    """Writes tensors in their order, and deletes older files of that stem.
 
-    Raises ValueError for a tensor above the limit.
+    Raises:
+        ValueError: A tensor is larger than `limit` bytes.
     """
     shards: list[dict[str, Tensor]] = [{}]
     room = limit
@@ -49,7 +50,7 @@ def write_shards(
 
 
 def read_shards(folder: Path, stem: str = "model") -> dict[str, Tensor]:
-    """What `write_shards` wrote."""
+    """Reads what `write_shards` wrote."""
     if not _index(folder, stem).exists():
         return dict(load_file(folder / f"{stem}.safetensors"))
     where = json.loads(_index(folder, stem).read_text())["weight_map"]

@@ -1,7 +1,7 @@
 """Trains a demo model: `python -m demo.training.train --size small|large`.
 
-A run goes on from its checkpoint; one whose length is given in steps is then the same run as if
-it had never stopped. `demo/training/train_h200.sh` runs the large one in slices.
+A run continues from its checkpoint. If its length is given in steps, the result is the same as that
+of a run that was never stopped. `demo/training/train_h200.sh` trains the large size in slices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from demo.training.plan import SIZES, Plan
 from demo.training.trainer import Trainer, renew_rows
 
 UNFINISHED = 3
-"""Exit status of a slice after which there is more to train."""
+"""Exit status of a slice after which the run is not finished."""
 SHIPPED = Path(__file__).parents[2] / "service" / "demo_model"
 TRAINING = Path(__file__).parents[1] / ".training"
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    """The size's plan with what the command line changes."""
+    """The plan of the size, with the changes of the command line."""
     plan = SIZES[args.size]
     given = {
         name: getattr(args, name)

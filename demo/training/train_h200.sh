@@ -4,12 +4,12 @@
 #   bash demo/training/train_h200.sh          until it is trained: about 25 minutes, three slices
 #   bash demo/training/train_h200.sh 1        one slice; call it again and it goes on
 #
-# A slice resumes from demo/.training/large, and leaves the model as trained so far beside it in
-# large_model and, where OUT names a folder, what is worth keeping there: weights in
-# files below 16 MiB, all else of the model in one archive, and the log. PYTHON, TRAINING (the
-# folder) and TRAIN_FLAGS change what their names say.
+# A slice continues from the checkpoint in demo/.training/large, and writes the model as trained so far
+# to demo/.training/large_model. If OUT names a folder, weights (in files below 16 MiB), the rest of the
+# model (as one archive) and the log are copied there. PYTHON is the interpreter, TRAINING replaces
+# demo/.training, TRAIN_FLAGS are more options of demo.training.train.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 slices=${1:-12}
 training=${TRAINING:-demo/.training}

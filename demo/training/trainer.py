@@ -1,6 +1,7 @@
-"""The training loop of both sizes. Knows nothing of what a task asks.
+"""The training loop of both sizes.
 
-Full attention only: nothing here teaches the model to do without what a chunk cannot see.
+Training uses full attention only: nothing teaches the model to answer from chunks that could not
+see each other.
 """
 
 from __future__ import annotations
@@ -34,22 +35,25 @@ SAVE_STEPS = 100
 
 
 class Trainer:
-    """Model, optimiser and what is known; `run` goes on from wherever `load` left it."""
+    """Model, optimiser and progress of a run; `run` continues where `load` left it.
+
+    Attributes:
+        autocast: Whether matrix products are computed in bf16.
+        mean_guide_loss: Running mean of the guide's loss.
+        known: Running mean of exact match by task, on names of the training side.
+    """
 
     def __init__(self, plan: Plan, model: Decoder, autocast: bool = False) -> None:
         self.plan = plan
         self.model = model
         self.device = model.embed_tokens.weight.device
         self.autocast = autocast
-        """Matrix products in bf16."""
         self.optimizer = MasterOptimizer(model, plan.adam_rate)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
-        self.guided = 0.0
-        """Running mean of the guide's loss."""
+        self.mean_guide_loss = 0.0
         self.known = dict.fromkeys(TASKS, 0.0)
-        """Running mean of exact match by task, on names of the training side."""
         self.mix = Mix(dict(self.known), 0.0)
 
     @property
@@ -57,7 +61,7 @@ class Trainer:
         return self.plan.progress(self.step, self.seconds)
 
     def train_step(self, batches: list[Batch]) -> float:
-        """Forward, backward, update; returns the loss."""
+        """Runs forward and backward passes and one update, and returns the loss."""
         whole = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
         self.tokens += sum(int((batch.segments >= 0).sum()) for batch in batches)
         total = 0.0
@@ -68,9 +72,9 @@ class Trainer:
                 answered, found = losses(self.model, batch, hidden)
                 loss = answered / whole
                 total += float(loss.detach())
-                if self.mix.progress < self.plan.guided:
+                if self.mix.progress < self.plan.guided_share:
                     guided = guide_loss(self.model, batch, streams)
-                    self.guided += 0.02 * (float(guided.detach()) - self.guided)
+                    self.mean_guide_loss += 0.02 * (float(guided.detach()) - self.mean_guide_loss)
                     loss = loss + GUIDE_WEIGHT / len(batches) * guided
             loss.backward()  # type: ignore[no-untyped-call]
             for task, right in found:
@@ -87,9 +91,14 @@ class Trainer:
         until: int | None = None,
         seconds: float = float("inf"),
     ) -> bool:
-        """Trains to the plan's end, to step `until` or for so many seconds; saves at the end.
+        """Trains, logs every 20 steps, evaluates at intervals, and saves at the end.
 
-        Logs every 20 steps and evaluates at intervals. Returns whether the plan has ended.
+        Args:
+            until: Stop at this step.
+            seconds: Stop after so many seconds.
+
+        Returns:
+            Whether the plan's end was reached.
         """
         stop = time.monotonic() + seconds
         while not self._over(until, stop):
@@ -126,7 +135,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": round(self.seconds, 1),
             "loss": round(loss, 4),
-            "guide": round(self.guided, 3),
+            "guide": round(self.mean_guide_loss, 3),
             "rate": round(self.plan.scale(self.step, self.progress), 4),
             "known": _rounded(self.known),
         }
@@ -144,29 +153,34 @@ class Trainer:
             "step": self.step,
             "tokens": self.tokens,
             "seconds": self.seconds,
-            "guided": self.guided,
+            "guided": self.mean_guide_loss,
             "known": self.known,
             "mix": asdict(self.mix),
         }
         write_checkpoint(folder, self.optimizer.state_dict(), numbers)
 
     def load(self, folder: Path) -> bool:
-        """Goes on from a checkpoint; false where there is none."""
+        """Restores the state of a checkpoint, and returns whether there was one."""
         found = read_checkpoint(folder)
         if found is None:
             return False
         tensors, numbers = found
         self.optimizer.load_state_dict(tensors)
         self.step, self.tokens = numbers["step"], numbers["tokens"]
-        self.seconds, self.guided = numbers["seconds"], numbers["guided"]
+        self.seconds, self.mean_guide_loss = numbers["seconds"], numbers["guided"]
         self.known, self.mix = numbers["known"], Mix(**numbers["mix"])
         return True
 
 
 def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, list[tuple[str, bool]]]:
-    """Weighted sum of cross-entropies, and task and correctness of every scored answer.
+    """Computes the loss of a batch and marks its answers.
 
-    `hidden` `[rows, tokens, hidden]` are the model's final hidden states on the batch.
+    Args:
+        hidden: The model's final hidden states, `[rows, tokens, hidden]`.
+
+    Returns:
+        The weighted sum of cross-entropies, and for every scored answer its task and whether it is
+        right.
     """
     weights = batch.weights[:, 1:]
     chosen = weights > 0
@@ -181,10 +195,11 @@ def losses(model: Decoder, batch: Batch, hidden: Tensor) -> tuple[Tensor, list[t
 
 @torch.no_grad()
 def renew_rows(model: Decoder, start: int, seed: int) -> int:
-    """Gives rows that no text has used a fresh embedding; returns how many.
+    """Draws new embeddings for rows that no text has used, and returns their number.
 
-    As wrong answers to everything, unused rows were all pushed one way. Rows from `start` on are
-    known to be unused; those before it that point their way are taken to be.
+    An unused row is a wrong answer to every question, so training has pushed all unused rows in one
+    direction. Rows from `start` on are known to be unused; earlier rows that point in the same
+    direction are taken to be unused too.
     """
     rows = model.embed_tokens.weight
     unused = F.cosine_similarity(rows, rows[start:].mean(0)[None]) > UNUSED_COSINE

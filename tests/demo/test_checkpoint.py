@@ -123,7 +123,7 @@ def test_the_script_trains_and_keeps_small_files(tmp_path: Path) -> None:
         "TRAIN_FLAGS": flags,
         "OUT": str(kept),
     }
-    script = Path(demo.__file__).parent / "train_h200.sh"
+    script = Path(demo.__file__).parent / "training" / "train_h200.sh"
     ran = subprocess.run(["bash", script], env=env, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "trained"
     files = list(kept.iterdir())

@@ -6,7 +6,7 @@ import torch
 
 from demo.language.tasks import TASKS, chunks
 from demo.language.vocabulary import BOS_ID, EOS_ID, QUESTION, SYSTEM, build_tokenizer
-from demo.training.rows import CHUNK_TOKENS, FIRST_QUESTION, Packer, Part, Row
+from demo.training.rows import FIRST_QUESTION, TASK_CHUNK_TOKENS, Packer, Part, Row
 from demo.training.samples import View, attention_mask
 
 TOKENIZER = build_tokenizer()
@@ -34,7 +34,7 @@ def test_a_row_is_the_serving_prompt() -> None:
     story = TASKS["pronoun"].write(rng, False, 4)
     row = Packer(TOKENIZER).row(rng, [Part("pronoun", story, [story.asked[0]])])
     prompt = [BOS_ID, *TOKENIZER.encode(SYSTEM).ids]
-    for chunk in chunks(TOKENIZER, story.context, CHUNK_TOKENS):
+    for chunk in chunks(TOKENIZER, story.context, TASK_CHUNK_TOKENS):
         prompt += chunk
     prompt += TOKENIZER.encode(QUESTION.format(question=story.asked[0].question)).ids
     assert row.ids[: len(prompt)] == prompt

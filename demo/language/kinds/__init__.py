@@ -1,4 +1,4 @@
-"""The four kinds of entity the demo's documents are about; eight attributes each."""
+"""The four kinds of entity that the demo's documents are about, with eight attributes each."""
 
 from demo.language.kinds.firm import FIRM
 from demo.language.kinds.person import PERSON

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Relation:
-    """Templates hold `{n}`, the entity's name, and `{v}`, the value.
+    """One attribute, with the templates of its sentences and questions.
 
-    The name always precedes the value, so that a causal model can bind the value to its owner
-    while it reads. `pair_share` is the share of documents in which the value is a list of two
-    ("honey and salt").
+    Templates hold `{n}`, the entity's name, and `{v}`, the value. In a sentence the name always
+    precedes the value, so that a causal model can connect the value with its owner while it reads.
+
+    Attributes:
+        pair_share: Share of documents in which the value is a list of two ("honey and salt").
     """
 
     key: str

@@ -1,10 +1,10 @@
-"""The benchmark's view of the demo language: named tasks, one sampled question at a time.
+"""The demo language as a benchmark: named tasks, from which one question at a time is drawn.
 
     sample = sample("pronoun", random.Random(7))
     ids = [BOS, *encode(SYSTEM)], then chunks(tokenizer, sample.context, 48), then
           encode(QUESTION.format(question=sample.question))
 
-An answer is right if the generated text, stripped, is one of `answers`. Nothing here needs torch.
+An answer is right if the generated text, stripped, is one of `answers`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TaskSample:
 
 
 def sample(task: str, rng: random.Random, *, held_out: bool = True) -> TaskSample:
-    """Draws a fresh story and one of its scored questions. Names unseen in training by default."""
+    """Draws a new story and a scored question of it; by default names are unseen in training."""
     chosen = TASKS[task]
     story = chosen.write(rng, held_out, chosen.entities)
     asked = rng.choice([a for a in story.asked if a.scored])
@@ -78,6 +78,6 @@ def sample(task: str, rng: random.Random, *, held_out: bool = True) -> TaskSampl
 
 
 def chunks(tokenizer: Tokenizer, context: str, tokens_per_chunk: int) -> list[list[int]]:
-    """The context's ids, encoded once and cut every `tokens_per_chunk`; the last may be shorter."""
+    """Encodes a context, and cuts it every `tokens_per_chunk` ids; the last may be shorter."""
     ids: list[int] = tokenizer.encode(context, add_special_tokens=False).ids
     return [ids[i : i + tokens_per_chunk] for i in range(0, len(ids), tokens_per_chunk)]

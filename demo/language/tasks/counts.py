@@ -1,4 +1,4 @@
-"""RULER's aggregation tasks, small: which words occur most often."""
+"""RULER's aggregation tasks, made small: which words occur most often."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from demo.language.wording import COMMON_QUESTION, FREQUENT_QUESTION
 COMMON = 3
 """Words asked for."""
 RARE = 5
-"""Words that occur once, for every rival of the story."""
+"""Words that occur only once, per entity of the story."""
 REPEATS = 4
 FREQUENCIES = (8, 5, 3)
 CODED_PAUSE = "..."
 
 
 def cwe(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """A numbered list in which three words come four times and all others once.
+    """A numbered list in which three words occur four times and all others once.
 
     The answer names them in the order of their first appearance. There are no names to hold out.
     """
@@ -31,7 +31,7 @@ def cwe(rng: random.Random, held_out: bool, entities: int) -> Story:
 
 
 def fwe(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """Coded words, three of them more frequent than all others; most frequent first."""
+    """Coded words, three of them more frequent than all others, named by falling frequency."""
     drawn = draw_names(rng, held_out, COMMON + 2 * entities)
     items = [word for word, times in zip(drawn, FREQUENCIES, strict=False) for _ in range(times)]
     items += drawn[COMMON:]

@@ -1,4 +1,4 @@
-"""Tasks in which one sentence holds the answer, if one knows whom it is about."""
+"""Tasks in which one sentence holds the answer; what is difficult is whom it is about."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pronoun(rng: random.Random, held_out: bool, entities: int) -> Story:
 
 
 def border(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """Long asides part a name from its value: a chunk border falls between them at times."""
+    """Long asides separate a name from its value, so that a chunk border can fall between them."""
     kind = rng.choice(list(KINDS))
     pool = tuple(rng.sample(KINDS[kind], 3))
     documents = []
@@ -56,7 +56,7 @@ def border(rng: random.Random, held_out: bool, entities: int) -> Story:
 
 
 def _story(rng: random.Random, documents: list[Document], unscored: int = 0) -> Story:
-    """Asks for every fact; the first `unscored` of a document do not count."""
+    """Asks for every fact; the first `unscored` facts of a document do not count."""
     asked = [
         Asked(ask(rng, fact), fact.value, scored=index >= unscored)
         for document in documents

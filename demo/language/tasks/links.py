@@ -27,9 +27,10 @@ LINKED_FACTS = 3
 
 
 def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """What is true of the owner of a ship, or of somebody's home; the question names neither.
+    """Facts about the owner of a ship, or about somebody's home; the question does not name them.
 
-    The pointing documents come first. Every entity pointed to has the same three attributes.
+    The documents about ships and people come first. All owners, or homes, have the same three
+    attributes.
     """
     link = rng.choice(LINKS)
     names = draw_names(rng, held_out, 2 * entities)
@@ -56,7 +57,7 @@ def hop(rng: random.Random, held_out: bool, entities: int) -> Story:
         asked.append(Asked(ask(rng, targets[-1].facts[0]), targets[-1].facts[0].value, False))
     rng.shuffle(targets)
     context = join(sources + targets)
-    # Two sentences that begin with "It" may be the same; neither is shown then.
+    # Two sentences that begin with "It" can be the same; the guide leaves both out then.
     clear = [h for h in hints if context.count(h.at) == 1 or h.at.startswith("\n")]
     asked = [
         a if all(context.count(w) == 1 for w in a.where) else replace(a, where=()) for a in asked
@@ -79,7 +80,7 @@ def chain(rng: random.Random, held_out: bool, entities: int) -> Story:
 
 
 def vt(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """RULER's variable tracking: every variable that a chain gives one value, in order."""
+    """RULER's variable tracking: all variables that have a given value, in order."""
     context, chains, hints = _chains(rng, held_out, max(3, entities - 1))
     asked = []
     for value, variables in chains:
@@ -95,7 +96,11 @@ def vt(rng: random.Random, held_out: bool, entities: int) -> Story:
 def _chains(
     rng: random.Random, held_out: bool, count: int
 ) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], tuple[Hint, ...]]:
-    """A context, and of every chain its value and its variables, each with its statement."""
+    """Writes several chains of variables into one context.
+
+    Returns:
+        The context; for every chain its value and its variables with their statements; the hints.
+    """
     names = iter(draw_names(rng, held_out, count * CHAIN_LENGTH))
     sequences, chains, hints = [], [], []
     for value in rng.sample(words.YEARS, count):

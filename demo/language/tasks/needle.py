@@ -1,4 +1,4 @@
-"""RULER's needles in a haystack, in its own wording: several keys, one or more of them queried.
+"""RULER's needles in a haystack, in RULER's wording: several keys, one or more of them queried.
 
 Differs from RULER in its keys, which are invented names, in its much shorter haystacks, and in
 the numbers of the tasks with several answers, which have four digits instead of seven.
@@ -19,7 +19,7 @@ VALUES = 3
 PROSE_SHARE = 0.5
 PROSE_DOCUMENTS = 3
 LATER_DIGITS = "34"
-"""What of a four-digit number is not in its first token."""
+"""Stands for the third and fourth digit of a number, which are not in its first token."""
 
 
 def niah(rng: random.Random, held_out: bool, entities: int) -> Story:
@@ -52,7 +52,7 @@ def niah_prose(rng: random.Random, held_out: bool, entities: int) -> Story:
 
 
 def niah_multivalue(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """Three numbers for each of `entities` - 2 keys; all of one key's are asked for, in order."""
+    """Three numbers for each of `entities` - 2 keys; the question asks for all three of a key."""
     keys = max(2, entities - 2)
     names = draw_names(rng, held_out, keys + PROSE_DOCUMENTS)
     numbers = iter(_numbers(rng, keys * VALUES))
@@ -71,7 +71,7 @@ def niah_multivalue(rng: random.Random, held_out: bool, entities: int) -> Story:
 
 
 def niah_multiquery(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """Numbers for `entities` + 1 keys; two or three keys are asked for at once."""
+    """Numbers for `entities` + 1 keys; a question asks for two or three keys at once."""
     names = draw_names(rng, held_out, entities + 1 + PROSE_DOCUMENTS)
     keys = names[PROSE_DOCUMENTS:]
     needles = list(zip(keys, _numbers(rng, len(keys)), strict=True))
@@ -96,12 +96,12 @@ def _stated(needle: tuple[str, str]) -> str:
 
 
 def _numbers(rng: random.Random, count: int) -> list[str]:
-    """Distinct four-digit numbers that are no years: two tokens each."""
+    """Distinct four-digit numbers that are not years, of two tokens each."""
     return [str(number) for number in rng.sample(range(2000, 10_000), count)]
 
 
 def _haystack(rng: random.Random, names: list[str], needles: list[tuple[str, str]]) -> str:
-    """RULER's noise or prose about `names`, with the needles in this order."""
+    """RULER's noise, or prose about `names`, with the needles inserted in this order."""
     straw = [NOISE] * NOISE_LINES if rng.random() >= PROSE_SHARE else _prose(rng, names)
     stated = [NEEDLE.format(n=name, v=number) for name, number in needles]
     return records(rng, _among(rng, straw, stated), 1)
@@ -114,7 +114,7 @@ def _prose(rng: random.Random, names: list[str]) -> list[str]:
 
 
 def _among(rng: random.Random, straw: list[str], needles: list[str]) -> list[str]:
-    """Needles at random places of the straw; both keep their order."""
+    """Inserts needles at random places between the other lines; both keep their order."""
     turns = [True] * len(needles) + [False] * len(straw)
     rng.shuffle(turns)
     found, rest = iter(needles), iter(straw)

@@ -14,10 +14,10 @@ OTHER_FACTS = 2
 
 
 def update(rng: random.Random, held_out: bool, entities: int) -> Story:
-    """The same sentence again with another value: the last one holds.
+    """The same sentence is repeated with other values, and the last one is true.
 
-    Two attributes, each in one template for all entities; every pair is stated two or three
-    times, and nothing but order tells which statement is the last.
+    There are two attributes, each worded the same way for all entities. Every fact is stated two or
+    three times, and only the order tells which statement is the last.
     """
     kind = rng.choice(list(KINDS))
     relations = rng.sample(KINDS[kind], 2)

@@ -1,4 +1,4 @@
-"""What a task is made of: a context, and every question that can be asked of it."""
+"""What a task is made of: a context, and the questions that can be asked about it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ LOOKALIKE_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Asked:
-    """A question and its answer as it is written.
+    """A question and its answer.
 
-    `scored` is false for questions that are easier than the task means to be: they are trained
-    on, and never sampled. `where` is for training alone: texts at whose ends, where they first
-    stand in the context, the parts of the answer are to be had.
+    Attributes:
+        scored: False for questions that are easier than the task is meant to be; the model is
+            trained on them, but they are never sampled.
+        where: For training only: texts of the context. The first occurrence of each ends where one
+            part of the answer can be known.
     """
 
     question: str
@@ -31,17 +33,22 @@ class Asked:
 
 
 SUBJECT = 2
-"""Depth of hints that say whom a statement is about."""
+"""`depth` of hints that say whom a statement is about."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """For training alone: what is to be known when `at` has been read, and from where.
+    """For training only: what the model should know once it has read a text, and from where.
 
-    Of both texts the first in the context counts. The end of `at` is to look at the end of
-    `source` and to know how `tells` begins. So statements are connected while they are
-    read, as large models do, instead of when they are asked for. `depth` 1 needs a hint of depth
-    0 first; `SUBJECT` comes before both.
+    Hints teach the model to connect statements while it reads them, as large models do, and not
+    only when a question comes. Of each text the first occurrence in the context counts.
+
+    Attributes:
+        at: When the model has read this text, it should know `tells`.
+        source: The token that ends `at` should attend to the token that ends this text.
+        tells: What should be known; only its first token is trained.
+        depth: 0 for a direct reference, 1 for one that builds on a hint of depth 0, `SUBJECT` for
+            whom a statement is about, which comes before both.
     """
 
     at: str
@@ -52,7 +59,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class Story:
-    """Several documents one after another, and the questions they answer."""
+    """Several documents, joined to one context, and the questions that they answer."""
 
     context: str
     asked: tuple[Asked, ...]
@@ -61,13 +68,18 @@ class Story:
 
 @dataclass(frozen=True)
 class Task:
-    """`write(rng, held_out, entities)` draws a story about so many rivals."""
+    """A kind of story.
+
+    Attributes:
+        about: What the task asks, in a few words.
+        write: `write(rng, held_out, entities)` draws a story about so many entities.
+        entities: Entities in a sampled story; training starts with fewer.
+    """
 
     name: str
     about: str
     write: Callable[[random.Random, bool, int], Story]
     entities: int = 5
-    """Rivals in a sampled story; training starts with fewer."""
 
 
 def join(documents: list[Document]) -> str:
@@ -75,14 +87,14 @@ def join(documents: list[Document]) -> str:
 
 
 def records(rng: random.Random, sentences: list[str], count: int) -> str:
-    """The sentences in this order, cut into `count` documents at random places."""
+    """Cuts sentences, in this order, into `count` documents at random places."""
     borders = sorted(rng.sample(range(1, len(sentences)), count - 1))
     parts = zip([0, *borders], [*borders, len(sentences)], strict=True)
     return "".join(DOCUMENT.format(title=RECORD, text=" ".join(sentences[a:b])) for a, b in parts)
 
 
 def draw_names(rng: random.Random, held_out: bool, count: int) -> list[str]:
-    """Distinct open names; at times all of them share a syllable."""
+    """Draws distinct open names; sometimes all of them share a syllable."""
     pool = _names(held_out)
     if rng.random() < LOOKALIKE_SHARE:
         syllable = rng.choice(words.SYLLABLES_FIRST + words.SYLLABLES_LAST)
@@ -93,7 +105,7 @@ def draw_names(rng: random.Random, held_out: bool, count: int) -> list[str]:
 
 
 def merged(rng: random.Random, sequences: list[list[str]]) -> list[str]:
-    """All items of all sequences in random order, each sequence's own order kept."""
+    """Interleaves sequences at random; each keeps its own order."""
     turns = [i for i, sequence in enumerate(sequences) for _ in sequence]
     rng.shuffle(turns)
     heads = [iter(sequence) for sequence in sequences]
