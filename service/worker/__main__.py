@@ -1,10 +1,11 @@
-"""`python -m service.worker`: read settings, build the parts, check the model, serve.
+"""`python -m service.worker`: reads settings, builds the parts, checks the model, serves.
 
-The first line of standard input is WorkerSettings as JSON (not an argument: it may hold the Redis
-password and the tenant secret, which a process list would show).
+The first line of standard input is WorkerSettings as JSON. It is not an argument because it may
+hold the Redis password and the tenant secret, which a process list would show.
 
-Exit code 3: the model was refused (the last line of stderr says why); a supervisor must not retry.
-The process ends when its standard input closes, so it never outlives the gateway that spawned it.
+Exit code 3 means that the model or the settings were refused: the last line of stderr says why, and
+a supervisor must not retry. The process ends when its standard input closes, so it never outlives
+the gateway that started it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
@@ -25,6 +25,7 @@ from service.errors import KvstitchError
 from service.tracing import tracing
 from service.worker.checks.gate import GateSettings
 from service.worker.core.model_facts import read_calibration
+from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward import selfcheck
 from service.worker.gate.policy import Bounds
@@ -36,10 +37,12 @@ from service.worker.methods.registry import (
     eviction_methods,
     fusion_methods,
 )
+from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, fingerprint, load
+from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
-from service.worker.server.server import Server, set_threads
+from service.worker.server.worker_server import WorkerServer
 from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.worker")
@@ -67,16 +70,23 @@ def main() -> int:
 
 
 def serve(settings: WorkerSettings) -> int:
-    """Serve until a signal, a Shutdown or the end of standard input."""
+    """Serves until a signal, a Shutdown message or the end of standard input.
+
+    Returns:
+        The process's exit code.
+
+    Raises:
+        KvstitchError: the worker cannot be started with these settings.
+    """
     set_threads(settings.threads)
     if settings.methods_dir:
         add_folder(Path(settings.methods_dir))
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
-    if adapter.device.type == "cpu" and (absent := missing_kernels()):
-        log.info("not built or not for this CPU, so done by torch: %s", ", ".join(absent))
-    mark = fingerprint(settings.model)
+    if adapter.device.type == "cpu" and (missing := missing_kernels()):
+        log.info("not built or not for this CPU, so done by torch: %s", ", ".join(missing))
+    model_fingerprint = fingerprint(settings.model)
     facts = read_calibration(
         Path(settings.model),
         layers=adapter.layers,
@@ -85,24 +95,16 @@ def serve(settings: WorkerSettings) -> int:
     )
     addressing = Addressing(
         adapter,
-        fingerprint=mark,
+        fingerprint=model_fingerprint,
         codec=settings.codec,
         secret=bytes.fromhex(settings.tenant_secret),
         tenants_secret=bytes.fromhex(settings.tenants_secret),
     )
-    server: list[Server] = []
-
-    def call(what: Callable[[Server], None]) -> None:
-        for one in server:
-            what(one)
-
     on_gpu = adapter.device.type == "cuda"
+    inbox = Inbox()
     with TieredStore(tiers(settings, pin=on_gpu)) as store:
         loader = Loader(
-            store,
-            threads=settings.loader_threads,
-            on_ready=lambda: call(Server.wake),
-            decode=not on_gpu,
+            store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
         engine = Engine(
             adapter,
@@ -114,38 +116,28 @@ def serve(settings: WorkerSettings) -> int:
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
-            checks=checks(settings),
+            checks=gate_settings(settings),
         )
         ready = m.Ready(
-            model=m.ModelInfo(
-                name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
-                fingerprint=mark,
-                family=adapter.family,
-                layers=adapter.layers,
-                kv_heads=adapter.kv_heads,
-                head_dim=adapter.head_dim,
-                dtype=str(adapter.dtype).removeprefix("torch."),
-                max_context=min(adapter.max_context, engine.pool.tokens),
-                kv_bytes_per_token=adapter.kv_bytes_per_token,
-                codec=settings.codec,
-                device=str(adapter.device),
-            ),
+            model=model_info(settings, adapter, model_fingerprint, engine.pool.tokens),
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
         )
-        link = Link(settings.address, lambda who, payload: server[0].received(who, payload))
+        link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")
-        server.append(Server(engine, store, loader, ready, link, traces))
+        server = WorkerServer(
+            engine, store, loader, ready=ready, link=link, inbox=inbox, tracing=traces
+        )
         traces.start()
         loader.start()
         link.start()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: server[0].stop())
-        threading.Thread(target=_watch_stdin, args=(server[0],), daemon=True).start()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, lambda *_: server.stop())
+        threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
         log.info("serving %s at %s", settings.model, settings.address)
         try:
-            server[0].run()
+            server.run()
         finally:
             link.close()
             loader.close()
@@ -153,8 +145,27 @@ def serve(settings: WorkerSettings) -> int:
     return 0
 
 
-def checks(settings: WorkerSettings) -> GateSettings | None:
-    """How answers are held against full prefill's, if they are."""
+def model_info(
+    settings: WorkerSettings, adapter: DecoderAdapter, model_fingerprint: str, pool_tokens: int
+) -> m.ModelInfo:
+    """What gateways are told of the model."""
+    return m.ModelInfo(
+        name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
+        fingerprint=model_fingerprint,
+        family=adapter.family,
+        layers=adapter.layers,
+        kv_heads=adapter.kv_heads,
+        head_dim=adapter.head_dim,
+        dtype=str(adapter.dtype).removeprefix("torch."),
+        max_context=min(adapter.max_context, pool_tokens),
+        kv_bytes_per_token=adapter.kv_bytes_per_token,
+        codec=settings.codec,
+        device=str(adapter.device),
+    )
+
+
+def gate_settings(settings: WorkerSettings) -> GateSettings | None:
+    """Settings of the correctness gate; None where it is switched off."""
     if not settings.gate_sample:
         return None
     bounds = Bounds(
@@ -168,8 +179,13 @@ def checks(settings: WorkerSettings) -> GateSettings | None:
 
 
 def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
-    """Fastest first: memory where it has bytes, SSD where a folder is set, Redis where a URL is.
-    pin: read into memory that a GPU copies from by itself."""
+    """The store's tiers, fastest first.
+
+    Args:
+        settings: memory is used where it has bytes, SSD where a folder is set, Redis where a URL
+            is set.
+        pin: whether to read into pinned memory, from which a GPU copies asynchronously.
+    """
     chosen: list[Tier] = []
     if settings.memory_tier_bytes:
         chosen.append(MemoryTier(settings.memory_tier_bytes))
@@ -180,8 +196,8 @@ def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
     return chosen
 
 
-def _watch_stdin(server: Server) -> None:
-    """The gateway holds our standard input open for as long as it lives."""
+def _stop_with_stdin(server: WorkerServer) -> None:
+    """Waits for the end of standard input, which the gateway holds open for as long as it lives."""
     while os.read(0, 4096):
         pass
     server.stop()

@@ -22,9 +22,9 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _model(settings: Settings) -> Finding:
+    from service.worker.core.threads import set_threads
     from service.worker.forward import selfcheck
     from service.worker.model.load import load
-    from service.worker.server.server import set_threads
 
     began = time.monotonic()
     try:

@@ -1,1 +1,1 @@
-"""The worker process on its socket."""
+"""The worker's server: the socket, messages in, events out, and the counters it reports."""

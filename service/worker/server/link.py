@@ -1,5 +1,7 @@
-"""The worker's socket: a ROUTER on a thread of its own, so that messages move and heartbeats go out
-while the engine computes. Knows bytes and identities, no meanings."""
+"""The worker's socket, a ZeroMQ ROUTER on its own thread.
+
+Because of the thread, messages move and heartbeats go out while the engine computes.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ log = logging.getLogger("kvstitch.worker")
 
 
 class Link:
-    """`received(identity, payload)` is called on the link's thread; `outlet()` gives a sender for
-    one thread of the caller's."""
+    """Receives messages on its own thread; other threads send through an `outlet` each.
+
+    Args:
+        address: where to bind, as ZeroMQ writes it.
+        received: called on the link's thread with the sender's identity and the payload.
+    """
 
     def __init__(self, address: str, received: Callable[[bytes, bytes], None]) -> None:
         self._address = address
@@ -28,7 +34,11 @@ class Link:
         self._error: zmq.ZMQError | None = None
 
     def start(self) -> None:
-        """Bind and serve. Raises zmq.ZMQError if the address is taken."""
+        """Binds the socket and starts the thread.
+
+        Raises:
+            zmq.ZMQError: the address is taken.
+        """
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
         self._bound.wait()
@@ -36,13 +46,13 @@ class Link:
             raise self._error
 
     def outlet(self) -> Outlet:
-        """A sender for the calling thread (ZeroMQ sockets belong to one thread)."""
+        """A sender for the calling thread: a ZeroMQ socket must stay on one thread."""
         socket = self._context.socket(zmq.PUSH)
         socket.connect(self._inner)
         return Outlet(socket)
 
     def close(self) -> None:
-        """Send what is queued, then stop. Close the outlets first."""
+        """Sends what is queued, then stops. All outlets must be closed before."""
         if self._thread is None:
             return
         stopper = self.outlet()
@@ -86,12 +96,13 @@ class Link:
 
 
 class Outlet:
-    """Sends from one thread to peers of the link."""
+    """Sends messages from one thread."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
 
     def send(self, identity: bytes, payload: bytes) -> None:
+        """Queues a message for the peer of that identity."""
         self._socket.send_multipart([identity, payload])
 
     def close(self) -> None:
