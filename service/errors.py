@@ -1,44 +1,59 @@
-"""Every error a user can meet, drawn once.
+"""Every error of the service, drawn once: class, HTTP status, machine-readable code.
 
-KvstitchError
-├── InvalidRequest          422  a field is wrong; `field` names it, the message says what to do
-│   ├── UnknownMethod       422  no fusion or eviction method of that name
-│   ├── PromptTooLong       400  S + documents + question exceed the model's context
-│   └── Unsupported         400  asked for what this service knows of and cannot do
-├── Unauthenticated         401  no API key, or not a valid one
-├── Forbidden               403  the API key lacks a scope; the message names it
-├── NotFound                404  unknown document, job, collection or receipt
-│   └── ModelNotFound       404  a model name that is not served
-├── Conflict                409  the thing is in a state that forbids this
-├── QuotaExceeded           429  a limit of the key or tenant; `field` names it
-├── Overloaded              503  queue or KV pool full; come back after `retry_after_s`
-├── WorkerUnavailable       503  the worker is starting, restarting or gone
-├── DeadlineExceeded        504  the client's deadline passed before anything was generated
-├── WorkerFault             500  the engine failed on this request (logged with its traceback)
-├── ModelRefused            500  start-up only: this model cannot be served correctly
-└── InvalidSetting          500  start-up only: a setting is out of range or contradicts another
+KvstitchError                 500  internal_error          base; never raised itself
+├── InternalError             500  internal_error          a fault of ours; the log says more
+├── InvalidRequest            422  invalid_request         `field` is wrong, the message says how
+│   ├── UnknownMethod         422  unknown_method          no fusion or eviction method so named
+│   ├── MalformedBody         400  bad_body                the body is not JSON, UTF-8 or a form
+│   ├── BodyTooLarge          413  body_too_large          the body or a document exceeds a limit
+│   ├── PromptTooLong         400  prompt_too_long         the prompt exceeds the model's context
+│   └── Unsupported           400  unsupported             a known OpenAI field we do not support
+├── Unroutable                4xx  phrase of the status    no such path or method
+│   └── UnsupportedMediaType  415  unsupported_media_type  the body has a type nobody can ingest
+├── Unauthenticated           401  invalid_api_key         no API key, or not a valid one
+├── Forbidden                 403  missing_scope           the API key lacks a scope
+├── NotFound                  404  not_found               unknown document, job or receipt
+│   └── ModelNotFound         404  model_not_found         a model name that is not served
+├── Conflict                  409  conflict                forbidden in the current state
+├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
+├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
+├── WorkerUnavailable         503  worker_unavailable      the worker is starting or gone
+│   └── TierUnreached         503  worker_unavailable      a storage tier did not take a purge
+├── DeadlineExceeded          504  deadline_exceeded       no token before the client's deadline
+├── WorkerFault               500  worker_fault            the engine failed on this request
+├── ModelRefused              500  model_refused           at start: the model cannot be served
+└── InvalidSetting            500  invalid_setting         at start: a setting is wrong
 
-Knows nothing of FastAPI: the gateway maps `status` and `code` in one handler.
+The gateway turns these into responses in one place, `service.gateway.problems`. The command line
+adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 __all__ = [
+    "BodyTooLarge",
     "Conflict",
     "DeadlineExceeded",
     "Forbidden",
+    "InternalError",
     "InvalidRequest",
     "InvalidSetting",
     "KvstitchError",
+    "MalformedBody",
     "ModelNotFound",
     "ModelRefused",
     "NotFound",
     "Overloaded",
     "PromptTooLong",
     "QuotaExceeded",
+    "TierUnreached",
     "Unauthenticated",
     "UnknownMethod",
+    "Unroutable",
     "Unsupported",
+    "UnsupportedMediaType",
     "WorkerFault",
     "WorkerUnavailable",
     "from_code",
@@ -46,7 +61,15 @@ __all__ = [
 
 
 class KvstitchError(Exception):
-    """Base. `code` is stable and machine-readable; `field` names the offending input, if any."""
+    """Base of all errors of the service.
+
+    Attributes:
+        code: Stable and machine-readable; clients decide by it.
+        status: HTTP status of the response.
+        message: For people: what is wrong and what to do.
+        field: The offending input field, None if there is none.
+        retry_after_s: Seconds after which a retry may succeed, None if unknown.
+    """
 
     code = "internal_error"
     status = 500
@@ -60,6 +83,10 @@ class KvstitchError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class InternalError(KvstitchError):
+    pass
+
+
 class InvalidRequest(KvstitchError):
     code = "invalid_request"
     status = 422
@@ -67,6 +94,16 @@ class InvalidRequest(KvstitchError):
 
 class UnknownMethod(InvalidRequest):
     code = "unknown_method"
+
+
+class MalformedBody(InvalidRequest):
+    code = "bad_body"
+    status = 400
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+    status = 413
 
 
 class PromptTooLong(InvalidRequest):
@@ -77,6 +114,23 @@ class PromptTooLong(InvalidRequest):
 class Unsupported(InvalidRequest):
     code = "unsupported"
     status = 400
+
+
+class Unroutable(KvstitchError):
+    """What the web framework refuses before any route runs.
+
+    Its code is the status phrase in snake case, e.g. "method_not_allowed".
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+
+
+class UnsupportedMediaType(Unroutable):
+    def __init__(self, message: str) -> None:
+        super().__init__(415, message)
 
 
 class Unauthenticated(KvstitchError):
@@ -118,6 +172,10 @@ class WorkerUnavailable(KvstitchError):
     status = 503
 
 
+class TierUnreached(WorkerUnavailable):
+    pass
+
+
 class DeadlineExceeded(KvstitchError):
     code = "deadline_exceeded"
     status = 504
@@ -138,6 +196,7 @@ class InvalidSetting(KvstitchError):
     status = 500
 
 
+# The errors that the worker sends.
 _BY_CODE: dict[str, type[KvstitchError]] = {
     cls.code: cls
     for cls in (
@@ -155,5 +214,9 @@ _BY_CODE: dict[str, type[KvstitchError]] = {
 
 
 def from_code(code: str, message: str, field: str | None = None) -> KvstitchError:
-    """The error of that code: how a `Failed` message becomes an exception in the gateway."""
+    """Make the error with this code, for a `Failed` message from the worker.
+
+    Returns:
+        WorkerFault for a code that the worker should not have sent.
+    """
     return _BY_CODE.get(code, WorkerFault)(message, field=field)

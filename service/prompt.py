@@ -1,41 +1,47 @@
-"""Prompt format and plan: S ‖ D_1..D_k ‖ Q as token ids.
+"""Prompt format: how the system prompt, a document and a question are written and encoded.
 
-Each segment is tokenised by itself; the ids are the truth for every method, full prefill
-included. Nothing is ever decoded and encoded again. Knows no tokenizer library (an `Encoder` is
-handed in), no HTTP, no KV.
+A prompt is S ‖ D_1 … D_k ‖ Q: system prompt, documents, question. Each segment is tokenised by
+itself, and its token ids are final: no method, not even full prefill, decodes and encodes them
+again. The tokenizer comes in as an `Encoder`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from service.errors import InvalidRequest, PromptTooLong
+from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
 PREFIX_MODES = ("none", "bos", "bos_keep", "system")
 
 
 class Encoder(Protocol):
-    """Text to ids. `bos` is the id that starts every prompt, or None."""
+    """Turns text into token ids.
+
+    Attributes:
+        bos: The id that starts every prompt; None: the model has none.
+    """
 
     bos: int | None
 
     def encode_text(self, text: str) -> list[int]:
-        """User text: special tokens written in it are encoded as plain text, never obeyed."""
+        """Encode user text; special tokens written in it are treated as ordinary characters."""
         ...
 
     def encode_template(self, template: str, **user_text: str) -> list[int]:
-        """A template of ours (its special tokens count) filled with user text (whose do not)."""
+        """Encode a template with its `{names}` filled in.
+
+        Special tokens count in the template itself, but not in the user text.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What somebody said in a conversation. role: system, user or assistant."""
+    """One message of a conversation; `role` is system, user or assistant."""
 
     role: str
     text: str
@@ -43,23 +49,35 @@ class Turn:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """A model's own defaults, from `kvstitch.json` in its folder or derived from its template.
+    """How prompts are written for a model, and the model's defaults.
 
-    `document` holds {title} and {text}; `question` holds {question}; `answer` holds {answer} and
-    is how an earlier answer is written behind its question. `prefix_mode` is what a chunk sees
-    when it is precomputed (METHODS §0): nothing, BOS, BOS kept in the prompt, or S.
+    Comes from `kvstitch.json` in the model's folder, or is derived from its chat template.
+
+    Attributes:
+        system: The system prompt S.
+        document: Template of a document, with {title} and {text}.
+        question: Template of the question, with {question}.
+        answer: Template of an earlier answer in a conversation, with {answer}. Empty: the answer
+            and then what ends one, the first stop string or a blank line.
+        chunk_tokens: Longest chunk of a document, in tokens.
+        top_k: Passages per answer.
+        max_tokens: Tokens per answer.
+        prefix_mode: What a chunk attends to when it is precomputed:
+            nothing, BOS, BOS that stays in the prompt, or the system prompt.
+        stop: Strings that end an answer.
+        bos: The token that starts a prompt. Empty: the tokenizer's own; None: none.
     """
 
     system: str
     document: str
     question: str
-    answer: str = ""  # "": the answer, then what ends one: the first stop string or a blank line
+    answer: str = ""
     chunk_tokens: int = 512
     top_k: int = 5
     max_tokens: int = 256
     prefix_mode: str = "none"
     stop: tuple[str, ...] = ()
-    bos: str | None = ""  # the token that starts a prompt; "": the tokenizer's own; None: none
+    bos: str | None = ""
 
     def __post_init__(self) -> None:
         if self.prefix_mode not in PREFIX_MODES:
@@ -70,7 +88,7 @@ class PromptFormat:
 
     @classmethod
     def load(cls, folder: Path) -> PromptFormat | None:
-        """The format in `folder`/kvstitch.json, or None where there is none."""
+        """Read `folder`/kvstitch.json; None if there is no such file."""
         path = folder / FORMAT_FILE
         if not path.exists():
             return None
@@ -80,73 +98,27 @@ class PromptFormat:
 
     @property
     def earlier_answer(self) -> str:
+        """The template of an earlier answer, with the default filled in."""
         return self.answer or " {answer}" + (self.stop[0] if self.stop else "\n\n")
 
     def render_document(self, title: str, text: str) -> str:
-        # Not str.format: user text may hold braces.
+        """The text of a document; one without a title has no line for it."""
+        # Not str.format, because user text may hold braces.
         if not title:
             return self.document.replace("{title}\n", "").replace("{text}", text)
         head, _, tail = self.document.partition("{text}")
         return head.replace("{title}", title) + text + tail.replace("{title}", title)
 
 
-@dataclass(frozen=True)
-class DocumentSegment:
-    """One D_i: the catalog's chunk id and the token ids of its rendered text."""
-
-    chunk_id: int
-    ids: list[int]
-
-
-@dataclass(frozen=True)
-class PromptPlan:
-    """Segments of one prompt, in order."""
-
-    system: list[int]
-    documents: list[DocumentSegment] = field(default_factory=list)
-    question: list[int] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.system) + sum(len(d.ids) for d in self.documents) + len(self.question)
-
-
 def system_ids(fmt: PromptFormat, encoder: Encoder) -> list[int]:
-    """S: BOS where the model has one, then the instruction."""
+    """Ids of the system prompt S: BOS if the model has one, then the instruction."""
     bos = [] if encoder.bos is None else [encoder.bos]
     return bos + encoder.encode_template(fmt.system)
 
 
 def document_ids(fmt: PromptFormat, encoder: Encoder, title: str, text: str) -> list[int]:
-    """The ids of one chunk, the same at precompute and at every request."""
+    """Ids of one chunk, the same when it is precomputed and at every request."""
     ids = encoder.encode_text(fmt.render_document(title, text))
     if fmt.prefix_mode == "bos_keep" and encoder.bos is not None:
         return [encoder.bos, *ids]
     return ids
-
-
-def plan(
-    fmt: PromptFormat,
-    encoder: Encoder,
-    documents: Sequence[DocumentSegment],
-    question: list[int],
-    *,
-    max_context: int,
-) -> PromptPlan:
-    """S ‖ D ‖ Q for the ids of `question` over `documents`, in their order.
-
-    Raises PromptTooLong when not even one answer token would fit into `max_context`.
-    """
-    planned = PromptPlan(
-        system=system_ids(fmt, encoder),
-        documents=list(documents),
-        question=question,
-    )
-    if planned.tokens >= max_context:
-        raise PromptTooLong(
-            f"the prompt has {planned.tokens} tokens, the model takes {max_context - 1} and an "
-            f"answer: lower top_k (now {len(documents)}) or shorten the question "
-            f"({len(planned.question)} tokens)",
-            field="question" if len(planned.question) >= max_context else "top_k",
-        )
-    return planned

@@ -1,4 +1,4 @@
-"""The FastAPI application around a gateway: routes, errors, lifespan. Decides nothing itself."""
+"""The FastAPI application around a gateway: routes, errors, lifespan."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from service.gateway.http.routes import (
     openai,
     rag,
 )
+from service.gateway.http.services import GatewayServices
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -39,7 +40,8 @@ def create_app(gateway: Gateway) -> FastAPI:
             await gateway.close()
 
     app = FastAPI(title="kvstitch", version=__version__, lifespan=lifespan)
-    app.state.gateway = gateway
+    services: GatewayServices = gateway
+    app.state.services = services
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(
         RequestContext,
@@ -51,11 +53,11 @@ def create_app(gateway: Gateway) -> FastAPI:
     for module in (rag, openai, models, ingest, jobs, documents, collections, gate, health):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
-    app.openapi = OpenApiDescription(app, lambda: _offer(gateway))  # type: ignore[method-assign]
+    app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]
     return app
 
 
-def _offer(gateway: Gateway) -> OfferedNames:
+def _offered_names(gateway: Gateway) -> OfferedNames:
     ready = gateway.worker.ready
     if ready is None:
         return OfferedNames()

@@ -1,7 +1,7 @@
-"""Puts the gateway together and runs its life: the composition root. Knows no route.
+"""The composition root: builds the parts of the gateway, starts and stops them.
 
-start ──┬── supervisor ── worker loads its model ──┐
-        └── library loads embedder and index ──────┴── ready
+start ──┬── supervisor starts the worker, which loads its model ──┐
+        └── retriever loads embedder and index ───────────────────┴── ready
 drain ── new requests are refused, open ones finish ── close
 """
 
@@ -11,7 +11,7 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,19 +20,13 @@ from service.errors import InvalidSetting, KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.answers.preparation import RequestPreparer
+from service.gateway.answers.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.indexing_loop import IndexingLoop
 from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_store import JobStore
-from service.gateway.corpus.parsing.parser import DocumentParser
-from service.gateway.corpus.parsing.sandbox import FileLimits
-from service.gateway.corpus.precompute_loop import PrecomputeLoop
-from service.gateway.corpus.purge_queue import PurgeQueue
-from service.gateway.corpus.receipt_store import ReceiptStore
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, TimedEmbedder
@@ -42,13 +36,12 @@ from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages import Stats
 from service.settings import Settings
 from service.tracing import tracing
-from service.worker_settings import MIB
 
 logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """All parts of one gateway process."""
+    """All parts of one gateway process; satisfies `http.services.GatewayServices`."""
 
     def __init__(
         self,
@@ -61,21 +54,42 @@ class Gateway:
         heartbeat_timeout_s: float = 10.0,
         restart_backoff_s: tuple[float, float] = (0.5, 30.0),
     ) -> None:
-        """`worker_address`: a worker that runs already; else one is started and supervised.
+        """Build all parts, in the order of their dependencies; nothing is started.
 
-        Raises ModelRefused if the model folder's tokenizer or prompt format cannot be used.
+        Args:
+            settings: Of the whole service.
+            model_folder: With tokenizer and prompt format.
+            embedder: Used instead of the one that the settings name.
+            worker_command: How to start the worker process.
+            worker_address: Of a worker that runs already; empty: one is started and supervised.
+            heartbeat_timeout_s: A worker that is silent for so long counts as gone.
+            restart_backoff_s: First and longest pause before the worker is started again.
+
+        Raises:
+            ModelRefused: The model folder's tokenizer or prompt format cannot be used.
         """
         self.settings = settings
+        self.failure: str | None = None
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
-        self.tracing = tracing(settings.otlp_endpoint, "gateway")
         self.prompts = PromptBuilder(model_folder, settings)
+        self._tracing = tracing(settings.otlp_endpoint, "gateway")
+        self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
+        quotas = Quotas(
+            Limits(
+                settings.tenant_max_documents,
+                settings.tenant_max_bytes,
+                settings.tenant_requests_per_minute,
+                settings.tenant_tokens_per_minute,
+            )
+        )
+        self.access = Access(self._keys, quotas, allow_anonymous=settings.allow_anonymous)
         self.worker = WorkerClient(
             heartbeat_timeout_s=heartbeat_timeout_s,
             on_stats=self._on_stats,
             on_change=self._on_change,
             on_left=self.metrics.tokens_after_leaving.observe,
         )
-        self._address = worker_address
+        self._worker_address = worker_address
         self._supervisor = Supervisor(
             self.worker,
             lambda address: settings.worker(
@@ -86,82 +100,42 @@ class Gateway:
             command=worker_command,
             backoff_s=restart_backoff_s,
         )
-        timed = TimedEmbedder(embedder or make_embedder(settings))
-        retriever = Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking())
-        self.retriever = AsyncRetriever(
-            retriever,
-            timed,
-            make_reranker(settings),
-            rerank_deadline_s=settings.rerank_deadline_s,
-        )
+        self.retriever = self._make_retriever(embedder or make_embedder(settings))
         self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
             metrics=self.metrics,
         )
-        self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
-        self.quotas = Quotas(
-            Limits(
-                settings.tenant_max_documents,
-                settings.tenant_max_bytes,
-                settings.tenant_requests_per_minute,
-                settings.tenant_tokens_per_minute,
-            )
-        )
-        self.access = Access(self._keys, self.quotas, allow_anonymous=settings.allow_anonymous)
-        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3")
-        self.corpus = self._corpus()
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,
+            validator=RequestValidator(self.worker, self.retriever, self.prompts, settings),
             preparer=RequestPreparer(self.worker, self.retriever, self.prompts, settings),
             limiter=self.limiter,
             metrics=self.metrics,
-            tracing=self.tracing,
+            tracing=self._tracing,
         )
-        self.on_failure: Callable[[], None] = lambda: None  # set by the server: stop serving
-        self.failure: str | None = None
-        self._loading: asyncio.Task[None] | None = None
-        self._lock: IO[str] | None = None
-
-    def _corpus(self) -> Corpus:
-        settings = self.settings
-        jobs, receipts = JobStore(self._database), ReceiptStore(self._database)
-        purges = PurgeQueue(receipts, self.retriever, self.worker, self.prompts)
-        limits = FileLimits(
-            settings.max_file_pages,
-            settings.max_file_chars,
-            settings.file_cpu_s,
-            settings.file_memory_mib * MIB,
-        )
-        indexing_loop = IndexingLoop(
-            jobs=jobs,
-            retriever=self.retriever,
-            purges=purges,
-            parser=DocumentParser(limits),
-            metrics=self.metrics,
-            scrub=self._database.scrub,
-        )
-        precompute_loop = PrecomputeLoop(
-            jobs=jobs,
-            receipts=receipts,
+        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3")
+        self.corpus = Corpus(
+            database=self._database,
             retriever=self.retriever,
             worker=self.worker,
             prompts=self.prompts,
-            purges=purges,
-            pin_check_s=settings.pin_check_s,
-            on_done=indexing_loop.count,
+            quotas=quotas,
+            metrics=self.metrics,
+            settings=settings,
         )
-        indexing_loop.on_indexed = precompute_loop.wake.set
-        return Corpus(
-            jobs=jobs,
-            receipts=receipts,
-            retriever=self.retriever,
-            purges=purges,
-            quotas=self.quotas,
-            indexing=indexing_loop,
-            computing=precompute_loop,
+        self._loading: asyncio.Task[None] | None = None
+        self._lock: IO[str] | None = None
+
+    def _make_retriever(self, embedder: Embedder) -> AsyncRetriever:
+        timed = TimedEmbedder(embedder)
+        return AsyncRetriever(
+            Retriever.in_folder(self.settings.data_dir, timed, self.prompts.chunking()),
+            timed,
+            make_reranker(self.settings),
+            rerank_deadline_s=self.settings.rerank_deadline_s,
         )
 
     @property
@@ -171,32 +145,33 @@ class Gateway:
     def claim(self) -> None:
         """Take the data folder, for as long as this gateway is open.
 
-        Raises InvalidSetting, also if it would be open to strangers.
+        Raises:
+            InvalidSetting: Another gateway uses the folder, or strangers could use this one.
         """
-        self.tracing.start()
-        self._lock = self._lock or _lock(self.settings.data_dir)
+        self._tracing.start()
+        self._lock = self._lock or _lock_folder(self.settings.data_dir)
         self._keys.start()
         self.access.check_exposure(self.settings.host)
 
     async def start(self) -> None:
-        """Begin loading; `not_ready` tells when it is over. Raises InvalidSetting."""
+        """Begin loading; `not_ready` tells when it is done. Raises InvalidSetting."""
         self.claim()
         self._database.start()
-        if self._address:
-            self.worker.connect(self._address)
+        if self._worker_address:
+            self.worker.connect(self._worker_address)
         else:
             await self._supervisor.start()
         self._loading = asyncio.create_task(self._load())
 
     async def close(self) -> None:
-        """Stop everything; what is left of ingest jobs is resumed at the next start."""
+        """Stop everything; the next start resumes what is left of ingest jobs."""
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self.corpus.close()
         await self._supervisor.stop()
         await self.worker.close()
         await self.retriever.close()
-        await asyncio.to_thread(self.tracing.close)
+        await asyncio.to_thread(self._tracing.close)
         self._database.close()
         self._keys.close()
         if self._lock is not None:
@@ -215,7 +190,7 @@ class Gateway:
         return None
 
     async def drain(self) -> None:
-        """Refuse new requests; returns when the open ones are done, or the time is up."""
+        """Refuse new requests; returns when the open ones have ended, or time is up."""
         self.limiter.draining = True
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.drain_timeout_s
@@ -223,9 +198,8 @@ class Gateway:
             await asyncio.sleep(0.05)
 
     def give_up(self, reason: str) -> None:
-        """Something that will not pass by itself: stop the service and say why."""
+        """Stop the service for a reason that will not pass by itself; the server polls it."""
         self.failure = self.failure or reason
-        self.on_failure()
 
     async def _load(self) -> None:
         try:
@@ -246,8 +220,11 @@ class Gateway:
             self.metrics.worker.forget()
 
 
-def _lock(folder: Path) -> IO[str]:
-    """Held as long as the file is open. Two gateways on one folder would undo each other's work."""
+def _lock_folder(folder: Path) -> IO[str]:
+    """Lock a data folder for as long as the returned file is open.
+
+    Two gateways on one folder would undo each other's work.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115

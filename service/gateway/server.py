@@ -1,7 +1,7 @@
-"""uvicorn around the gateway: signals, draining, exit codes. Knows no route.
+"""Runs uvicorn around the gateway: signals, draining, exit codes.
 
 SIGTERM, SIGINT ── /health/ready 503, new requests 503 ── open streams finish ── exit 0
-again           ── exit at once
+a second signal ── exit at once
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from service.gateway.composition import Gateway
 
 
 class DrainingServer(uvicorn.Server):
-    """Goes on listening while it drains, so that new requests get an answer that says so."""
+    """Keeps listening while it drains, so that new requests are told that it shuts down.
+
+    Stops when the gateway reports a failure.
+    """
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._draining = False
         self._task: asyncio.Task[None] | None = None
-        gateway.on_failure = self._stop
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain, then stop. Second: stop now."""
@@ -40,6 +42,10 @@ class DrainingServer(uvicorn.Server):
             return
         self._draining = True
         loop.call_soon_threadsafe(self._begin_drain)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; True ends its main loop."""
+        return await super().on_tick(counter) or self._gateway.failure is not None
 
     def _begin_drain(self) -> None:
         self._task = asyncio.create_task(self._drain())
@@ -61,7 +67,7 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
         port=settings.port,
         log_level=log_level,
         access_log=False,
-        # Streams have had their time in drain(); what is still open is cut.
+        # Streams had their time in drain(); what is still open is cut off.
         timeout_graceful_shutdown=2,
         server_header=False,
     )
@@ -69,12 +75,12 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, taken before anything is loaded. Raises InvalidSetting."""
+    """Bind a socket; done before anything is loaded. Raises InvalidSetting if it is taken."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # asyncio turns Nagle's algorithm off only where it reads that a socket is TCP's. With it a
+        # asyncio turns Nagle's algorithm off only on sockets whose protocol says TCP. Left on, a
         # response's second write waits 40 ms for the client's delayed acknowledgement.
         bound = socket.socket(family, kind, protocol)
         try:
@@ -93,10 +99,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(gateway: Gateway, bound: socket.socket) -> str | None:
-    """Run on a socket of `listen` until a signal or a failure; returns the failure's reason."""
+    """Serve on a socket from `listen` until a signal or a failure; returns why it failed."""
     server = make_server(gateway)
     try:
         server.run(sockets=[bound])
-    except SystemExit:  # uvicorn's way to say that the lifespan did not start
+    except SystemExit:  # uvicorn raises it when the lifespan does not start
         return gateway.failure or "the service could not be started; the log says why"
     return gateway.failure

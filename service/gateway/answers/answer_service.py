@@ -1,10 +1,8 @@
-"""The use case of an answer, without the HTTP. THE way to one: every route ends here.
+"""Answers questions: the one way from a request to an answer, whichever route it came by.
 
-    explain  check ── admit ── prepare ── forecast                      nothing is generated
-    open     check ── admit ── prepare                                  errors become a status
-    events   sources ── submit ── tokens to text, stop strings ── done  errors end the stream
-
-Preparing is in preparing.py, events are in stream.py. Knows no HTTP and no tensors.
+open     validate ── slot ── prepare            errors become a status
+events   sources ── worker ── text ── result    errors end the stream (answer_stream.py)
+explain  validate ── slot ── prepare ── forecast
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from service.gateway.answers.call_context import CallContext
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter, RequestSlot
 from service.gateway.answers.explanation import explanation
 from service.gateway.answers.preparation import RequestPreparer
+from service.gateway.answers.validation import RequestValidator
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest
@@ -31,72 +30,89 @@ T = TypeVar("T")
 
 
 class AnswerService:
-    """Opens answers. Everything it needs is handed in; it holds no state of its own."""
+    """Opens answers and explains them. Stateless."""
 
     def __init__(
         self,
         *,
         worker: Worker,
         prompts: PromptBuilder,
+        validator: RequestValidator,
         preparer: RequestPreparer,
         limiter: ConcurrencyLimiter,
         metrics: GatewayMetrics,
         tracing: Tracing,
     ) -> None:
-        self.worker = worker
-        self.prompts = prompts
-        self.metrics = metrics
-        self._tracing = tracing
+        self._worker = worker
+        self._prompts = prompts
+        self._validator = validator
         self._preparer = preparer
         self._limiter = limiter
+        self._metrics = metrics
+        self._tracing = tracing
 
     async def open(self, request: GenerateRequest, call: CallContext) -> AnswerStream:
-        """An answer ready to stream.
+        """Prepare an answer; nothing is generated before its events are read.
 
-        Raises InvalidRequest and its kinds, NotFound, Overloaded, WorkerUnavailable, and
-        DeadlineExceeded if the deadline passes meanwhile.
+        Raises:
+            InvalidRequest: The request is wrong (or one of its subclasses).
+            NotFound: A named document is not stored.
+            Overloaded: Too many requests are in flight.
+            WorkerUnavailable: The worker or the index is not ready.
+            DeadlineExceeded: The deadline passed meanwhile.
         """
         fusion_label = "none"
-        ticket: RequestSlot | None = None
+        slot: RequestSlot | None = None
         ago_s = time.perf_counter() - call.arrived
         span = self._tracing.begin("kvstitch.answer", call.traceparent, ago_s=ago_s)
         try:
-            checked = self._preparer.check(request, call)
-            fusion_label = checked.fusion.name
-            ticket = self._limiter.enter(self._preparer.estimate(checked))
-            prepared = await _in_time(self._preparer.prepare(checked), call)
-            call.principal.spend_tokens(prepared.tokens)
+            validated = self._validator.validate(request, call)
+            fusion_label = validated.fusion.name
+            slot = self._limiter.acquire(validated.estimated_tokens)
+            preparing = self._preparer.prepare(validated, traceparent=span.traceparent)
+            prepared = await _before_deadline(preparing, call)
+            call.principal.spend_tokens(prepared.prompt_tokens)
         except BaseException as error:
-            if ticket is not None:
-                ticket.close()
-            self.metrics.requests.labels(fusion_label, outcome_of(error)).inc()
+            if slot is not None:
+                slot.close()
+            self._metrics.requests.labels(fusion_label, outcome_of(error)).inc()
             span.end(error=outcome_of(error))
             raise
-        prepared = prepared.traced(span.traceparent)
         return AnswerStream(
-            self.worker, self.prompts, self.metrics, request, prepared, ticket, call, span
+            worker=self._worker,
+            model=self._prompts.model,
+            text=self._prompts.answer_text(request.stop),
+            decode=self._prompts.tokenizer.decode,
+            metrics=self._metrics,
+            prepared=prepared,
+            slot=slot,
+            call=call,
+            span=span,
         )
 
     async def explain(self, request: GenerateRequest, call: CallContext) -> Explanation:
-        """What the answer would be made of; nothing is generated, and no chunk is moved.
+        """Say what an answer would take. Nothing is generated, and no chunk is moved.
 
-        Raises as `open`.
+        Raises:
+            InvalidRequest: The request asks for a stream, or as in `open`.
+            NotFound, Overloaded, WorkerUnavailable, DeadlineExceeded: As in `open`.
         """
         if request.stream:
             raise InvalidRequest(
                 "stream: an explanation comes in one piece, leave stream out", field="stream"
             )
-        checked = self._preparer.check(request, call)
-        ticket = self._limiter.enter(0)
+        validated = self._validator.validate(request, call)
+        slot = self._limiter.acquire(0)
         try:
-            prepared = await _in_time(self._preparer.prepare(checked, prefetch=False), call)
-            forecast = await _in_time(self.worker.explain(prepared.generate), call)
+            preparing = self._preparer.prepare(validated, prefetch=False)
+            prepared = await _before_deadline(preparing, call)
+            forecast = await _before_deadline(self._worker.explain(prepared.generate), call)
         finally:
-            ticket.close()
-        return explanation(self.prompts.model, request, prepared, forecast)
+            slot.close()
+        return explanation(self._prompts.model, prepared, forecast)
 
 
-async def _in_time(work: Awaitable[T], call: CallContext) -> T:
+async def _before_deadline(work: Awaitable[T], call: CallContext) -> T:
     try:
         async with asyncio.timeout(call.left_s):
             return await work

@@ -1,7 +1,5 @@
-"""One answer on its way: the worker's tokens to text, stop strings, and the result at the end.
-
-Every answer is closed, and counted, exactly once. Knows no HTTP, no retrieval and no tensors.
-"""
+"""One answer while it is generated: the worker's tokens become text, stop strings end it, and the
+result comes last. Every answer is closed and counted exactly once."""
 
 from __future__ import annotations
 
@@ -11,32 +9,39 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from service.errors import KvstitchError, from_code
+from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.answers import response
+from service.gateway.answers.answer_metrics import observe_answer
 from service.gateway.answers.call_context import CallContext
 from service.gateway.answers.concurrency_limiter import RequestSlot
 from service.gateway.answers.preparation import PreparedRequest
 from service.gateway.answers.token_report import token_report
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas import Citation, GenerateRequest, GenerateResponse
+from service.gateway.prompts.detokenizer import AnswerText, Decode
+from service.gateway.schemas import Citation, GenerateResponse
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Done, Failed, TokenItem
+from service.messages import Done, Failed, Report, TokenItem
 from service.tracing import Span
 
 
 @dataclass(frozen=True)
 class Sources:
+    """The first event: the passages that the prompt holds."""
+
     citations: list[Citation]
 
 
 @dataclass(frozen=True)
 class TextDelta:
+    """The next piece of the answer's text."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class Finished:
+    """The last event: the whole result."""
+
     response: GenerateResponse
 
 
@@ -45,35 +50,49 @@ DISCONNECT = "disconnect"
 DEADLINE = "deadline"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AnswerStream:
-    """One answer on its way: iterate `events()` once, and always `aclose()` it."""
+    """One answer: iterate `events()` once, and always `aclose()` it.
+
+    Attributes:
+        worker: Generates the tokens.
+        model: The model's name, for the response.
+        text: Collects the answer's text.
+        decode: Token ids to text, for the report on tokens.
+        metrics: Where the answer is counted.
+        prepared: What is sent to the worker.
+        slot: Given back when the answer ends.
+        call: Sender, arrival and deadline.
+        span: Ended with the answer.
+    """
 
     worker: Worker
-    prompts: PromptBuilder
+    model: str
+    text: AnswerText
+    decode: Decode
     metrics: GatewayMetrics
-    request: GenerateRequest
     prepared: PreparedRequest
-    ticket: RequestSlot
+    slot: RequestSlot
     call: CallContext
     span: Span
-    _first: float | None = None
-    _last: float | None = None
-    _flush_s: float = 0.0  # until the consumer of our text asked for more
+    _first_token_at: float | None = None
+    _last_token_at: float | None = None
+    _flush_s: float = 0.0  # time until the consumer of our text asked for more
     _ended: bool = False
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        self._text = self.prompts.answer_text(self.request.stop)
-        self.generate = self.prepared.generate
-        self.citations = response.citations(
-            self.prepared.found.passages, with_text=self.request.include_text
-        )
+    @property
+    def id(self) -> str:
+        return self.prepared.generate.id
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Sources, then Text as it comes, then Finished. Raises the KvstitchError of a Failed.
+        """Start the generation. Closing or cancelling the generator aborts it in the worker.
 
-        Closing or cancelling it aborts the sequence in the worker.
+        Yields:
+            Sources, then TextDelta as text comes, then Finished.
+
+        Raises:
+            KvstitchError: The worker failed, is gone, or refused the request.
         """
         self._events = self._run()
         return self._events
@@ -86,44 +105,38 @@ class AnswerStream:
                     return event.response
         finally:
             await self.aclose()
-        raise KvstitchError("the answer ended without a result")
+        raise InternalError("the answer ended without a result")
 
     async def aclose(self) -> None:
-        """Release everything; an answer that had not ended is aborted."""
+        """Release everything; an answer that has not ended is aborted."""
         if self._events is not None:
             await self._events.aclose()
         self._end(DISCONNECT, None)
 
     async def _run(self) -> AsyncGenerator[AnswerEvent, None]:
-        alarm: asyncio.TimerHandle | None = None
+        generate = self.prepared.generate
+        timer: asyncio.TimerHandle | None = None
         try:
-            yield Sources(self.citations)
+            yield Sources(self.prepared.citations)
             if (left_s := self.call.left_s) is not None:
-                # Nothing is awaited before the request is sent: an abort never overtakes it.
-                abort, loop = self.worker.abort, asyncio.get_running_loop()
-                alarm = loop.call_later(left_s, abort, self.generate.id, DEADLINE)
-            async with aclosing(self.worker.submit(self.generate)) as stream:
+                # Nothing is awaited before the request is sent, so no abort can overtake it.
+                loop = asyncio.get_running_loop()
+                timer = loop.call_later(left_s, self.worker.abort, generate.id, DEADLINE)
+            async with aclosing(self.worker.submit(generate)) as stream:
                 async for event in stream:
                     match event:
                         case TokenItem(token=token):
-                            if text := self._token(token):
+                            if text := self._take(token):
                                 started = time.perf_counter()
                                 yield TextDelta(text)
                                 self._flush_s += time.perf_counter() - started
                         case Failed():
                             raise from_code(event.code, event.message, event.field)
                         case Done():
-                            if text := self._text.finish():
+                            if text := self.text.finish():
                                 yield TextDelta(text)
-                            result = self._response(event)
-                            if (fates := event.report.token_fates) is not None:
-                                result.cache.tokens = await asyncio.to_thread(
-                                    token_report,
-                                    fates,
-                                    event.report,
-                                    self.generate,
-                                    self.prompts.tokenizer.decode,
-                                )
+                            result = self._result(event)
+                            await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", result.timing.total_s)
                             yield Finished(result)
@@ -131,62 +144,72 @@ class AnswerStream:
             self._end(outcome_of(error), None)
             raise
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            if timer is not None:
+                timer.cancel()
 
-    def _token(self, token: int) -> str:
+    def _take(self, token: int) -> str:
+        """Count a token; the text that it adds."""
         now = time.perf_counter()
-        if self._last is None:
-            self._first = now
-            self.ticket.prefilled()
+        if self._last_token_at is None:
+            self._first_token_at = now
+            self.slot.prefilled()
         else:
-            self.metrics.inter_token.observe(now - self._last)
-        self._last = now
+            self.metrics.inter_token.observe(now - self._last_token_at)
+        self._last_token_at = now
         self.call.principal.spend_tokens(1)
-        stopped_before = self._text.stopped
-        text = self._text.push(token)
-        if self._text.stopped and not stopped_before:
-            self.worker.abort(self.generate.id, "stop")
+        stopped_before = self.text.stopped
+        text = self.text.push(token)
+        if self.text.stopped and not stopped_before:
+            self.worker.abort(self.id, "stop")
         return text
 
-    def _response(self, done: Done) -> GenerateResponse:
+    def _result(self, done: Done) -> GenerateResponse:
         total_s = time.perf_counter() - self.call.arrived
-        ttft_s = total_s if self._first is None else self._first - self.call.arrived
+        first = self._first_token_at
+        ttft_s = total_s if first is None else first - self.call.arrived
         report = done.report
-        times = response.timing(ttft_s, total_s, report.completion_tokens)
+        timing = response.timing(ttft_s, total_s, report.completion_tokens)
         stages = {**self.prepared.stages, **report.stages, "flush": self._flush_s}
-        eviction = self.generate.eviction
-        response.observe(self.metrics, times, stages, report, evicted=eviction is not None)
+        fusion, eviction = self.prepared.generate.fusion, self.prepared.generate.eviction
+        observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
         return GenerateResponse(
-            id=self.generate.id,
-            model=self.prompts.model,
-            text=self._text.text,
-            # The worker may have come to its own end before our abort reached it.
-            finish_reason="stop" if self._text.stopped else done.finish_reason,
-            citations=self.citations,
+            id=self.id,
+            model=self.model,
+            text=self.text.text,
+            # The worker may have finished by itself before our abort reached it.
+            finish_reason="stop" if self.text.stopped else done.finish_reason,
+            citations=self.prepared.citations,
             usage=response.usage(report),
-            cache=response.cache(report, self.prepared.found.passages),
+            cache=response.cache_report(report, self.prepared.doc_ids),
             stages=stages,
-            timing=times,
-            fusion=response.method(self.generate.fusion),
-            eviction=None if eviction is None else response.method(eviction),
+            timing=timing,
+            fusion=response.method_fields(fusion),
+            eviction=None if eviction is None else response.method_fields(eviction),
             seed=report.seed,
             warnings=[*self.prepared.warnings, *report.warnings],
         )
+
+    async def _add_token_report(self, result: GenerateResponse, report: Report) -> None:
+        """Only if the request asked for it."""
+        if report.token_fates is not None:
+            result.cache.tokens = await asyncio.to_thread(
+                token_report, report.token_fates, report, self.prepared.generate, self.decode
+            )
 
     def _end(self, outcome: str, seconds: float | None) -> None:
         if self._ended:
             return
         self._ended = True
-        self.ticket.close(seconds)
-        self.metrics.requests.labels(self.generate.fusion.name, outcome).inc()
+        self.slot.close(seconds)
+        fusion = self.prepared.generate.fusion.name
+        self.metrics.requests.labels(fusion, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
         self.span.end(
             self.prepared.stages,
             {
-                "kvstitch.fusion": self.generate.fusion.name,
-                "kvstitch.prompt_tokens": self.prepared.tokens,
+                "kvstitch.fusion": fusion,
+                "kvstitch.prompt_tokens": self.prepared.prompt_tokens,
                 "kvstitch.outcome": outcome,
             },
             "" if outcome in ("ok", DEADLINE, DISCONNECT) else outcome,
@@ -194,6 +217,7 @@ class AnswerStream:
 
 
 def outcome_of(error: BaseException) -> str:
+    """The label under which a failed answer is counted."""
     if isinstance(error, KvstitchError):
         return error.code
     if isinstance(error, asyncio.CancelledError | GeneratorExit):

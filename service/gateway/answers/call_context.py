@@ -1,4 +1,4 @@
-"""What a request brings beside its body: whose it is and until when. Knows no use case."""
+"""What a request brings besides its body: who sent it, when it arrived, and its deadline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from service.gateway.auth.access import Principal
 
 @dataclass(frozen=True)
 class CallContext:
-    """`arrived` and `deadline` are times by time.perf_counter; None: the client waits.
-    `traceparent`: the client's span, empty if it has none."""
+    """Who asks, and until when.
+
+    Attributes:
+        principal: The sender.
+        arrived: When the request arrived, by time.perf_counter.
+        deadline: When the answer must end, by the same clock; None: the client waits.
+        traceparent: The client's span (W3C Trace Context); empty: there is none.
+    """
 
     principal: Principal
     arrived: float

@@ -1,34 +1,42 @@
-"""How many requests may be under way, and how many prompt tokens may wait. Knows no request."""
+"""Limits how many requests are in flight, and how many prompt tokens wait for their prefill."""
 
 from __future__ import annotations
 
 from service.errors import Overloaded, WorkerUnavailable
 from service.gateway.prometheus import GatewayMetrics
 
+MEAN_WEIGHT = 0.1  # of the newest answer in the running mean
+MIN_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+
 
 class RequestSlot:
-    """One admitted request; its tokens count until its first answer token."""
+    """One request in flight; its prompt tokens count as waiting until the first answer token."""
 
-    def __init__(self, owner: ConcurrencyLimiter, tokens: int) -> None:
-        self._owner = owner
-        self._tokens = tokens
+    def __init__(self, limiter: ConcurrencyLimiter, tokens: int) -> None:
+        self._limiter = limiter
+        self._waiting_tokens = tokens
         self._open = True
 
     def prefilled(self) -> None:
-        """The first answer token is there: the prompt no longer waits."""
-        self._owner.count_waiting(-self._tokens)
-        self._tokens = 0
+        """The first answer token has come: the prompt no longer waits."""
+        self._limiter.add_waiting_tokens(-self._waiting_tokens)
+        self._waiting_tokens = 0
 
     def close(self, seconds: float | None = None) -> None:
-        """The request ended, after `seconds` if it was answered. May be called again."""
+        """Give the slot back. May be called again.
+
+        Args:
+            seconds: How long the answer took; None if there was none.
+        """
         if self._open:
             self._open = False
             self.prefilled()
-            self._owner.leave(seconds)
+            self._limiter.release(seconds)
 
 
 class ConcurrencyLimiter:
-    """Bounded, so that a flood is answered with 503 at once and nobody waits for ever."""
+    """Refuses requests above its limits at once with 503, so that no client waits in vain."""
 
     def __init__(
         self,
@@ -42,7 +50,7 @@ class ConcurrencyLimiter:
         self._max_in_flight = max_running + max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._metrics = metrics
-        self._seconds = 1.0  # running mean of an answer
+        self._mean_answer_s = 1.0
         self.in_flight = 0
         self.waiting_tokens = 0
         self.draining = False
@@ -51,43 +59,50 @@ class ConcurrencyLimiter:
 
     @property
     def retry_after_s(self) -> float:
-        """About when a place will be free."""
+        """About how many seconds until a slot is free."""
         rounds = self.in_flight / self._max_running
-        return min(60.0, max(1.0, self._seconds * rounds))
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, self._mean_answer_s * rounds))
 
-    def enter(self, tokens: int) -> RequestSlot:
-        """A place for a prompt of about `tokens`. Raises Overloaded, or WorkerUnavailable while
-        draining. A prompt that is alone is admitted however long it is."""
+    def acquire(self, tokens: int) -> RequestSlot:
+        """Take a slot for a prompt of about `tokens`.
+
+        A prompt that waits alone is admitted however long it is.
+
+        Raises:
+            Overloaded: A limit is reached.
+            WorkerUnavailable: The service is shutting down.
+        """
         if self.draining:
-            self._reject("draining")
+            self._count_rejected("draining")
             raise WorkerUnavailable("the service is shutting down", retry_after_s=5.0)
         if self.in_flight >= self._max_in_flight:
-            self._reject("requests")
+            self._count_rejected("requests")
             raise Overloaded(
                 f"{self.in_flight} requests are under way, which is the limit: try again later",
                 retry_after_s=self.retry_after_s,
             )
         if self.waiting_tokens and self.waiting_tokens + tokens > self._max_waiting_tokens:
-            self._reject("tokens")
+            self._count_rejected("tokens")
             raise Overloaded(
                 f"prompts of {self.waiting_tokens} tokens are waiting: try again later",
                 retry_after_s=self.retry_after_s,
             )
         self.in_flight += 1
         self._metrics.in_flight.set(self.in_flight)
-        self.count_waiting(tokens)
+        self.add_waiting_tokens(tokens)
         return RequestSlot(self, tokens)
 
-    def count_waiting(self, tokens: int) -> None:
-        """So many tokens of a prompt wait; below 0: wait no longer."""
+    def add_waiting_tokens(self, tokens: int) -> None:
+        """For slots: change the number of waiting prompt tokens by `tokens`."""
         self.waiting_tokens += tokens
         self._metrics.waiting_tokens.set(self.waiting_tokens)
 
-    def leave(self, seconds: float | None) -> None:
+    def release(self, seconds: float | None) -> None:
+        """For slots: a request ended; `seconds` as in `RequestSlot.close`."""
         self.in_flight -= 1
         self._metrics.in_flight.set(self.in_flight)
         if seconds is not None:
-            self._seconds += 0.1 * (seconds - self._seconds)
+            self._mean_answer_s += MEAN_WEIGHT * (seconds - self._mean_answer_s)
 
-    def _reject(self, reason: str) -> None:
+    def _count_rejected(self, reason: str) -> None:
         self._metrics.rejected.labels(reason).inc()

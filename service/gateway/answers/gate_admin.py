@@ -1,23 +1,36 @@
-"""How methods stand at the worker's correctness gate, and trusting them again. Knows no HTTP."""
+"""Reads and resets the worker's correctness gate, for administrators."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 from service.errors import UnknownMethod
-from service.gateway.answers import response
+from service.gateway.answers.response import method_fields
 from service.gateway.schemas.gate import Gate, GateMethod
 from service.gateway.worker_client.protocol import Worker
 from service.messages import GateState, GateStates
 
 
-async def states(worker: Worker, sample: float) -> Gate:
-    """Raises WorkerUnavailable."""
+async def gate_states(worker: Worker, sample: float) -> Gate:
+    """How far each fusion method is trusted.
+
+    Args:
+        worker: Asked for its states.
+        sample: The share of answers that is checked, for the reply.
+
+    Raises:
+        WorkerUnavailable: The worker is not ready.
+    """
     return _gate(sample, await worker.gate())
 
 
-async def reset(worker: Worker, sample: float, method: str | None) -> Gate:
-    """As if it had never been checked. Raises UnknownMethod, WorkerUnavailable."""
+async def reset_gate(worker: Worker, sample: float, method: str | None) -> Gate:
+    """Forget the checks of one fusion method, or of all if `method` is None.
+
+    Raises:
+        UnknownMethod: The worker has no such fusion method.
+        WorkerUnavailable: The worker is not ready.
+    """
     known = sorted(info.name for info in worker.require().fusion)
     if method is not None and method not in known:
         raise UnknownMethod(
@@ -27,12 +40,12 @@ async def reset(worker: Worker, sample: float, method: str | None) -> Gate:
     return _gate(sample, await worker.gate(reset=method or ""))
 
 
-def _gate(sample: float, found: GateStates) -> Gate:
+def _gate(sample: float, reply: GateStates) -> Gate:
     return Gate(
-        sample=sample if found.on else 0.0, methods=[_method(state) for state in found.states]
+        sample=sample if reply.on else 0.0, methods=[_method(state) for state in reply.states]
     )
 
 
 def _method(state: GateState) -> GateMethod:
-    methods = {"fusion": response.method(state.fusion), "used": response.method(state.used)}
+    methods = {"fusion": method_fields(state.fusion), "used": method_fields(state.used)}
     return GateMethod(**{**asdict(state), **methods})

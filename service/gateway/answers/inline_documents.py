@@ -1,8 +1,8 @@
-"""Documents that come with a request, as passages. Knows no catalog, worker or HTTP.
+"""Turns documents that come with a request into passages.
 
-They are cut like stored ones and have the same chunk keys for the same text, so that the second
-request with a text finds its KV. Only the catalog does not know them: their chunk ids are negative
-and mean something within one answer only.
+They are cut as stored documents are, and the same text gets the same chunk keys, so a second
+request with a text finds its KV. They are not in the catalog: their chunk ids are negative and
+mean something within one answer only.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ from retriever import Chunk, ChunkSettings, Passage
 from service.errors import InvalidRequest
 from service.gateway.schemas.generate import InlineDocument
 
-FIRST_ID = -2  # -1 is the system prompt's
+FIRST_CHUNK_ID = -2  # -1 is the system prompt's
 
 
-def passages(documents: Sequence[InlineDocument], chunking: ChunkSettings) -> list[Passage]:
-    """All of them, in order; the score is 1, nothing was searched.
+def inline_passages(documents: Sequence[InlineDocument], chunking: ChunkSettings) -> list[Passage]:
+    """Every chunk of the documents, in order. Their score is 1, because nothing was searched.
 
-    Raises InvalidRequest; retriever.errors.InvalidDocument if a title leaves no room for text.
+    Raises:
+        InvalidRequest: A text is empty, or two documents have the same doc_id.
+        retriever.errors.InvalidDocument: A title leaves no room for text in a chunk.
     """
     out: list[Passage] = []
-    names: set[str] = set()
+    seen: set[str] = set()
     for number, document in enumerate(documents):
         where = f"inline_documents[{number}]"
         if not document.text.strip():
             raise InvalidRequest(f"{where}.text is empty: send its text", field=f"{where}.text")
         doc_id = document.doc_id or f"inline-{number + 1}"
-        if doc_id in names:
+        if doc_id in seen:
             raise InvalidRequest(
                 f"{where}.doc_id {doc_id!r} is another document's: citations could not tell them "
                 "apart",
                 field=f"{where}.doc_id",
             )
-        names.add(doc_id)
+        seen.add(doc_id)
         for ordinal, span in enumerate(chunking.split(document.text, document.title)):
             chunk = Chunk(
-                chunk_id=FIRST_ID - len(out),
+                chunk_id=FIRST_CHUNK_ID - len(out),
                 doc_id=doc_id,
                 ordinal=ordinal,
                 text=document.text[span.start : span.end],

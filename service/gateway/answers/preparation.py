@@ -1,8 +1,10 @@
-"""From a request to the message the worker gets: check, find passages, plan the prompt.
+"""From a validated request to the message that the worker gets.
 
-    check ── methods ── embed, search (or inline documents) ── prefetch ── plan ── Prepared
+    find passages ── encode them ── hint to the worker ── encode the question ── plan ── Generate
 
-The same for an answer and for its explanation. Knows no HTTP, admission or tensors.
+All of it runs in one visit to a search thread, because a change of threads costs a quarter of a
+millisecond. Only a request with a reranker leaves the thread in between. Answers and explanations
+are made from the same PreparedRequest.
 """
 
 from __future__ import annotations
@@ -11,191 +13,226 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
-import msgspec
-
+from retriever import Passage
 from service.errors import NotFound, PromptTooLong
-from service.gateway.answers import inline_documents
-from service.gateway.answers.validation import RequestValidator, ValidatedRequest
-from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.answers import response
+from service.gateway.answers.inline_documents import inline_passages
+from service.gateway.answers.validation import ValidatedRequest
+from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
+from service.gateway.schemas import Citation
 from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk, Generate, Prefetch, Sampling
-from service.prompt import PromptPlan
 from service.settings import Settings
 
-# Of inline documents: more text than this per token of context cannot fit, and is not encoded.
-CHARS_PER_TOKEN = 32
-# A conversation this long takes longer to encode than the worker takes to read ahead of it. For a
-# shorter one the request itself is there as soon, and handling a hint would hold it up (by 1.2 ms
-# with everything in memory).
-PREFETCH_CHARS = 1000
+# Inline documents with more characters per token of context than this cannot fit, and are refused
+# before they are encoded.
+MAX_INLINE_CHARS_PER_TOKEN = 32
+# A conversation this long takes longer to encode than the worker takes to read KV ahead. For a
+# shorter one the request itself comes as soon, and handling the hint would delay it (by 1.2 ms with
+# all KV in memory).
+PREFETCH_MIN_CHARS = 1000
+
+SendHint = Callable[[Prefetch], None]
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """`tokens` are the prompt's; `stages` holds the seconds of embed, retrieve and plan."""
+    """A request that is ready to be sent to the worker.
 
-    found: RetrievalResult
+    Attributes:
+        generate: The message.
+        passages: The documents of the prompt, in its order.
+        citations: The same as the client gets them.
+        prompt_tokens: Length of the prompt.
+        stages: Seconds of embed, retrieve, plan and, if it was asked for, rerank.
+        warnings: For the client.
+    """
+
     generate: Generate
-    tokens: int
+    passages: list[Passage]
+    citations: list[Citation]
+    prompt_tokens: int
     stages: dict[str, float]
     warnings: list[str]
 
-    def traced(self, traceparent: str) -> PreparedRequest:
-        """As part of that span."""
-        return replace(
-            self, generate=msgspec.structs.replace(self.generate, traceparent=traceparent)
-        )
+    @property
+    def doc_ids(self) -> dict[int, str]:
+        """Chunk id to the id of its document."""
+        return {passage.chunk.chunk_id: passage.chunk.doc_id for passage in self.passages}
 
 
 @dataclass(frozen=True)
-class _LaidOut:
-    found: RetrievalResult
-    plan: PromptPlan
-    plan_s: float
+class _Found:
+    """Passages, and the question's ids if they had to be known before the search."""
+
+    result: RetrievalResult
+    question: list[int] | None
 
 
 class RequestPreparer:
-    """Holds no state of its own."""
+    """Finds passages and plans the prompt. Stateless."""
 
     def __init__(
-        self, worker: Worker, retriever: AsyncRetriever, prompts: PromptBuilder, settings: Settings
+        self,
+        worker: Worker,
+        retriever: AsyncRetriever,
+        prompts: PromptBuilder,
+        settings: Settings,
     ) -> None:
-        self.check = RequestValidator(worker, retriever, prompts, settings).check
         self._worker = worker
         self._retriever = retriever
         self._prompts = prompts
         self._settings = settings
 
-    def estimate(self, checked: ValidatedRequest) -> int:
-        """About how many tokens the prompt will have."""
-        texts = checked.request.inline_documents
-        if texts is None:
-            return self._prompts.estimate(checked.turns, checked.top_k)
-        inline_tokens = sum(len(document.text) for document in texts) // 3
-        return self._prompts.estimate(checked.turns, 0) + inline_tokens
+    async def prepare(
+        self, validated: ValidatedRequest, *, traceparent: str = "", prefetch: bool = True
+    ) -> PreparedRequest:
+        """Prepare a request.
 
-    async def prepare(self, checked: ValidatedRequest, *, prefetch: bool = True) -> PreparedRequest:
-        """`prefetch`: let the worker bring the chunks closer meanwhile.
+        Args:
+            validated: The request.
+            traceparent: The span that the worker's spans belong to; empty: none.
+            prefetch: Whether the worker may bring chunks closer while a long question is encoded.
 
-        Raises InvalidRequest, PromptTooLong, NotFound."""
-        request = checked.request
-        context = self._worker.require().model.max_context
-        await self._check_length(checked, context)
-        laid_out = await self._lay_out(checked, context, prefetch)
-        found, plan = laid_out.found, laid_out.plan
-        max_tokens, clamped = self._room(request.max_tokens, plan, context)
-        warnings = [*found.warnings, *clamped]
-        if checked.top_k and not found.passages:
+        Raises:
+            InvalidRequest: What only a search or the tokenizer can find out.
+            PromptTooLong: The prompt does not fit into the model's context.
+            NotFound: A named document is not stored.
+        """
+        loop = asyncio.get_running_loop()
+
+        def send_hint(hint: Prefetch) -> None:
+            # The worker's client belongs to the event loop.
+            loop.call_soon_threadsafe(self._worker.prefetch, hint)
+
+        def plan(found: _Found) -> PreparedRequest:
+            return self._plan(validated, found, traceparent, send_hint if prefetch else None)
+
+        if validated.search is None or not validated.search.rerank:
+            return await self._retriever.run_blocking(lambda: plan(self._find(validated)))
+        found = await self._retriever.run_blocking(lambda: self._find(validated))
+        reranked = await self._retriever.rerank(validated.search, found.result)
+        return await self._retriever.run_blocking(lambda: plan(_Found(reranked, found.question)))
+
+    # -- on a search thread ----------------------------------------------------------------------
+
+    def _find(self, validated: ValidatedRequest) -> _Found:
+        request = validated.request
+        question = self._encode_if_long(validated)
+        if request.inline_documents is not None:
+            passages = self._inline_passages(request.inline_documents, validated.max_context)
+            return _Found(RetrievalResult(passages), question)
+        if request.documents is not None:
+            self._require_documents(request.documents, validated)
+        if validated.search is None:
+            return _Found(RetrievalResult([]), question)
+        return _Found(self._retriever.find(validated.search), question)
+
+    def _encode_if_long(self, validated: ValidatedRequest) -> list[int] | None:
+        """The ids of a question that may not fit, because embedding it in vain takes seconds.
+
+        A token has at least one byte, so a question of fewer bytes surely fits.
+        """
+        question_bytes = sum(len(turn.text.encode()) for turn in validated.turns)
+        if question_bytes <= validated.max_context // 2:
+            return None
+        question = self._prompts.encode_question(validated.turns)
+        self._prompts.plan([], question, max_context=validated.max_context)
+        return question
+
+    def _inline_passages(
+        self, documents: Sequence[InlineDocument], max_context: int
+    ) -> list[Passage]:
+        chars = sum(len(document.text) for document in documents)
+        if chars > MAX_INLINE_CHARS_PER_TOKEN * max_context:
+            raise PromptTooLong(
+                f"inline_documents have {chars} characters, the model takes {max_context} tokens: "
+                "send less text",
+                field="inline_documents",
+            )
+        return inline_passages(documents, self._prompts.chunking())
+
+    def _require_documents(self, doc_ids: Sequence[str], validated: ValidatedRequest) -> None:
+        unknown = self._retriever.unknown_documents(doc_ids, validated.scope)
+        if unknown:
+            raise NotFound(
+                f"documents: there is no document {unknown[0]!r}; GET /admin/documents lists "
+                "what there is",
+                field="documents",
+            )
+
+    def _plan(
+        self,
+        validated: ValidatedRequest,
+        found: _Found,
+        traceparent: str,
+        send_hint: SendHint | None,
+    ) -> PreparedRequest:
+        started = time.perf_counter()
+        request, result = validated.request, found.result
+        documents = self._prompts.segments([passage.chunk for passage in result.passages])
+        question = found.question
+        if question is None:
+            chars = sum(len(turn.text) for turn in validated.turns)
+            if documents and send_hint is not None and chars > PREFETCH_MIN_CHARS:
+                send_hint(self._hint(validated, documents))
+            question = self._prompts.encode_question(validated.turns)
+        plan = self._prompt_plan(validated, documents, question)
+        plan_s = time.perf_counter() - started
+        max_tokens, lowered = self._max_tokens(validated, plan)
+        warnings = [*result.warnings, *lowered]
+        if validated.search is not None and not result.passages:
             warnings.append("there are no documents to answer from: the answer cites nothing")
         generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
             system=plan.system,
-            documents=[Chunk(d.chunk_id, d.ids) for d in plan.documents],
+            documents=plan.documents,
             question=plan.question,
-            fusion=checked.fusion,
-            eviction=checked.eviction,
+            fusion=validated.fusion,
+            eviction=validated.eviction,
             sampling=Sampling(max_tokens, request.temperature, request.top_p, request.seed),
             prefix_mode=self._prompts.prefix_mode,
-            tenant=checked.scope.tenant,
+            tenant=validated.scope.tenant,
+            traceparent=traceparent,
             token_fates=request.include_tokens,
         )
-        stages = {"embed": found.embed_s, "retrieve": found.retrieve_s, "plan": laid_out.plan_s}
+        citations = response.citations(result.passages, with_text=request.include_text)
+        stages = {"embed": result.embed_s, "retrieve": result.retrieve_s, "plan": plan_s}
         if request.rerank:
-            stages["rerank"] = found.rerank_s
-        return PreparedRequest(found, generate, plan.tokens, stages, warnings)
+            stages["rerank"] = result.rerank_s
+        return PreparedRequest(generate, result.passages, citations, plan.tokens, stages, warnings)
 
-    # -- passages and prompt ---------------------------------------------------------------------
-
-    async def _check_length(self, checked: ValidatedRequest, context: int) -> None:
-        """Embedding a question that cannot fit would take seconds. A token is a byte at least:
-        what cannot be too long is not counted here."""
-        if sum(len(turn.text.encode()) for turn in checked.turns) > context // 2:
-            await self._retriever.in_search_thread(
-                lambda: self._prompts.plan([], checked.turns, max_context=context)
-            )
-
-    async def _lay_out(self, checked: ValidatedRequest, context: int, prefetch: bool) -> _LaidOut:
-        """Find the passages, and plan the prompt on the thread that found them."""
-        request, retriever = checked.request, self._retriever
-        plan = partial(self._plan, checked, context, prefetch, asyncio.get_running_loop())
-        if request.inline_documents is not None:
-            return await self._lay_out_inline(request.inline_documents, context, plan)
-        if request.documents is not None:
-            unknown = await retriever.unknown(request.documents, scope=checked.scope)
-            if unknown:
-                raise NotFound(
-                    f"documents: there is no document {unknown[0]!r}; GET /admin/documents lists "
-                    "what there is",
-                    field="documents",
-                )
-        if not checked.top_k:
-            return await retriever.in_search_thread(lambda: plan(RetrievalResult([], 0.0, 0.0)))
-        return await retriever.search(
-            checked.question,
-            checked.top_k,
-            request.documents,
-            checked.filter,
-            scope=checked.scope,
-            mode=request.retrieval or self._settings.retrieval,
-            reranked=request.rerank,
-            then=plan,
+    def _hint(self, validated: ValidatedRequest, documents: list[Chunk]) -> Prefetch:
+        return Prefetch(
+            validated.fusion.name,
+            self._prompts.system,
+            documents,
+            self._prompts.prefix_mode,
+            validated.scope.tenant,
         )
 
-    async def _lay_out_inline(
-        self,
-        documents: Sequence[InlineDocument],
-        context: int,
-        plan: Callable[[RetrievalResult], _LaidOut],
-    ) -> _LaidOut:
-        chars = sum(len(document.text) for document in documents)
-        if chars > CHARS_PER_TOKEN * context:
-            raise PromptTooLong(
-                f"inline_documents have {chars} characters, the model takes {context} tokens: "
-                "send less text",
-                field="inline_documents",
-            )
-        chunking = self._prompts.chunking()
-
-        def cut_and_plan() -> _LaidOut:
-            return plan(RetrievalResult(inline_documents.passages(documents, chunking), 0.0, 0.0))
-
+    def _prompt_plan(
+        self, validated: ValidatedRequest, documents: list[Chunk], question: list[int]
+    ) -> PromptPlan:
         try:
-            return await self._retriever.in_search_thread(cut_and_plan)
+            return self._prompts.plan(documents, question, max_context=validated.max_context)
         except PromptTooLong as error:
+            if validated.request.inline_documents is None:
+                raise
+            # There is no top_k to lower, so the remedy is another one.
             sizes = error.message.partition(":")[0]
             raise PromptTooLong(
                 f"{sizes}: send less text in inline_documents", field="inline_documents"
             ) from error
 
-    def _plan(
-        self,
-        checked: ValidatedRequest,
-        context: int,
-        prefetch: bool,
-        loop: asyncio.AbstractEventLoop,
-        found: RetrievalResult,
-    ) -> _LaidOut:
-        """The prompt; where the rest of it takes long to plan, the worker hears about the
-        documents before."""
-        started = time.perf_counter()
-        documents = self._prompts.segments([passage.chunk for passage in found.passages])
-        chars = sum(len(turn.text) for turn in checked.turns)
-        if documents and prefetch and chars > PREFETCH_CHARS:
-            chunks = [Chunk(d.chunk_id, d.ids) for d in documents]
-            fusion, mode = checked.fusion.name, self._prompts.prefix_mode
-            coming = Prefetch(fusion, self._prompts.system, chunks, mode, checked.scope.tenant)
-            loop.call_soon_threadsafe(self._worker.prefetch, coming)
-        plan = self._prompts.plan(documents, checked.turns, max_context=context)
-        return _LaidOut(found, plan, time.perf_counter() - started)
-
-    def _room(self, wanted: int | None, plan: PromptPlan, context: int) -> tuple[int, list[str]]:
-        """max_tokens as it fits behind the prompt, and a warning if that is less than asked."""
-        room = min(context - plan.tokens, self._settings.max_tokens_limit)
+    def _max_tokens(self, validated: ValidatedRequest, plan: PromptPlan) -> tuple[int, list[str]]:
+        """max_tokens as it fits after the prompt, and a warning if that is less than wanted."""
+        wanted = validated.request.max_tokens
+        room = min(validated.max_context - plan.tokens, self._settings.max_tokens_limit)
         if wanted is None:
             return min(self._prompts.format.max_tokens, room), []
         if wanted <= room:

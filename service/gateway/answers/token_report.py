@@ -1,4 +1,4 @@
-"""What the worker says of every token, with the token's text. Knows no HTTP and no socket."""
+"""The worker's trace of every prompt token, together with the token's text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
 from service.messages import Generate, Report, SegmentFates, SegmentReport, TokenFates, TokenRun
 
-TIERS: dict[str, Source] = {"memory": "memory", "ssd": "ssd", "redis": "redis"}
+SOURCE_OF_TIER: dict[str, Source] = {"memory": "memory", "ssd": "ssd", "redis": "redis"}
 
 
 def token_report(
-    fates: TokenFates, report: Report, generate: Generate, decode: Decode
+    trace: TokenFates, report: Report, generate: Generate, decode: Decode
 ) -> TokenReport:
-    """Takes a decoding per token: not for an event loop."""
+    """Join trace and text. Decodes once per token, so it must not run on the event loop.
 
-    def told(
+    Args:
+        trace: What became of every token, from the worker.
+        report: The worker's report of the same answer; it names each segment's tier.
+        generate: The request, with the token ids.
+        decode: Token ids to text.
+    """
+
+    def segment_tokens(
         ids: Sequence[int], segment: SegmentFates, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
@@ -32,27 +39,27 @@ def token_report(
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(
-        layers=fates.layers,
-        kv_heads=fates.kv_heads,
-        system=told(generate.system, fates.system, _source_in(report.system)),
+        layers=trace.layers,
+        kv_heads=trace.kv_heads,
+        system=segment_tokens(generate.system, trace.system, _source_in(report.system)),
         documents=[
-            told(chunk.ids, segment, _source_in(reported))
+            segment_tokens(chunk.ids, segment, _source_in(reported))
             for chunk, segment, reported in zip(
-                generate.documents, fates.documents, report.documents, strict=True
+                generate.documents, trace.documents, report.documents, strict=True
             )
         ],
-        question=told(generate.question, fates.question, lambda run: "question"),
+        question=segment_tokens(generate.question, trace.question, lambda run: "question"),
     )
 
 
 def _source_in(segment: SegmentReport) -> Callable[[TokenRun], Source]:
-    """As `results.sources` counts them."""
-    tier = TIERS.get(segment.tier, "cold")
+    """The source of a run in this segment, as `answer_metrics.tokens_by_source` counts it."""
+    tier = SOURCE_OF_TIER.get(segment.tier, "cold")
     return lambda run: "recomputed" if run.recomputed and tier != "cold" else tier
 
 
 def _pieces(ids: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
-    """The text of `ids`, and where in it each token begins."""
+    """The text of `ids`, and the character at which each token begins."""
     detokenizer, text, starts = Detokenizer(decode), "", []
     for token in ids:
         starts.append(len(text))

@@ -1,65 +1,102 @@
-"""Whether a request may be answered, before any work. Knows no passages and no prompt."""
+"""Decides whether a request can be answered, before any work is done for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retriever import Filter, Scope, parse_filter
-from retriever.errors import InvalidQuery
+from retriever import Scope
 from service.errors import InvalidRequest
 from service.gateway.answers.call_context import CallContext
-from service.gateway.answers.method_choice import check_together, chosen
+from service.gateway.answers.method_choice import check_combination, chosen_method
 from service.gateway.prompts.conversation import normalize_turns
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.gateway.retrieval.document_scope import scope_of
+from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
+from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
+from service.gateway.retrieval.document_scope import document_scope, metadata_filter
 from service.gateway.schemas import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Method, Ready
 from service.prompt import Turn
 from service.settings import Settings
 
+_SEARCH_FIELDS = ("top_k", "documents", "collection", "filter", "retrieval", "rerank")
+
 
 @dataclass(frozen=True)
 class ValidatedRequest:
-    """A request that may be answered. `turns` are normalised."""
+    """A request that can be answered.
+
+    Attributes:
+        request: As it was sent.
+        scope: Tenant and collection.
+        turns: The conversation, normalised.
+        search: What is searched for; None: nothing is, because the documents come with the request
+            or none are wanted.
+        fusion: The fusion method with all its parameters.
+        eviction: The eviction method with all its parameters, None if there is none.
+        max_context: Tokens that the model takes.
+        estimated_tokens: About the length of the prompt.
+    """
 
     request: GenerateRequest
-    call: CallContext
     scope: Scope
     turns: list[Turn]
-    top_k: int
-    filter: Filter
+    search: SearchQuery | None
     fusion: Method
     eviction: Method | None
-
-    @property
-    def question(self) -> str:
-        """What passages are searched for."""
-        return self.turns[-1].text
+    max_context: int
+    estimated_tokens: int
 
 
 class RequestValidator:
-    """Holds no state of its own."""
+    """Checks requests against settings, model and methods. Stateless."""
 
     def __init__(
-        self, worker: Worker, retriever: AsyncRetriever, prompts: PromptBuilder, settings: Settings
+        self,
+        worker: Worker,
+        retriever: AsyncRetriever,
+        prompts: PromptBuilder,
+        settings: Settings,
     ) -> None:
         self._worker = worker
         self._retriever = retriever
         self._prompts = prompts
         self._settings = settings
 
-    def check(self, request: GenerateRequest, call: CallContext) -> ValidatedRequest:
-        """Everything that takes no time. Raises InvalidRequest, WorkerUnavailable."""
+    def validate(self, request: GenerateRequest, call: CallContext) -> ValidatedRequest:
+        """Make every check that takes no time.
+
+        Raises:
+            InvalidRequest: A field is wrong; the error names it.
+            WorkerUnavailable: The worker or the index is not ready.
+        """
         turns = self._turns(request)
         top_k = self._top_k(request)
-        scope = scope_of(call.principal, request.collection)
-        where = _filter(request)
+        scope = document_scope(call.principal.tenant, request.collection)
+        where = metadata_filter(request.filter)
         ready = self._worker.require()
         self._retriever.require()
-        fusion, eviction = self._methods(request, ready)
-        return ValidatedRequest(request, call, scope, turns, top_k, where, fusion, eviction)
+        fusion, eviction = _methods(request, ready)
+        search = None
+        if top_k and request.inline_documents is None:
+            search = SearchQuery(
+                text=turns[-1].text,
+                top_k=top_k,
+                scope=scope,
+                doc_ids=None if request.documents is None else tuple(request.documents),
+                where=where,
+                mode=request.retrieval or self._settings.retrieval,
+                rerank=request.rerank,
+            )
+        return ValidatedRequest(
+            request=request,
+            scope=scope,
+            turns=turns,
+            search=search,
+            fusion=fusion,
+            eviction=eviction,
+            max_context=ready.model.max_context,
+            estimated_tokens=self._estimated_tokens(request, turns, top_k),
+        )
 
     def _turns(self, request: GenerateRequest) -> list[Turn]:
         if (request.question is None) == (request.messages is None):
@@ -90,31 +127,30 @@ class RequestValidator:
                 field="documents",
             )
         if request.inline_documents is not None:
-            _refuse_searching(request)
+            _refuse_search_fields(request)
         return top_k
 
-    def _methods(self, request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
-        fusion = chosen("fusion", request.fusion, ready.fusion)
-        eviction = None
-        if request.eviction is not None:
-            eviction = chosen("eviction", request.eviction, ready.eviction)
-        check_together(fusion, eviction, ready.fusion)
-        return fusion, eviction
+    def _estimated_tokens(self, request: GenerateRequest, turns: list[Turn], top_k: int) -> int:
+        if request.inline_documents is None:
+            return self._prompts.estimate(turns, top_k)
+        chars = sum(len(document.text) for document in request.inline_documents)
+        return self._prompts.estimate(turns, 0) + chars // CHARS_PER_TOKEN_ESTIMATE
 
 
-def _refuse_searching(request: GenerateRequest) -> None:
-    for name in ("top_k", "documents", "collection", "filter", "retrieval", "rerank"):
+def _methods(request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
+    fusion = chosen_method("fusion", request.fusion, ready.fusion)
+    eviction = None
+    if request.eviction is not None:
+        eviction = chosen_method("eviction", request.eviction, ready.eviction)
+    check_combination(fusion, eviction, ready.fusion)
+    return fusion, eviction
+
+
+def _refuse_search_fields(request: GenerateRequest) -> None:
+    for name in _SEARCH_FIELDS:
         if getattr(request, name) not in (None, False):
             raise InvalidRequest(
                 f"{name} chooses among stored documents, and inline_documents are used instead of "
                 "these: leave one of the two out",
                 field=name,
             )
-
-
-def _filter(request: GenerateRequest) -> Filter:
-    try:
-        return parse_filter(request.filter or {})
-    except InvalidQuery as error:
-        message = str(error)
-        raise InvalidRequest(message, field=message.partition(":")[0]) from error

@@ -1,4 +1,4 @@
-"""A loop that works off what is on disk and outlives every failure. Knows no work."""
+"""A loop that works off what is on disk, and goes on after every failure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,35 @@ from collections.abc import Awaitable, Callable
 from service.errors import Overloaded, WorkerUnavailable
 
 logger = logging.getLogger(__name__)
-PAUSE_S = 0.5  # after a failure, before the next attempt
+RETRY_S = 0.5  # pause after an expected failure
+RETRY_UNEXPECTED_S = 5.0
 
 
 class BackgroundLoop:
-    """Runs `step` while it finds work; otherwise waits for `wake`, at most `look_again_s`."""
+    """Calls a step again and again while it finds work; otherwise waits to be woken."""
 
     def __init__(
-        self, name: str, step: Callable[[], Awaitable[bool]], look_again_s: float | None = None
+        self, name: str, step: Callable[[], Awaitable[bool]], poll_s: float | None = None
     ) -> None:
+        """Not started yet.
+
+        Args:
+            name: For the log.
+            step: Does some work; returns False if there was none.
+            poll_s: Longest wait between two steps; None: until `wake`.
+        """
         self._name = name
         self._step = step
-        self._look_again_s = look_again_s
+        self._poll_s = poll_s
         self._task: asyncio.Task[None] | None = None
-        self.wake = asyncio.Event()
+        self._woken = asyncio.Event()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=self._name)
+
+    def wake(self) -> None:
+        """There may be work: take a step soon."""
+        self._woken.set()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -34,19 +46,19 @@ class BackgroundLoop:
 
     async def _run(self) -> None:
         while True:
-            self.wake.clear()
+            self._woken.clear()
             try:
                 if not await self._step():
                     await self._wait()
             except (WorkerUnavailable, Overloaded) as error:
                 logger.info("%s waits: %s", self._name, error)
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(RETRY_S)
             except Exception:
                 logger.exception("%s failed unexpectedly; it is tried again", self._name)
-                await asyncio.sleep(10 * PAUSE_S)
+                await asyncio.sleep(RETRY_UNEXPECTED_S)
 
     async def _wait(self) -> None:
         try:
-            await asyncio.wait_for(self.wake.wait(), self._look_again_s)
+            await asyncio.wait_for(self._woken.wait(), self._poll_s)
         except TimeoutError:
             return

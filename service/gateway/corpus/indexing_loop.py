@@ -1,37 +1,34 @@
-"""From accepted documents to the catalog and the index. Knows no HTTP and no KV.
+"""Brings accepted documents into the catalog and the index.
 
-    pending ── parse ── note what may have to go ── retriever ── indexed, or failed
+    pending ── parse ── add purges for the old revision ── ingest ── indexed, or failed
 
-What to do is read from the job store, so that a restart simply goes on; a batch that was cut off is
-done again, which changes nothing where it was done.
+What is to be done is read from the job store, so a restart simply continues. A batch that was cut
+off is done again, which changes nothing where it was done already.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TypeVar
 
 from retriever import Document, IngestResult, Scope
 from service.errors import KvstitchError
 from service.gateway.corpus.background_loop import BackgroundLoop
+from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.corpus.parsing.parser import DocumentParser
+from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
-from service.gateway.prometheus import GatewayMetrics
 from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.metrics import JOB_STATES
-
-T = TypeVar("T")
 
 BATCH_DOCUMENTS = 32
 BATCH_BYTES = 100_000  # small enough for steady progress, large enough to embed in batches
 
 
 class IndexingLoop:
-    """One loop; `on_indexed` is called when documents are ready to be computed."""
+    """Indexes documents and wakes the precompute loop, which stores their KV."""
 
     def __init__(
         self,
@@ -40,55 +37,47 @@ class IndexingLoop:
         retriever: AsyncRetriever,
         purges: PurgeQueue,
         parser: DocumentParser,
-        metrics: GatewayMetrics,
-        scrub: Callable[[], None],
+        precompute: PrecomputeLoop,
+        gauges: CorpusGauges,
     ) -> None:
         self._jobs = jobs
         self._retriever = retriever
         self._purges = purges
         self._parser = parser
-        self._metrics = metrics
-        self.on_indexed: Callable[[], None] = lambda: None
-        self._scrub = scrub
-        self._dirty = True  # the log of the database may hold text that is done with
+        self._precompute = precompute
+        self._gauges = gauges
+        # The database's log may hold text of documents that are done.
+        self._needs_scrub = True
         self._loop = BackgroundLoop("indexing", self._step)
-        self.wake = self._loop.wake
 
-    async def start(self) -> None:
-        await self.count()
+    def start(self) -> None:
         self._loop.start()
+
+    def wake(self) -> None:
+        """Documents were accepted."""
+        self._loop.wake()
 
     async def close(self) -> None:
         await self._loop.close()
 
-    async def count(self) -> None:
-        """Set the gauges of documents, chunks and jobs."""
-        counts = await self._retriever.counts()
-        self._metrics.documents.set(counts.documents)
-        self._metrics.chunks.set(counts.chunks)
-        states = await asyncio.to_thread(self._jobs.states)
-        for state in JOB_STATES:
-            self._metrics.jobs.labels(state).set(states.get(state, 0))
-
     async def _step(self) -> bool:
         """Index one batch; False if there was none."""
         spooled = await asyncio.to_thread(self._jobs.pending, BATCH_DOCUMENTS, BATCH_BYTES)
-        batch = _distinct(spooled)
+        batch = _until_repetition(spooled)
         if not batch:
-            if self._dirty:
-                self._dirty = False
-                await asyncio.to_thread(self._scrub)
+            if self._needs_scrub:
+                self._needs_scrub = False
+                await asyncio.to_thread(self._jobs.scrub)
             return False
         parsed, failed = await self._parse(batch)
-        async with self._purges.changing:
+        async with self._purges.catalog_lock:
             numbers = [item.number for item, _ in parsed]
-            still = await asyncio.to_thread(self._jobs.still, "pending", numbers)
-            # Groups of one scope: a batch is in the order of numbers, not of scopes.
-            wanted = sorted(
-                (pair for pair in parsed if pair[0].number in still), key=lambda p: p[0].name[:2]
-            )
+            # Others were cancelled while they were parsed.
+            pending = await asyncio.to_thread(self._jobs.still_in, "pending", numbers)
+            wanted = [pair for pair in parsed if pair[0].number in pending]
+            wanted.sort(key=lambda pair: pair[0].key[:2])
             indexed = []
-            for (tenant, collection), group in groupby(wanted, lambda pair: pair[0].name[:2]):
+            for (tenant, collection), group in groupby(wanted, lambda pair: pair[0].key[:2]):
                 for item, result in await self._ingest(Scope(tenant, collection), list(group)):
                     if result.error is None:
                         indexed.append((item.number, result.status, len(result.chunks)))
@@ -96,16 +85,17 @@ class IndexingLoop:
                         failed.append((item.number, str(result.error)))
             await asyncio.to_thread(self._jobs.set_failed, failed)
             await asyncio.to_thread(self._jobs.set_indexed, indexed)
-        self._dirty = True
-        self.on_indexed()
+        self._needs_scrub = True
+        self._precompute.wake()
         if len(batch) == len(spooled) < BATCH_DOCUMENTS:
             await self._retriever.save()
-        await self.count()
+        await self._gauges.refresh()
         return True
 
     async def _parse(
         self, batch: Sequence[SpooledDocument]
     ) -> tuple[list[tuple[SpooledDocument, Document]], list[tuple[int, str]]]:
+        """Documents that could be parsed, and (number, error) of those that could not."""
         parsed: list[tuple[SpooledDocument, Document]] = []
         failed: list[tuple[int, str]] = []
         for item in batch:
@@ -118,18 +108,21 @@ class IndexingLoop:
     async def _ingest(
         self, scope: Scope, group: Sequence[tuple[SpooledDocument, Document]]
     ) -> list[tuple[SpooledDocument, IngestResult]]:
-        await self._purges.note(scope, [item.doc_id for item, _ in group])
+        await self._purges.add(scope, [item.doc_id for item, _ in group])
         results = await self._retriever.ingest([document for _, document in group], scope=scope)
         return [(item, result) for (item, _), result in zip(group, results, strict=True)]
 
 
-def _distinct(items: Sequence[SpooledDocument]) -> list[SpooledDocument]:
-    """Up to the first document that comes again: its chunks must be noted in between."""
+def _until_repetition(items: Sequence[SpooledDocument]) -> list[SpooledDocument]:
+    """The items before the first document that comes again.
+
+    Between its two revisions purges must be added for the chunks of the first.
+    """
     out: list[SpooledDocument] = []
     seen: set[tuple[str, str, str]] = set()
     for item in items:
-        if item.name in seen:
+        if item.key in seen:
             break
-        seen.add(item.name)
+        seen.add(item.key)
         out.append(item)
     return out

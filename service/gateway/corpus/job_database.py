@@ -1,8 +1,8 @@
-"""jobs.sqlite3: connection, transactions, tables, and how files of the first release become them.
+"""jobs.sqlite3: connection, transactions, tables, and the migration from the first release.
 
-Holds what was accepted and is not done, what must still be deleted, and receipts. Knows no meaning
-of a row. Text is kept no longer than it is needed: freed space is overwritten, and `scrub` empties
-the write-ahead log, which would else keep older versions of its pages.
+It holds documents that were accepted and are not done, pending purges, and receipts. Text is kept
+no longer than it is needed: SQLite overwrites freed space, and `scrub` empties the write-ahead log,
+which would otherwise keep older versions of pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.errors import InvalidSetting, KvstitchError
+from service.errors import InternalError, InvalidSetting
 
 VERSION = 2
 _TABLES = """
@@ -50,7 +50,7 @@ CREATE TABLE receipts (
     kv TEXT NOT NULL, unreached TEXT NOT NULL, created REAL NOT NULL, completed REAL
 );
 """
-# The first release knew no tenants and kept a document as one JSON text.
+# The first release had no tenants and kept a document as one JSON text.
 _FROM_1 = f"""
 ALTER TABLE jobs RENAME TO jobs_1;
 ALTER TABLE documents RENAME TO documents_1;
@@ -87,7 +87,7 @@ DROP TABLE contents_1;
 
 
 class JobDatabase:
-    """Opened by start(). Thread-safe; every transaction blocks for a disk write or two."""
+    """Opened by start(). Thread-safe; every transaction blocks for one or two disk writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +95,11 @@ class JobDatabase:
         self._connection: sqlite3.Connection | None = None
 
     def start(self) -> None:
-        """Raises InvalidSetting for a file of a later release."""
+        """Open the file, and migrate it if need be.
+
+        Raises:
+            InvalidSetting: A later release has written the file.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(
             self._path, check_same_thread=False, isolation_level=None, timeout=10
@@ -105,7 +109,7 @@ class JobDatabase:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA secure_delete = ON")
         try:
-            _prepare(connection, self._path)
+            _create_or_migrate(connection, self._path)
         except BaseException:
             connection.close()
             raise
@@ -120,7 +124,7 @@ class JobDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the block or nothing; the thread that holds it is alone."""
+        """Commit the whole block or nothing. One thread at a time."""
         with self._lock:
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -132,17 +136,17 @@ class JobDatabase:
             connection.execute("COMMIT")
 
     def scrub(self) -> None:
-        """Leave nothing of removed text on disk."""
+        """Remove the remains of deleted text from disk."""
         with self._lock:
             self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise KvstitchError("the job store is closed")
+            raise InternalError("the job store is closed")
         return self._connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _create_or_migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -1,4 +1,4 @@
-"""What the job store takes and tells: documents on their way, jobs, owed purges. No SQLite."""
+"""Documents on their way in and their jobs, as the job store takes and returns them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ OPEN_STATES = ("queued", "running")
 
 @dataclass(frozen=True)
 class UploadedDocument:
-    """A document as it was sent: UTF-8 text of kind "text" or "md", or a file to be parsed."""
+    """A document as it was sent.
+
+    Attributes:
+        doc_id: Its name within the collection.
+        collection: Where it goes.
+        kind: "text", "md", "html" or "pdf".
+        content: UTF-8 text for text and md, else the bytes of the file.
+        title: May be empty.
+        metadata: Any JSON object.
+    """
 
     doc_id: str
     collection: str
-    kind: str  # text, md, html or pdf
+    kind: str
     content: bytes
     title: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def meta(self) -> str:
+        """Title and metadata as JSON."""
         return json.dumps({"title": self.title, "metadata": self.metadata}, ensure_ascii=False)
 
     def digest(self) -> bytes:
-        """Of everything that was sent: equal means sent again."""
+        """SHA-256 of everything that was sent, so that a repetition is recognised."""
         parts = (self.collection, self.doc_id, self.kind, self.meta)
         head = json.dumps(parts).encode()
         return hashlib.sha256(head + b"\0" + self.content).digest()
@@ -34,7 +44,8 @@ class UploadedDocument:
 
 @dataclass(frozen=True)
 class SpooledDocument:
-    """A document of a job on its way; `kind` and what follows are None once it is indexed."""
+    """A document of a job that is not done. `kind`, `meta` and `content` are None once it is
+    indexed, because they are kept no longer than they are needed."""
 
     number: int
     job_id: str
@@ -46,8 +57,8 @@ class SpooledDocument:
     content: bytes | None
 
     @property
-    def name(self) -> tuple[str, str, str]:
-        """What it replaces when it is indexed."""
+    def key(self) -> tuple[str, str, str]:
+        """(tenant, collection, doc_id): what it replaces when it is indexed."""
         return self.tenant, self.collection, self.doc_id
 
 
@@ -59,7 +70,21 @@ class DocumentError:
 
 @dataclass(frozen=True)
 class Job:
-    """`done` counts documents whose KV is stored; `errors` holds the first hundred."""
+    """The state of an ingest job.
+
+    Attributes:
+        job_id: Its id.
+        state: queued, running, succeeded, failed, cancelled or dead.
+        created: When it was accepted, in Unix seconds.
+        updated: When its state last changed, in Unix seconds.
+        total: Its documents.
+        done: Documents whose KV is stored.
+        failed: Documents that failed.
+        cancelled: Documents that were cancelled.
+        chunks: Chunks of its documents.
+        changes: Documents that were created, updated or unchanged.
+        errors: Of the first hundred documents that failed.
+    """
 
     job_id: str
     state: str
@@ -70,43 +95,13 @@ class Job:
     failed: int
     cancelled: int
     chunks: int
-    changes: dict[str, int]  # created, updated, unchanged
+    changes: dict[str, int]
     errors: list[DocumentError]
 
 
 @dataclass(frozen=True)
 class JobPage:
-    """Newest first; `next_cursor` is None on the last page."""
+    """Jobs, newest first; `next_cursor` is None on the last page."""
 
     jobs: list[Job]
     next_cursor: str | None
-
-
-@dataclass(frozen=True)
-class PendingPurge:
-    """KV of a chunk that is to be deleted once the chunk is gone from the catalog."""
-
-    number: int
-    receipt_id: str | None
-    tenant: str
-    collection: str
-    doc_id: str
-    chunk_id: int
-    ids: list[int]
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a deletion removed. `kv` counts copies per tier; `owed_chunks` are those whose KV may
-    still be in a tier: the worker is away, or `unreached` tiers are."""
-
-    receipt_id: str
-    collection: str
-    doc_ids: list[str]  # the first hundred
-    documents: int
-    chunks: int
-    kv: dict[str, int]
-    owed_chunks: int
-    unreached: list[str]
-    created: float
-    completed: float | None

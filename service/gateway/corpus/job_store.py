@@ -1,11 +1,11 @@
-"""Ingest jobs on disk: accepted means committed. Knows SQLite; no retriever, worker or HTTP.
+"""Ingest jobs on disk. A job that was accepted is committed, and survives a crash at any point.
 
     document   spooling ── pending ── chunked, embedded, indexed ──> indexed ── KV stored ──> done
                               └─────────── error ─────────────────────┴──> failed, dead, cancelled
 
-A job is queued, then running, then dead if the worker died of one of its documents, failed if one
-failed, cancelled if it was, else succeeded. Its state follows from its documents in the same
-transaction, so it survives a crash at any point.
+A job is queued, then running, then ended: dead if the worker died of one of its documents, failed
+if one failed, cancelled if it was cancelled, else succeeded. Its state is computed from its
+documents' states in the same transaction that changes them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from service.gateway.corpus.job_records import (
 )
 
 _MAX_ERRORS = 100
+# Frees the space of a document that is no longer needed here.
 _FREE = "kind = NULL, meta = NULL, content = NULL"
 
 
 class JobStore:
-    """Thread-safe; the database must have been started."""
+    """Thread-safe; every call blocks. The database must have been started."""
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
@@ -39,7 +40,7 @@ class JobStore:
     # -- acceptance ------------------------------------------------------------------------------
 
     def begin(self, tenant: str) -> str:
-        """A job that nobody sees until `accept`; returns its id."""
+        """Create a job that is invisible until `accept`; returns its id."""
         job_id, now = uuid.uuid4().hex, time.time()
         with self._database.transaction() as write:
             write.execute(
@@ -50,6 +51,7 @@ class JobStore:
         return job_id
 
     def spool(self, job_id: str, documents: Sequence[UploadedDocument]) -> None:
+        """Write documents of a job that is not accepted yet."""
         with self._database.transaction() as write:
             write.executemany(
                 "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
@@ -61,7 +63,7 @@ class JobStore:
             )
 
     def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
-        """From here on the job is done, whatever happens to this process."""
+        """Commit the job: from here on it is worked off, whatever happens to this process."""
         with self._database.transaction() as write:
             write.execute(
                 "UPDATE jobs SET idempotency_key = ?, digest = ?, state = 'queued' "
@@ -70,15 +72,18 @@ class JobStore:
             )
             write.execute("UPDATE documents SET state = 'pending' WHERE job_id = ?", (job_id,))
 
-    def drop(self, job_id: str | None = None) -> None:
-        """Forget a job that was not accepted, or all of them (at start)."""
+    def drop(self, job_id: str) -> None:
+        """Forget a job that was not accepted."""
         with self._database.transaction() as write:
-            write.execute(
-                "DELETE FROM jobs WHERE state = 'spooling' AND ? IN (job_id, '')", (job_id or "",)
-            )
+            write.execute("DELETE FROM jobs WHERE state = 'spooling' AND job_id = ?", (job_id,))
 
-    def known(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
-        """(job_id, digest) of the job that was accepted with this key."""
+    def drop_unaccepted(self) -> None:
+        """Forget all jobs that a crash has left without being accepted."""
+        with self._database.transaction() as write:
+            write.execute("DELETE FROM jobs WHERE state = 'spooling'")
+
+    def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
+        """(job_id, digest) of the job that was accepted with this key, None if there is none."""
         with self._database.transaction() as read:
             row = read.execute(
                 "SELECT job_id, digest FROM jobs WHERE tenant = ? AND idempotency_key = ?",
@@ -97,7 +102,7 @@ class JobStore:
             return None if row is None else _job(read, row)
 
     def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
-        """Jobs newest first, from the one before number `before` on."""
+        """Jobs, newest first, of those with a number below `before`."""
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT * FROM jobs WHERE tenant = ?1 AND state != 'spooling' "
@@ -115,7 +120,7 @@ class JobStore:
         return {row["state"]: row["n"] for row in rows if row["state"] != "spooling"}
 
     def cancel(self, job_id: str) -> None:
-        """What is not done is left: documents that are indexed stay so, without their KV."""
+        """Cancel a job's documents that are not done; indexed ones stay indexed, without KV."""
         with self._database.transaction() as write:
             write.execute("UPDATE jobs SET cancelled = 1 WHERE job_id = ?", (job_id,))
             write.execute(
@@ -123,14 +128,20 @@ class JobStore:
                 "WHERE job_id = ? AND state IN ('pending', 'indexed')",
                 (job_id,),
             )
-            _follow(write, [job_id])
+            _update_job_states(write, [job_id])
 
     def cancel_documents(
         self, tenant: str, collection: str, doc_ids: Sequence[str] | None
     ) -> list[str]:
-        """Documents that wait to be indexed and were deleted first; None: all of the collection.
+        """Cancel documents that are deleted before they were indexed.
 
-        Returns the ids of those that waited.
+        Args:
+            tenant: Whose they are.
+            collection: Where they were to go.
+            doc_ids: Their ids; None: all of the collection.
+
+        Returns:
+            The ids of those that were waiting.
         """
         names = None if doc_ids is None else json.dumps(list(doc_ids))
         with self._database.transaction() as write:
@@ -145,21 +156,21 @@ class JobStore:
                 "error = 'deleted before it was indexed' WHERE number = ?",
                 [(row["number"],) for row in rows],
             )
-            _follow(write, [row["job_id"] for row in rows])
+            _update_job_states(write, [row["job_id"] for row in rows])
         return sorted({row["doc_id"] for row in rows})
 
     # -- documents -------------------------------------------------------------------------------
 
     def pending(self, limit: int, max_bytes: int) -> list[SpooledDocument]:
-        """The next documents to index, oldest first: at least one, about `max_bytes` of them."""
-        return self._open("pending", limit, max_bytes)
+        """The next documents to index, oldest first: at least one, then up to `max_bytes`."""
+        return self._unfinished("pending", limit, max_bytes)
 
     def indexed(self, limit: int) -> list[SpooledDocument]:
-        """The next documents whose KV is to be computed."""
-        return self._open("indexed", limit, None)
+        """The next documents whose KV must be computed, oldest first."""
+        return self._unfinished("indexed", limit, None)
 
-    def still(self, state: str, numbers: Sequence[int]) -> set[int]:
-        """Those that are in that state: others were cancelled meanwhile."""
+    def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
+        """Those of the documents that are in this state; others may have been cancelled."""
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT number FROM documents WHERE state = ? "
@@ -169,7 +180,11 @@ class JobStore:
             return {row["number"] for row in rows}
 
     def set_indexed(self, documents: Sequence[tuple[int, str, int]]) -> None:
-        """(number, change, chunks) of documents that are in the catalog and the index now."""
+        """Documents are in the catalog and the index now.
+
+        Args:
+            documents: (number, change, chunks); change is created, updated or unchanged.
+        """
         values = [(change, chunks, number) for number, change, chunks in documents]
         with self._database.transaction() as write:
             write.executemany(
@@ -177,20 +192,25 @@ class JobStore:
                 "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
                 [(number,) for number, _, _ in documents],
             )
-            _set(write, f"state = 'indexed', {_FREE}, change = ?, chunks = ?", values)
+            _update_documents(write, f"state = 'indexed', {_FREE}, change = ?, chunks = ?", values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
         with self._database.transaction() as write:
-            _set(write, "state = 'done'", [(number,) for number in numbers])
+            _update_documents(write, "state = 'done'", [(number,) for number in numbers])
 
     def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
-        """(number, what is wrong); "dead": the worker died of it."""
+        """Documents cannot be stored.
+
+        Args:
+            documents: (number, what is wrong).
+            state: "failed", or "dead" if the worker died of them.
+        """
         values = [(state, error, number) for number, error in documents]
         with self._database.transaction() as write:
-            _set(write, f"state = ?, {_FREE}, error = ?", values)
+            _update_documents(write, f"state = ?, {_FREE}, error = ?", values)
 
-    def held(self, tenant: str, job_id: str) -> tuple[int, int]:
-        """(documents, bytes) a tenant has or will have, with a job that is being spooled."""
+    def stored_by(self, tenant: str, job_id: str) -> tuple[int, int]:
+        """(documents, bytes) that a tenant will have once this job is done, and all before it."""
         with self._database.transaction() as read:
             row = read.execute(
                 "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ?1 "
@@ -202,7 +222,11 @@ class JobStore:
             ).fetchone()
         return row[0], row[1]
 
-    def _open(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
+    def scrub(self) -> None:
+        """Overwrite what was deleted in the database's files."""
+        self._database.scrub()
+
+    def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
         out: list[SpooledDocument] = []
         total = 0
         with self._database.transaction() as read:
@@ -224,8 +248,10 @@ class JobStore:
         return out
 
 
-def _set(write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]) -> None:
-    """Of documents that were not cancelled; the last value of each row is the number."""
+def _update_documents(
+    write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]
+) -> None:
+    """Update documents that were not cancelled; the last value of each row is the number."""
     write.executemany(
         f"UPDATE documents SET {assignment} WHERE number = ? AND state IN ('pending', 'indexed')",
         values,
@@ -234,16 +260,16 @@ def _set(write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any,
         "SELECT DISTINCT job_id FROM documents WHERE number IN (SELECT value FROM json_each(?))",
         (json.dumps([row[-1] for row in values]),),
     )
-    _follow(write, [row["job_id"] for row in rows.fetchall()])
+    _update_job_states(write, [row["job_id"] for row in rows.fetchall()])
 
 
-def _follow(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
-    """Let the states of jobs follow those of their documents."""
+def _update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+    """Compute the states of jobs from those of their documents."""
     for job_id in set(job_ids):
         cancelled = write.execute(
             "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
         ).fetchone()["cancelled"]
-        state = _state(_counts(write, "state", job_id), bool(cancelled))
+        state = _job_state(_counts(write, "state", job_id), bool(cancelled))
         write.execute(
             "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
             (state, time.time(), job_id),
@@ -277,6 +303,7 @@ def _job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
 
 
 def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
+    """How many of a job's documents have each value of a column."""
     rows = connection.execute(
         f"SELECT {column} AS value, count(*) AS n FROM documents "
         f"WHERE job_id = ? AND {column} IS NOT NULL GROUP BY {column}",
@@ -285,7 +312,8 @@ def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[st
     return {row["value"]: row["n"] for row in rows}
 
 
-def _state(documents: dict[str, int], cancelled: bool) -> str:
+def _job_state(documents: dict[str, int], cancelled: bool) -> str:
+    """`documents`: how many are in each state."""
     if set(documents) == {"pending"}:
         return "queued"
     if "pending" in documents or "indexed" in documents:

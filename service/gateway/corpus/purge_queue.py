@@ -1,138 +1,154 @@
-"""KV that must go because its document was deleted or changed. Knows no HTTP and no tensors.
+"""Deletes the KV of chunks whose document was deleted or changed.
 
-    note (before the change) ── the change ── due: the chunk is gone ── purge ── settled
-                                          └── not due: it is still there ──────────┘
+    purge added, before the change ── the change ── chunk gone: KV purged ──────── settled
+                                               └── chunk still there: not needed ─────┘
 
-The notes are on disk, so that a crash in between forgets no KV of a deleted document. A tier that
-cannot be reached leaves its purges owed: they are made again until it answers.
+Pending purges are on disk, so a crash in between forgets no KV of a deleted document. If a tier
+cannot be reached, its purges stay pending and are made again until it answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 
 from retriever import Scope
-from service.errors import WorkerUnavailable
-from service.gateway.corpus.job_records import PendingPurge
-from service.gateway.corpus.receipt_store import PurgeTarget, ReceiptStore
+from service.errors import TierUnreached
+from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget
+from service.gateway.corpus.deletion_store import DeletionStore
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk
 
-CALL_CHUNKS = 64  # chunks in one call to the worker
-
-
-class TierUnreached(WorkerUnavailable):
-    """The worker is there, but not every tier: what is owed stays so."""
+CHUNKS_PER_CALL = 64  # in one message to the worker
 
 
 class PurgeQueue:
-    """Hold `changing` from the note of a purge to the end of the change it is about."""
+    """Pending purges, and the rule by which they are made.
+
+    Attributes:
+        catalog_lock: Whoever changes documents holds it from adding the purges until the change is
+            made, so that no purge is judged in between.
+    """
 
     def __init__(
         self,
-        receipts: ReceiptStore,
+        store: DeletionStore,
         retriever: AsyncRetriever,
         worker: Worker,
         prompts: PromptBuilder,
     ) -> None:
-        self._receipts = receipts
+        self._store = store
         self._retriever = retriever
         self._worker = worker
         self._prompts = prompts
-        self._calling = asyncio.Lock()
-        self.changing = asyncio.Lock()
-        # Chunks whose KV is being computed now: a purge made meanwhile would be too early.
-        self.computing: set[int] = set()
+        self._run_lock = asyncio.Lock()
+        self.catalog_lock = asyncio.Lock()
+        # Chunks whose KV is being computed. A purge made meanwhile would come too early.
+        self._being_stored: set[int] = set()
 
-    async def notes(self, scope: Scope, doc_ids: Sequence[str]) -> list[PurgeTarget]:
-        """The KV of all chunks of these documents."""
+    async def targets_of(self, scope: Scope, doc_ids: Sequence[str]) -> list[PurgeTarget]:
+        """All chunks of these documents, with the token ids that make their keys."""
         return [
             PurgeTarget(
-                scope.tenant, scope.collection, d, chunk.chunk_id, self._prompts.segment(chunk)
+                scope.tenant, scope.collection, doc_id, chunk.chunk_id, self._prompts.segment(chunk)
             )
-            for d in doc_ids
-            for chunk in await self._retriever.chunks_of(d, scope=scope)
+            for doc_id in doc_ids
+            for chunk in await self._retriever.chunks_of(doc_id, scope=scope)
         ]
 
-    async def note(self, scope: Scope, doc_ids: Sequence[str]) -> None:
-        """Before these documents change: the KV of all their chunks may have to go."""
-        if notes := await self.notes(scope, doc_ids):
-            await asyncio.to_thread(self._receipts.owe, notes)
+    async def add(self, scope: Scope, doc_ids: Sequence[str]) -> None:
+        """Before these documents change: add purges for all their chunks."""
+        if targets := await self.targets_of(scope, doc_ids):
+            await asyncio.to_thread(self._store.add_purges, targets)
 
-    async def note_gone(self, stored: Sequence[PurgeTarget]) -> None:
-        """After KV was stored for chunks: what was deleted or replaced meanwhile has been stored
-        for nobody."""
-        alive = await self._retriever.alive([note.chunk_id for note in stored])
-        if gone := [note for note in stored if note.chunk_id not in alive]:
-            await asyncio.to_thread(self._receipts.owe, gone)
+    async def open_receipt(self, scope: Scope, doc_ids: Sequence[str]) -> str:
+        """Before these documents are deleted: add purges under a receipt, and return its id."""
+        targets = await self.targets_of(scope, doc_ids)
+        return await asyncio.to_thread(
+            self._store.open_receipt, scope.tenant, scope.collection, doc_ids, targets
+        )
 
-    async def make(self, receipt_id: str | None = None) -> None:
-        """Make the purges that are due (of one receipt).
+    @asynccontextmanager
+    async def storing(self, targets: Sequence[PurgeTarget]) -> AsyncIterator[None]:
+        """Hold this while the KV of these chunks is computed and stored.
 
-        Raises WorkerUnavailable, TierUnreached, and whatever the worker refuses it with; the notes
-        then remain.
+        Their purges wait until it is left. Chunks that were deleted meanwhile are then purged.
         """
-        async with self._calling:
-            made = False
-            while due := await self._due(receipt_id):
-                made = True
-                for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
-                    await self._make(tenant, owner, list(group))
-        if made:
-            # Ids are text for whoever has the tokenizer.
-            await asyncio.to_thread(self._receipts.scrub)
+        await asyncio.to_thread(self._store.record_contents, targets)
+        chunk_ids = {target.chunk_id for target in targets}
+        self._being_stored |= chunk_ids
+        try:
+            yield
+        finally:
+            self._being_stored -= chunk_ids
+            stored = await self._retriever.stored_chunks(chunk_ids)
+            if gone := [target for target in targets if target.chunk_id not in stored]:
+                await asyncio.to_thread(self._store.add_purges, gone)
 
-    async def _make(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
+    async def run_due(self, receipt_id: str | None = None) -> None:
+        """Make the purges that are due, of one receipt if it is given.
+
+        Raises:
+            WorkerUnavailable: The worker is away; the purges stay pending.
+            TierUnreached: A tier is away; its purges stay pending.
+        """
+        async with self._run_lock:
+            purged = False
+            while due := await self._due(receipt_id):
+                purged = True
+                for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
+                    await self._purge(tenant, owner, list(group))
+        if purged:
+            # Whoever has the tokenizer can read token ids as text.
+            await asyncio.to_thread(self._store.scrub)
+
+    async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
         chunks = [Chunk(purge.chunk_id, purge.ids) for purge in due]
         done = await self._worker.purge(
             self._prompts.system, chunks, self._prompts.prefix_mode, tenant
         )
         if not done.unreached:
-            await asyncio.to_thread(self._receipts.settle, due, done.copies)
+            await asyncio.to_thread(self._store.settle, due, done.copies)
             return
         names = ", ".join(done.unreached)
         await asyncio.to_thread(
-            self._receipts.unreached, receipt_id, done.copies, sorted(done.unreached)
+            self._store.record_unreached, receipt_id, done.copies, sorted(done.unreached)
         )
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
     async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
-        """Purges to make now, sorted by tenant and receipt. Notes that turned out not to be due
-        are settled.
+        """Purges to make now, sorted by tenant and receipt; those not needed are settled.
 
-        A chunk that is still there, or whose ids another chunk has (in the document's new revision
-        or in another document of the tenant), keeps its KV: the key is its content.
+        A purge is not needed if its chunk is still there, or if another chunk has the same token
+        ids (in the document's new revision, or in another document of the tenant), because KV is
+        stored by content.
         """
         due: list[PendingPurge] = []
         while not due:
-            async with self.changing:
-                limit = CALL_CHUNKS + len(self.computing)
-                owed = await asyncio.to_thread(self._receipts.owed, limit, receipt_id)
-                owed = [purge for purge in owed if purge.chunk_id not in self.computing]
-                if not owed:
+            async with self.catalog_lock:
+                limit = CHUNKS_PER_CALL + len(self._being_stored)
+                pending = await asyncio.to_thread(self._store.pending_purges, limit, receipt_id)
+                pending = [p for p in pending if p.chunk_id not in self._being_stored]
+                if not pending:
                     break
-                alive = await self._retriever.alive([purge.chunk_id for purge in owed])
-                due = [
-                    purge
-                    for purge in owed
-                    if purge.chunk_id not in alive and not await self._shared(purge)
-                ]
-                gone = [purge.chunk_id for purge in owed if purge.chunk_id not in alive]
-                await asyncio.to_thread(self._receipts.forget_contents, gone)
-                moot = [purge for purge in owed if purge not in due]
-                await asyncio.to_thread(self._receipts.settle, moot, {})
-        return sorted(due, key=lambda purge: (purge.tenant, purge.receipt_id or ""))
+                stored = await self._retriever.stored_chunks([p.chunk_id for p in pending])
+                gone = [p for p in pending if p.chunk_id not in stored]
+                due = [p for p in gone if not await self._is_shared(p)]
+                await asyncio.to_thread(self._store.forget_contents, [p.chunk_id for p in gone])
+                not_needed = [p for p in pending if p not in due]
+                await asyncio.to_thread(self._store.settle, not_needed, {})
+        return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
-    async def _shared(self, purge: PendingPurge) -> bool:
+    async def _is_shared(self, purge: PendingPurge) -> bool:
         """Whether a chunk that is still there has the same content."""
         scope = Scope(purge.tenant, purge.collection)
-        own = await self._retriever.chunks_of(purge.doc_id, scope=scope)
-        if any(self._prompts.segment(chunk) == purge.ids for chunk in own):
+        same_document = await self._retriever.chunks_of(purge.doc_id, scope=scope)
+        if any(self._prompts.segment(chunk) == purge.ids for chunk in same_document):
             return True
-        same = await asyncio.to_thread(self._receipts.same_content, purge.tenant, purge.ids)
+        same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
-        return bool(others) and bool(await self._retriever.alive(others))
+        return bool(others) and bool(await self._retriever.stored_chunks(others))

@@ -1,8 +1,8 @@
-"""What all routes that answer have in common: stream or whole, headers, a client that leaves."""
+"""What all routes that answer share: stream or whole, headers, a client that disconnects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,12 +12,11 @@ from pydantic import BaseModel
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.answer_stream import AnswerStream
 from service.gateway.answers.call_context import CallContext
-from service.gateway.answers.response import server_timing
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 
-CLIENT_LEFT = 499
+CLIENT_DISCONNECTED = 499  # as nginx logs it; nobody is left to read the response
 
 
 @dataclass(frozen=True)
@@ -29,38 +28,50 @@ class AnswerExchange:
     call: CallContext
     ping_s: float
 
-    async def explain(self, asked: GenerateRequest) -> Any:
-        """What an answer would take."""
-        work = self.answers.explain(asked, self.call)
+    async def explain(self, body: GenerateRequest) -> Any:
+        """Respond with what an answer would take."""
+        work = self.answers.explain(body, self.call)
         result = await unless_disconnected(work, self.request.receive)
         if result is None:
-            return Response(status_code=CLIENT_LEFT)
-        return _json(result, server_timing(result.stages))
+            return Response(status_code=CLIENT_DISCONNECTED)
+        return _json_response(result, server_timing(result.stages))
 
     async def answer(
         self,
-        asked: GenerateRequest,
+        body: GenerateRequest,
         framing: Callable[[AnswerStream], EventFraming],
         whole: Callable[[AnswerStream, GenerateResponse], BaseModel],
     ) -> Any:
-        """A stream in `framing`'s frames, or what `whole` makes of the result."""
-        if asked.stream:
-            answer = await self.answers.open(asked, self.call)
+        """Respond with a stream or with a whole answer, as `body.stream` says.
+
+        Args:
+            body: The request.
+            framing: Makes the framing of a stream's events.
+            whole: Makes the response body of a whole answer.
+        """
+        if body.stream:
+            answer = await self.answers.open(body, self.call)
             headers = {"Server-Timing": server_timing(answer.prepared.stages)}
             return EventStream(answer, framing(answer), ping_s=self.ping_s, headers=headers)
 
         async def collect() -> Response:
-            answer = await self.answers.open(asked, self.call)
+            answer = await self.answers.open(body, self.call)
             result = await answer.collect()
             timing = server_timing(result.stages, result.timing.total_s)
-            return _json(whole(answer, result), timing)
+            return _json_response(whole(answer, result), timing)
 
-        result = await unless_disconnected(collect(), self.request.receive)
-        return Response(status_code=CLIENT_LEFT) if result is None else result
+        response = await unless_disconnected(collect(), self.request.receive)
+        return Response(status_code=CLIENT_DISCONNECTED) if response is None else response
 
 
-def _json(result: BaseModel, timing: str) -> Response:
-    """Written at once: left to the framework it would be validated once more before."""
+def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:
+    """The Server-Timing header: milliseconds per stage; browsers show them."""
+    times = {**stages, **({} if total_s is None else {"total": total_s})}
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in times.items())
+
+
+def _json_response(result: BaseModel, timing: str) -> Response:
+    """Serialised here, because FastAPI would validate the model once more before it does."""
     body = result.model_dump_json(by_alias=True)
     return Response(body, media_type="application/json", headers={"Server-Timing": timing})
 

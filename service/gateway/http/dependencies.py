@@ -1,6 +1,7 @@
-"""What routes ask for, as `Annotated` aliases. Knows where things are kept, not what they do.
+"""What routes ask FastAPI for, as `Annotated` aliases.
 
-All of them are coroutines: plain functions would be run in threads, a hop each per request.
+All dependencies are coroutines: FastAPI would run plain functions in a thread, one hop each per
+request.
 """
 
 from __future__ import annotations
@@ -13,50 +14,59 @@ from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.answers.call_context import CallContext
 from service.gateway.auth.access import Principal
-from service.gateway.composition import Gateway
-from service.gateway.corpus.corpus import Corpus
+from service.gateway.corpus.document_service import DocumentService
 from service.gateway.corpus.job_records import UploadedDocument
-from service.gateway.http.uploads import UploadLimits, read_documents
+from service.gateway.corpus.job_service import JobService
+from service.gateway.http.services import GatewayServices
+from service.gateway.http.upload_validation import UploadLimits
+from service.gateway.http.uploads import read_documents
 
 
-def _of(request: Request) -> Gateway:
-    gateway: Gateway = request.app.state.gateway
-    return gateway
+def _services(request: Request) -> GatewayServices:
+    services: GatewayServices = request.app.state.services
+    return services
 
 
-async def _gateway(request: Request) -> Gateway:
-    return _of(request)
+async def _gateway(request: Request) -> GatewayServices:
+    return _services(request)
 
 
-async def _corpus(request: Request) -> Corpus:
-    return _of(request).corpus
+async def _jobs(request: Request) -> JobService:
+    return _services(request).corpus.jobs
+
+
+async def _documents(request: Request) -> DocumentService:
+    return _services(request).corpus.documents
 
 
 async def _upload(request: Request) -> AsyncIterator[UploadedDocument]:
-    settings = _of(request).settings
+    settings = _services(request).settings
     limits = UploadLimits(
         settings.max_documents, settings.max_document_bytes, settings.max_pdf_bytes
     )
     return read_documents(request, limits)
 
 
-def _having(scope: str) -> Callable[[Request], Awaitable[Principal]]:
-    """The sender, if it may do what `scope` stands for. Raises Forbidden, QuotaExceeded."""
+def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
+    """A dependency that gives the sender, if their API key has this scope.
+
+    Raises (when it is called): Forbidden, QuotaExceeded.
+    """
 
     async def admitted(request: Request) -> Principal:
         principal: Principal = request.state.principal
-        _of(request).access.admit(principal, scope, counted=request.method == "POST")
+        _services(request).access.admit(principal, scope, counted=request.method == "POST")
         return principal
 
     return admitted
 
 
 MAX_DEADLINE_MS = 24 * 3600 * 1000
-DEADLINE = "X-Request-Deadline-Ms"
-Generating = Annotated[Principal, Depends(_having("generate"))]
-Ingesting = Annotated[Principal, Depends(_having("ingest"))]
-Administering = Annotated[Principal, Depends(_having("admin"))]
-ReadingMetrics = Annotated[Principal, Depends(_having("metrics"))]
+DEADLINE_HEADER = "X-Request-Deadline-Ms"
+Generating = Annotated[Principal, Depends(_require_scope("generate"))]
+Ingesting = Annotated[Principal, Depends(_require_scope("ingest"))]
+Administering = Annotated[Principal, Depends(_require_scope("admin"))]
+ReadingMetrics = Annotated[Principal, Depends(_require_scope("metrics"))]
 
 
 async def _call(
@@ -65,7 +75,7 @@ async def _call(
     deadline_ms: Annotated[
         int | SkipJsonSchema[None],
         Header(
-            alias=DEADLINE,
+            alias=DEADLINE_HEADER,
             ge=1,
             le=MAX_DEADLINE_MS,
             description="milliseconds after which the answer ends with what there is",
@@ -77,10 +87,11 @@ async def _call(
     return CallContext(principal, arrived, deadline, request.headers.get("traceparent", ""))
 
 
-GatewayDep = Annotated[Gateway, Depends(_gateway)]
-CorpusDep = Annotated[Corpus, Depends(_corpus)]
+GatewayDep = Annotated[GatewayServices, Depends(_gateway)]
+JobsDep = Annotated[JobService, Depends(_jobs)]
+DocumentsDep = Annotated[DocumentService, Depends(_documents)]
 CallContextDep = Annotated[CallContext, Depends(_call)]
-Upload = Annotated[AsyncIterator[UploadedDocument], Depends(_upload)]
+UploadDep = Annotated[AsyncIterator[UploadedDocument], Depends(_upload)]
 CollectionName = Annotated[
     str, Query(alias="collection", min_length=1, max_length=128, description="of the tenant")
 ]

@@ -1,5 +1,5 @@
-"""What happens to every request around routing: id, clock, size limit, whose it is, and the count
-of responses. Plain ASGI."""
+"""Runs around every request, before and after routing: request id, clock, body limit, API key, and
+the count of responses. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import KvstitchError
+from service.errors import BodyTooLarge, KvstitchError
 from service.gateway.auth.access import Access
 from service.gateway.http.uploads import JSON_LINES
-from service.gateway.problems import BodyTooLarge, respond
+from service.gateway.problems import respond
 from service.gateway.prometheus import GatewayMetrics
 
-_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
-HEADER = "X-Request-Id"
-UNROUTED = "none"  # no such path, or refused before routing
-# What tells nothing about anybody's documents: probes, the API's description, the console's files.
-STREAMED = ("multipart/form-data", *JSON_LINES)
-PUBLIC = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
+REQUEST_ID_HEADER = "X-Request-Id"
+_HARMLESS_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+UNROUTED = "none"  # label of a response to an unknown path, or one refused before routing
+# Bodies that are read as they come in, and may therefore be larger than memory allows for others.
+STREAMED_TYPES = ("multipart/form-data", *JSON_LINES)
+UPLOAD_PATH = "/admin/precompute"
+# Served without a key, because nothing here depends on anybody's documents.
+PUBLIC_PATHS = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
 
 
 class RequestContext:
@@ -35,34 +37,41 @@ class RequestContext:
     def __init__(
         self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int, metrics: GatewayMetrics
     ) -> None:
-        """`max_upload_bytes`: of bodies that are read as they come."""
+        """Wrap `app`.
+
+        Args:
+            app: The application.
+            max_body_bytes: Limit of bodies that are held in memory.
+            max_upload_bytes: Limit of bodies that are read as they come in.
+            metrics: Where responses are counted.
+        """
         self._app = app
         self._metrics = metrics
-        self._max_body = max_body_bytes
-        self._max_upload = max_upload_bytes
+        self._max_body_bytes = max_body_bytes
+        self._max_upload_bytes = max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get(HEADER, "")
-        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        sent_id = headers.get(REQUEST_ID_HEADER, "")
+        request_id = sent_id if _HARMLESS_ID.fullmatch(sent_id) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["arrived"], state["request_id"] = time.perf_counter(), request_id
         started = False
         received = 0
-        streamed = headers.get("content-type", "").lower().startswith(STREAMED)
-        limit = self._max_body
-        if streamed and scope["path"] == "/admin/precompute":
-            limit = self._max_upload
+        streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
+        limit = self._max_body_bytes
+        if streamed and scope["path"] == UPLOAD_PATH:
+            limit = self._max_upload_bytes
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[HEADER] = request_id
-                # Set by routing; its pattern, because a path holds names of documents.
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                # The route's pattern, because a path may hold the name of a document.
                 route = getattr(scope.get("route"), "path", UNROUTED)
                 self._metrics.responses.labels(route, str(message["status"])).inc()
             await send(message)
@@ -100,7 +109,7 @@ class Authentication:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(PUBLIC):
+        if scope["type"] == "http" and not scope["path"].startswith(PUBLIC_PATHS):
             try:
                 principal = self._access.authenticate(Headers(scope=scope))
             except KvstitchError as error:

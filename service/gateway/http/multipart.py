@@ -1,7 +1,8 @@
-"""multipart/form-data, one file after another as they come in. Knows no corpus.
+"""Reads multipart/form-data, one file after another as they come in.
 
-Fields that come before a file hold for it and those after it: `collection`, `metadata` (a JSON
-object). A file is held in memory until it is whole, never the form.
+A form may hold the fields `collection`, `metadata` (a JSON object) and `title`. A field counts for
+the files after it; `title` only for the next one. Memory holds one file at a time, never the whole
+form.
 """
 
 from __future__ import annotations
@@ -14,13 +15,59 @@ from typing import Any
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, MalformedBody
+from service.gateway.body_errors import NOT_UTF8
 from service.gateway.corpus.job_records import UploadedDocument
-from service.gateway.http.uploads import UploadValidator, file_document, file_kind
-from service.gateway.problems import NOT_UTF8, BadBody
+from service.gateway.http.upload_validation import (
+    PDF_START,
+    UploadValidator,
+    file_document,
+    file_kind,
+)
 
 MAX_HEADER_BYTES = 16_384
 MAX_FIELD_BYTES = 65_536
+
+
+async def read_form(
+    body: AsyncIterator[bytes], content_type: str, collection: str, validator: UploadValidator
+) -> AsyncIterator[UploadedDocument]:
+    """Read the files of a form.
+
+    Args:
+        body: The body, in pieces.
+        content_type: The request's Content-Type header; it names the boundary.
+        collection: Of files before the first `collection` field.
+        validator: Checks every file, and its size while it comes in.
+
+    Raises:
+        MalformedBody: The form cannot be parsed, ends too early, or holds no file.
+        InvalidRequest: A field is wrong.
+        BodyTooLarge: A file exceeds its limit.
+    """
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
+        raise MalformedBody("the Content-Type of a form names its boundary; this one does not")
+    parts = _PartCollector(validator)
+    names = [name for name in vars(_PartCollector) if name.startswith("on_")]
+    parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
+    fields = _FormFields(collection)
+    files = 0
+    try:
+        async for data in body:
+            parser.write(data)
+            for part in parts.complete:
+                document = fields.take(part)
+                if document is not None:
+                    files += 1
+                    yield validator.accept(document, document.doc_id)
+            parts.complete.clear()
+    except MultipartParseError as error:
+        raise MalformedBody(f"the form cannot be read: {error}", field="body") from error
+    if not parts.ended:
+        raise MalformedBody("the form ends in the middle: send it again", field="body")
+    if not files:
+        raise MalformedBody("the form holds no file: send one per document", field="body")
 
 
 @dataclass
@@ -37,82 +84,54 @@ class _Part:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-class _Form:
-    """Callbacks of the parser; `whole` are the parts that have ended since it was emptied."""
+class _PartCollector:
+    """The parser's callbacks (`on_…`); collects the parts that are `complete`."""
 
-    def __init__(self, counted: UploadValidator) -> None:
-        self.whole: list[_Part] = []
+    def __init__(self, validator: UploadValidator) -> None:
+        self.complete: list[_Part] = []
         self.ended = False
-        self._counted = counted
+        self._validator = validator
         self._part = _Part()
-        self._name = b""
-        self._value = b""
+        self._header_name = b""
+        self._header_value = b""
         self._header_bytes = 0
 
     def on_part_begin(self) -> None:
         self._part, self._header_bytes = _Part(), 0
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-        self._count(end - start)
+        self._header_name += data[start:end]
+        self._count_header(end - start)
 
     def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-        self._count(end - start)
+        self._header_value += data[start:end]
+        self._count_header(end - start)
 
     def on_header_end(self) -> None:
-        self._part.headers[self._name.decode("latin-1").lower()] = self._value.decode("latin-1")
-        self._name = self._value = b""
+        name = self._header_name.decode("latin-1").lower()
+        self._part.headers[name] = self._header_value.decode("latin-1")
+        self._header_name = self._header_value = b""
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._part.content += data[start:end]
-        # A file is known by its first bytes, so what it may take is known while it comes.
-        kind = "pdf" if self._part.content.startswith(b"%PDF-") else "text"
-        self._counted.check_size(len(self._part.content), kind, "a file of the form")
+        # PDFs have a limit of their own, and the first bytes already tell which one holds.
+        kind = "pdf" if self._part.content.startswith(PDF_START) else "text"
+        self._validator.check_size(len(self._part.content), kind, "a file of the form")
 
     def on_part_end(self) -> None:
-        self.whole.append(self._part)
+        self.complete.append(self._part)
 
     def on_end(self) -> None:
         self.ended = True
 
-    def _count(self, size: int) -> None:
+    def _count_header(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise BadBody("a part of the form has headers that are too long", field="body")
+            raise MalformedBody("a part of the form has headers that are too long", field="body")
 
 
-async def read_form(
-    body: AsyncIterator[bytes], header: str, collection: str, counted: UploadValidator
-) -> AsyncIterator[UploadedDocument]:
-    """The files of a form. Raises BadBody, InvalidRequest, BodyTooLarge."""
-    boundary = parse_options_header(header)[1].get(b"boundary")
-    if not boundary:
-        raise BadBody("the Content-Type of a form names its boundary; this one does not")
-    form = _Form(counted)
-    names = [name for name in vars(_Form) if name.startswith("on_")]
-    parser = MultipartParser(boundary, {name: getattr(form, name) for name in names})  # type: ignore[arg-type]
-    settings = _Settings(collection)
-    files = 0
-    try:
-        async for data in body:
-            parser.write(data)
-            for part in form.whole:
-                document = settings.take(part)
-                if document is not None:
-                    files += 1
-                    yield counted.add(document, document.doc_id)
-            form.whole.clear()
-    except MultipartParseError as error:
-        raise BadBody(f"the form cannot be read: {error}", field="body") from error
-    if not form.ended:
-        raise BadBody("the form ends in the middle: send it again", field="body")
-    if not files:
-        raise BadBody("the form holds no file: send one per document", field="body")
-
-
-class _Settings:
-    """What the fields so far have said."""
+class _FormFields:
+    """The values of the fields read so far; they apply to the files that follow."""
 
     def __init__(self, collection: str) -> None:
         self._collection = collection
@@ -120,15 +139,16 @@ class _Settings:
         self._title = ""
 
     def take(self, part: _Part) -> UploadedDocument | None:
-        """The document of a file; None for a field."""
-        given = part.disposition
-        name, file_name = _text(given.get(b"name", b"")), _text(given.get(b"filename", b""))
+        """The document of a file; None for a field, whose value is kept."""
+        disposition = part.disposition
+        name = _decoded(disposition.get(b"name", b""))
+        file_name = _decoded(disposition.get(b"filename", b""))
         content = bytes(part.content)
         if not file_name and name in ("collection", "metadata", "title"):
             self._set(name, content)
             return None
         if not file_name and not name:
-            raise BadBody("a part of the form has no name: name each file", field="body")
+            raise MalformedBody("a part of the form has no name: name each file", field="body")
         doc_id = file_name or name
         kind = file_kind(doc_id, part.media_type, content)
         title, self._title = self._title, ""
@@ -137,23 +157,23 @@ class _Settings:
     def _set(self, name: str, content: bytes) -> None:
         if len(content) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{name} is longer than {MAX_FIELD_BYTES} bytes", field=name)
-        value = _text(content)
+        value = _decoded(content)
         if name == "title":
             self._title = value
         elif name == "collection":
             self._collection = value or self._collection
         else:
             try:
-                found = json.loads(value)
+                metadata = json.loads(value)
             except (ValueError, RecursionError) as error:
-                raise BadBody(f"metadata is not valid JSON: {error}", field=name) from error
-            if not isinstance(found, dict):
+                raise MalformedBody(f"metadata is not valid JSON: {error}", field=name) from error
+            if not isinstance(metadata, dict):
                 raise InvalidRequest("metadata must be a JSON object", field=name)
-            self._metadata = found
+            self._metadata = metadata
 
 
-def _text(value: bytes) -> str:
+def _decoded(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise BadBody(f"a name or field of the form {NOT_UTF8}", field="body") from error
+        raise MalformedBody(f"a name or field of the form {NOT_UTF8}", field="body") from error

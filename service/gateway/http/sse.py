@@ -1,12 +1,12 @@
-"""Server-sent events: framing, pings, and noticing that the client left. Knows no use case."""
+"""Server-sent events: framing, pings, and noticing that the client has disconnected."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,19 +17,22 @@ from service.gateway.problems import error_object
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 PING = b": ping\n\n"
 
 
-class Source(Protocol):
-    """What is streamed: its events, and a close that is always called."""
+class EventSource(Protocol):
+    """What is streamed."""
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]: ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Release everything; always called, however the stream ends."""
+        ...
 
 
 class EventFraming(Protocol):
-    """How a route writes events and the error that ends them."""
+    """How a route writes events, and the error that ends a stream."""
 
     def event(self, event: AnswerEvent) -> bytes: ...
 
@@ -37,9 +40,9 @@ class EventFraming(Protocol):
 
 
 def data_line(data: Any) -> str:
-    """JSON has no line break, so one data line does.
+    """A `data:` line with JSON, which never holds a line break.
 
-    Escaped: what is no line end in SSE but is one to clients that split lines as Unicode does.
+    Three characters are escaped because some clients split lines at them, although SSE does not.
     """
     text = json.dumps(data, ensure_ascii=False)
     for separator, escape in (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
@@ -52,7 +55,7 @@ def frame(event: str, data: Any) -> bytes:
 
 
 class NamedEvents:
-    """/v1/rag/generate: sources, token …, then done or error."""
+    """The framing of /v1/rag/generate: sources, token …, then done or error."""
 
     def event(self, event: AnswerEvent) -> bytes:
         match event:
@@ -69,19 +72,32 @@ class NamedEvents:
 
 
 class EventStream(Response):
-    """Streams an answer. A client that leaves ends it at once, also between two tokens."""
+    """Streams an answer. A client that disconnects ends it at once, even between two tokens."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, source: Source, framing: EventFraming, *, ping_s: float, headers: Mapping[str, str]
+        self,
+        source: EventSource,
+        framing: EventFraming,
+        *,
+        ping_s: float,
+        headers: Mapping[str, str],
     ) -> None:
+        """Prepare the stream.
+
+        Args:
+            source: The events.
+            framing: How they are written.
+            ping_s: Seconds of silence after which a comment is sent to keep proxies connected.
+            headers: Additional response headers.
+        """
         self.status_code = 200
         self.background = None
         self._source = source
         self._framing = framing
         self._ping_s = ping_s
-        # Proxies must neither hold the stream back nor keep it.
+        # Proxies must neither buffer the stream nor cache it.
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
 
@@ -101,17 +117,17 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        last = asyncio.get_running_loop().time()
+        last_write = asyncio.get_running_loop().time()
 
         async def write(data: bytes, more: bool = True) -> None:
-            nonlocal last
-            last = asyncio.get_running_loop().time()
+            nonlocal last_write
+            last_write = asyncio.get_running_loop().time()
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         async def ping() -> None:
             while True:
                 await asyncio.sleep(self._ping_s / 4)
-                if asyncio.get_running_loop().time() - last >= self._ping_s:
+                if asyncio.get_running_loop().time() - last_write >= self._ping_s:
                     await write(PING)
 
         pinging = asyncio.create_task(ping())
@@ -134,15 +150,15 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(answer_coroutine: Any, receive: Receive) -> Any:
-    """The coroutine's result; if the client leaves first it is cancelled, and None returned."""
-    work = asyncio.ensure_future(answer_coroutine)
+async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Await `work`; if the client disconnects first, cancel it and return None."""
+    task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await work if work.done() else None
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
     finally:
         gone.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,25 +1,24 @@
-"""GET /status: one look at the whole service. Reads, changes nothing."""
+"""GET /status: the state of the whole service at a glance."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from service.gateway.http.services import GatewayServices
 from service.messages import Stats
 from service.records import GATE_STATES
 
-if TYPE_CHECKING:
-    from service.gateway.composition import Gateway
 
-
-async def status(gateway: Gateway) -> dict[str, Any]:
-    """State, model, corpus, load and tiers, as far as they are known now."""
+async def status(gateway: GatewayServices) -> dict[str, Any]:
+    """State, model, corpus, load and tiers; None for what is not known yet."""
     ready, stats = gateway.worker.ready, gateway.worker.stats
     reason = gateway.not_ready()
     fmt = gateway.prompts.format
     corpus: dict[str, Any] | None = None
     if gateway.retriever.started:
-        corpus = {**asdict(await gateway.retriever.counts()), "jobs": await gateway.corpus.states()}
+        counts = await gateway.retriever.counts()
+        corpus = {**asdict(counts), "jobs": await gateway.corpus.jobs.states()}
     return {
         "state": "ready" if reason is None else "not ready",
         "reason": reason,
@@ -39,14 +38,16 @@ async def status(gateway: Gateway) -> dict[str, Any]:
             "running": None if stats is None else stats.running,
             "waiting": None if stats is None else stats.waiting,
         },
-        "gate": None if stats is None else _gate(stats),
+        "gate": None if stats is None else _gate_states(stats),
         "tiers": gateway.metrics.worker.tiers(),
     }
 
 
-def _gate(stats: Stats) -> dict[str, str]:
-    """Fusion methods that were asked for since the start, and how far the gate trusts them; none
-    where there is no gate."""
+def _gate_states(stats: Stats) -> dict[str, str]:
+    """Fusion methods used since the start, and how far the correctness gate trusts them.
+
+    Empty where the gate is off.
+    """
     return {
         labels["method"]: GATE_STATES[int(value)]
         for name, labels, value in stats.values

@@ -1,11 +1,11 @@
-"""A conversation as the prompt's Q: everything that comes behind the documents.
+"""Writes a conversation as the prompt's Q: everything that comes after the documents.
 
-    S                          D_1..D_k     Q
+    S                          D_1 … D_k    Q
     operator's instruction     documents    client's system text, earlier turns, last question
 
-S is the operator's and the same for every request: chunks may be stored behind it, and their keys
-hash it. A system message of a client would give every conversation keys of its own, so it is
-written behind the documents, as are the earlier turns. Knows no tokenizer, request or retrieval.
+S is the operator's and the same for every request, because stored chunks may depend on it and
+their keys hash it. A client's system message in S would give every conversation its own keys, so
+it is written after the documents, as are the earlier turns.
 """
 
 from __future__ import annotations
@@ -16,18 +16,27 @@ from functools import lru_cache
 from typing import Protocol
 
 from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.format import INSTRUCTION, MARK, has_own_format, render
+from service.gateway.prompts.format import (
+    DOCUMENTS_MARK,
+    INSTRUCTION,
+    has_own_format,
+    render_chat_template,
+)
 from service.gateway.prompts.model_folder import ModelFolder
 from service.prompt import PromptFormat, Turn
 
-ROLES = ("system", "user", "assistant")
+CACHED_TEMPLATES = 256
 
 
 def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
-    """One system turn at most, in front; then user and assistant in turns; the user's last.
+    """Bring a conversation into the order that chat templates accept.
 
-    Turns of one role in a row are joined: most templates take no others.
-    Raises InvalidRequest if the user does not speak last, or says nothing.
+    Returns:
+        At most one system turn, first; then user and assistant in turns; the last one is the
+        user's. Neighbouring turns of one role are joined, because most templates refuse them.
+
+    Raises:
+        InvalidRequest: The last turn is not the user's, or is empty.
     """
     if not turns or turns[-1].role != "user":
         raise InvalidRequest(
@@ -50,24 +59,28 @@ class ConversationFormat(Protocol):
     """How a model writes conversations."""
 
     def template(self, roles: tuple[str, ...]) -> str:
-        """Q for turns of these `normalised` roles, with {t0}, {t1}, … for their texts.
+        """The template of Q for normalised turns of these roles.
 
-        Raises InvalidRequest if the model has no form for them.
+        Returns:
+            Text with {t0}, {t1}, … in place of the turns' texts.
+
+        Raises:
+            InvalidRequest: The model has no form for such a conversation.
         """
         ...
 
 
 def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationFormat:
-    """By the chat template where the format came from it, else by the format's own pieces."""
+    """Use the chat template if the prompt format came from it, else the format's own templates."""
     template = None if has_own_format(folder) else folder.chat_template()
-    return (
-        PlainConversationFormat(fmt) if template is None else ChatTemplateFormat(template, folder)
-    )
+    if template is None:
+        return PlainConversationFormat(fmt)
+    return ChatTemplateFormat(template, folder)
 
 
 @dataclass(frozen=True)
 class PlainConversationFormat:
-    """Every user turn as the format's question, every answer as its answer."""
+    """Writes every user turn by the question template and every answer by the answer template."""
 
     fmt: PromptFormat
 
@@ -85,7 +98,7 @@ class PlainConversationFormat:
 
 
 class ChatTemplateFormat:
-    """Rendered by the chat template, documents in the first user turn:
+    """Writes conversations by the model's chat template, with the documents in the first user turn:
 
     user: instruction | documents | system text, first question   assistant: …   user: …
     """
@@ -93,10 +106,10 @@ class ChatTemplateFormat:
     def __init__(self, template: str, folder: ModelFolder) -> None:
         self._template = template
         self._folder = folder
-        self.template = lru_cache(256)(self._render)
+        self.template = lru_cache(CACHED_TEMPLATES)(self._question_template)
         self._system = self._split(("user",))[0]
 
-    def _render(self, roles: tuple[str, ...]) -> str:
+    def _question_template(self, roles: tuple[str, ...]) -> str:
         system, question = self._split(roles)
         places = [f"{{t{number}}}" for number in range(len(roles))]
         if system != self._system or any(question.count(place) != 1 for place in places):
@@ -108,23 +121,25 @@ class ChatTemplateFormat:
         return question
 
     def _split(self, roles: tuple[str, ...]) -> tuple[str, str]:
-        messages = [{"role": "user", "content": f"{INSTRUCTION}{MARK}"}]
+        """What the chat template writes before the documents, and after them."""
+        messages = [{"role": "user", "content": f"{INSTRUCTION}{DOCUMENTS_MARK}"}]
+        first_turn_open = True
         for number, role in enumerate(roles):
             text = f"{{t{number}}}"
-            if len(messages) == 1 and role == "system":
+            if first_turn_open and role == "system":
                 messages[0]["content"] += f"{text}\n\n"
-            elif len(messages) == 1 and role == "user":
+            elif first_turn_open and role == "user":
                 messages[0]["content"] += f"Question: {text}"
-                messages.append({"role": "", "content": ""})  # the first turn is full
+                first_turn_open = False
             else:
                 messages.append({"role": role, "content": text})
-        messages = [message for message in messages if message["role"]]
+                first_turn_open = False
         try:
-            rendered = render(self._template, messages, self._folder)
+            rendered = render_chat_template(self._template, messages, self._folder)
         except ModelRefused as error:
             raise InvalidRequest(
                 f"messages: the model's chat template refuses this conversation: {error.message}",
                 field="messages",
             ) from error
-        system, _, question = rendered.partition(MARK)
+        system, _, question = rendered.partition(DOCUMENTS_MARK)
         return system, question

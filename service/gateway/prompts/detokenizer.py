@@ -1,4 +1,4 @@
-"""Ids to text as they come, and stop strings. Knows no tokenizer library, model or HTTP."""
+"""Turns token ids into text while they come in, and ends an answer at a stop string."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ _PARTIAL = "\ufffd"  # what an incomplete character decodes to
 
 
 class Detokenizer:
-    """Emits the text that is certain: never half a character, never changed afterwards.
+    """Emits text as soon as it is final: never half a character, never corrected afterwards.
 
     ids   … [context  | new ......]
              ^ start    ^ read
-    Only ids[start:] are decoded. The context is the last piece that ended on a whole
-    character: a tokenizer that strips or adds a blank at the beginning of a text then does
-    so in the context, not in the new text.
+    Only ids[start:] are decoded. The context is the last piece that ended on a whole character.
+    A tokenizer that strips or adds a blank at the beginning of a text then does so in the context
+    and not in the new text.
     """
 
     def __init__(self, decode: Decode, skip: Collection[int] = ()) -> None:
-        """`skip`: ids that are never text, e.g. those that end an answer."""
+        """Start an empty text.
+
+        Args:
+            decode: Token ids to text.
+            skip: Ids that yield no text, e.g. those that end an answer.
+        """
         self._decode = decode
         self._skip = skip
         self._ids: list[int] = []
         self._start = 0
         self._read = 0
-        self._sent = 0  # characters of decode(ids[start:]) already emitted
+        self._sent = 0  # characters of decode(ids[start:]) that were emitted
 
     def push(self, token: int) -> str:
-        """The text that `token` makes certain, often its own, sometimes none."""
+        """The text that is final now that `token` is known; may be empty."""
         if token in self._skip:
             return ""
         self._ids.append(token)
@@ -44,9 +49,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on until a stop string appears; it and what follows are dropped.
+    """Passes text on until a stop string appears; drops the stop string and everything after it.
 
-    Text that may be the beginning of a stop string is held back until that is decided.
+    Text that may be the beginning of a stop string is held back until that is clear.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -55,7 +60,7 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that may go out now; nothing once `stopped`."""
+        """The text that may be sent now; empty once `stopped`."""
         if self.stopped:
             return ""
         text = self._held + text
@@ -68,7 +73,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The answer ended without a stop string: what was held back is text after all."""
+        """The text held back, for an answer that ended without a stop string."""
         text, self._held = self._held, ""
         return text
 
@@ -82,7 +87,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class AnswerText:
-    """Ids in, answer text out: detokenised, cut at stop strings, without leading blanks."""
+    """Collects an answer: detokenised, cut at stop strings, without leading blanks."""
 
     def __init__(self, decode: Decode, skip: Collection[int], stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(decode, skip)
@@ -101,7 +106,7 @@ class AnswerText:
 
     def _emit(self, text: str) -> str:
         if not self.text:
-            # "Answer:" is followed by " Paris" in most vocabularies.
+            # Most vocabularies continue "Answer:" with " Paris".
             text = text.lstrip()
         self.text += text
         return text

@@ -1,12 +1,10 @@
 """The prompt format of a model folder: its own, or derived from its chat template, or plain.
 
-    kvstitch.json          wins
-    chat template          rendered once around a mark where the documents go, then split there:
-                           ... user: instruction | documents | {question} ... assistant:
-                           S                                   Q
-    neither                a plain completion format
-
-Knows no request and encodes nothing.
+kvstitch.json          is used if it is there
+chat template          is rendered once around a mark where the documents go, then split there:
+                       ... user: instruction | documents | {question} ... assistant:
+                       S                                   Q
+neither                a plain completion format is used
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ PLAIN = PromptFormat(
     stop=("\n\n", "\nQuestion:"),
 )
 
-# Some templates write today's date. S must not change from day to day: chunks may be stored behind
-# it. This is the day such templates fall back to.
-_DAY = datetime(2024, 7, 26)
+# Some templates write today's date. S must not change from day to day, because stored chunks may
+# depend on it. This is the date that such templates fall back to.
+_DATE = datetime(2024, 7, 26)
 
 # Unlikely in any template, and without characters that a template might escape or trim.
-MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
+DOCUMENTS_MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
 
 
 def load_format(folder: ModelFolder) -> PromptFormat:
-    """The format of `folder`. Raises ModelRefused if what is there cannot be used."""
+    """The prompt format of `folder`. Raises ModelRefused if its format cannot be used."""
     try:
         own = PromptFormat.load(folder.path)
     except (KvstitchError, ValueError, TypeError, KeyError) as error:
@@ -53,36 +51,39 @@ def load_format(folder: ModelFolder) -> PromptFormat:
             f"document and question, and any of: {known})"
         ) from error
     if own is not None:
-        _check(own, folder)
+        _check_placeholders(own, folder)
         return own
     template = folder.chat_template()
     return PLAIN if template is None else from_chat_template(template, folder)
 
 
 def from_chat_template(template: str, folder: ModelFolder) -> PromptFormat:
-    """S and Q from the template around one user turn. Raises ModelRefused if it has no such turn.
+    """Take S and Q from a chat template rendered for one user turn.
 
-    The text is used as rendered: its special tokens are encoded as such, user text is not.
+    The rendered text is used as it is: its special tokens are encoded as special tokens.
+
+    Raises:
+        ModelRefused: The template does not write the user's text exactly once.
     """
-    content = f"{INSTRUCTION}{MARK}Question: {{question}}"
-    rendered = render(template, [{"role": "user", "content": content}], folder)
-    if rendered.count(MARK) != 1 or rendered.count("{question}") != 1:
+    content = f"{INSTRUCTION}{DOCUMENTS_MARK}Question: {{question}}"
+    rendered = render_chat_template(template, [{"role": "user", "content": content}], folder)
+    if rendered.count(DOCUMENTS_MARK) != 1 or rendered.count("{question}") != 1:
         raise ModelRefused(
             f"the chat template of {folder.path} does not repeat the user's text exactly once: "
             f"write the prompt format into {FORMAT_FILE}"
         )
-    system, question = rendered.split(MARK)
+    system, question = rendered.split(DOCUMENTS_MARK)
     return PromptFormat(system=system, document=DOCUMENT, question=question)
 
 
 def without_bos(fmt: PromptFormat, bos_text: str | None) -> PromptFormat:
-    """`fmt` whose S does not begin with the BOS text, which the encoder puts there itself."""
+    """`fmt` without BOS text at the start of S, because the encoder adds BOS itself."""
     if bos_text and fmt.system.startswith(bos_text):
         return replace(fmt, system=fmt.system.removeprefix(bos_text))
     return fmt
 
 
-def _check(fmt: PromptFormat, folder: ModelFolder) -> None:
+def _check_placeholders(fmt: PromptFormat, folder: ModelFolder) -> None:
     if (
         "{text}" not in fmt.document
         or "{question}" not in fmt.question
@@ -95,12 +96,18 @@ def _check(fmt: PromptFormat, folder: ModelFolder) -> None:
 
 
 def has_own_format(folder: ModelFolder) -> bool:
-    """Whether the folder says itself how its prompts are written."""
+    """Whether the folder has a prompt format of its own, in kvstitch.json."""
     return (folder.path / FORMAT_FILE).is_file()
 
 
-def render(template: str, messages: Sequence[Mapping[str, str]], folder: ModelFolder) -> str:
-    """The text the model's chat template makes of `messages`. Raises ModelRefused."""
+def render_chat_template(
+    template: str, messages: Sequence[Mapping[str, str]], folder: ModelFolder
+) -> str:
+    """Render a chat template, as transformers does, with a generation prompt at the end.
+
+    Raises:
+        ModelRefused: The template has an error, or refuses these messages.
+    """
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -110,7 +117,7 @@ def render(template: str, messages: Sequence[Mapping[str, str]], folder: ModelFo
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _DAY.strftime
+    environment.globals["strftime_now"] = _DATE.strftime
     specials = {
         name: folder.special_text(name) or ""
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")

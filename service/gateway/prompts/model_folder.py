@@ -1,4 +1,4 @@
-"""The model's folder on this machine: finds it, reads its small JSON files. Knows no weights."""
+"""The model's folder on this machine: finds it and reads the JSON files beside the weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from service.settings import demo_model
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: itself, the demo model if empty, or a Hugging Face id, downloaded.
+    """Find the folder of a model, and download it if need be.
 
-    Raises ModelRefused with what to do.
+    Args:
+        model: A folder, a Hugging Face id (owner/name), or empty for the demo model.
+
+    Raises:
+        ModelRefused: There is no such model; the message says what to do.
     """
     if not model:
         if not (demo_model() / "config.json").is_file():
@@ -50,14 +54,14 @@ def _download(model: str) -> Path:
 
 
 class ModelFolder:
-    """Read access to the JSON files beside the weights; what is missing reads as empty."""
+    """Read access to the JSON files beside the weights; a missing file reads as empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @cached_property
     def created(self) -> int:
-        """When the model was put there, in Unix seconds."""
+        """When the model was saved, in Unix seconds; 0 if that is not known."""
         file = self.path / "config.json"
         return int(file.stat().st_mtime) if file.is_file() else 0
 
@@ -75,8 +79,9 @@ class ModelFolder:
         return frozenset()
 
     def special_text(self, name: str) -> str | None:
-        """The text of `bos_token`, `eos_token`, …: a string or an added-token object."""
+        """The text of `bos_token`, `eos_token`, …; None if the model has no such token."""
         token = self.tokenizer_config.get(name)
+        # A string, or an object that describes an added token.
         text = token.get("content") if isinstance(token, dict) else token
         return str(text) if text else None
 
@@ -86,7 +91,7 @@ class ModelFolder:
         if file.is_file():
             return file.read_text(encoding="utf-8")
         found = self.tokenizer_config.get("chat_template")
-        if isinstance(found, list):  # several named ones
+        if isinstance(found, list):  # several templates with names
             found = {t.get("name"): t.get("template") for t in found}.get("default")
         return str(found) if found else None
 

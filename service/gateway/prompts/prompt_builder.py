@@ -1,27 +1,53 @@
-"""The prompts of one model: format, tokenizer and cached segments. Knows no request or socket."""
+"""Builds the prompts of one model, and turns its answers back into text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retriever import Chunk, ChunkSettings
-from service import prompt
+from retriever import Chunk as TextChunk
+from retriever import ChunkSettings
+from service.errors import PromptTooLong
 from service.gateway.prompts.conversation import conversation_format
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
+from service.prompt import Turn, document_ids, system_ids
+from service.records import Chunk
 from service.settings import Settings
+
+CHARS_PER_TOKEN_ESTIMATE = 3
+
+
+@dataclass(frozen=True)
+class PromptPlan:
+    """The segments of one prompt as token ids, in the order S ‖ D_1 … D_k ‖ Q."""
+
+    system: list[int]
+    documents: list[Chunk]
+    question: list[int]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.system) + sum(len(d.ids) for d in self.documents) + len(self.question)
 
 
 class PromptBuilder:
-    """Turns chunks and questions into segments of ids, and answers' ids into text."""
+    """Turns chunks and conversations into segments of token ids."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        """Raises ModelRefused if the folder's tokenizer or prompt format cannot be used."""
+        """Read tokenizer and prompt format from a model folder.
+
+        Args:
+            path: The model folder.
+            settings: Override the folder's chunk_tokens, top_k and prefix_mode where they are set.
+
+        Raises:
+            ModelRefused: The tokenizer or the prompt format cannot be used.
+        """
         folder = ModelFolder(path)
         fmt = load_format(folder)
         self.tokenizer = ServingTokenizer(folder, bos=fmt.bos)
@@ -34,56 +60,75 @@ class PromptBuilder:
         self.model = settings.model_name
         self.created = folder.created
         self.end_ids = folder.end_ids
-        self.system = prompt.system_ids(self.format, self.tokenizer)
+        self.system = system_ids(self.format, self.tokenizer)
         self._conversations = conversation_format(self.format, folder)
-        self._ids = SegmentIdCache()
+        self._segment_ids = SegmentIdCache()
 
     @property
     def prefix_mode(self) -> str:
         return self.format.prefix_mode
 
     def chunking(self) -> ChunkSettings:
-        """How the retriever is to cut documents so that rendered segments fit."""
-        own = self.format.prefix_mode == "bos_keep" and self.tokenizer.bos is not None
+        """How the retriever must cut documents so that their rendered segments fit."""
+        bos_tokens = self.format.prefix_mode == "bos_keep" and self.tokenizer.bos is not None
         return ChunkSettings(
             tokenizer=self.tokenizer,
-            max_tokens=self.format.chunk_tokens - own,
+            max_tokens=self.format.chunk_tokens - bos_tokens,
             render=self.format.render_document,
         )
 
-    def segment(self, chunk: Chunk) -> list[int]:
-        """The ids of a chunk, the same at precompute and at every request."""
+    def segment(self, chunk: TextChunk) -> list[int]:
+        """The token ids of a chunk, the same when it is precomputed and at every request."""
 
         def encode() -> list[int]:
-            return prompt.document_ids(self.format, self.tokenizer, chunk.title, chunk.text)
+            return document_ids(self.format, self.tokenizer, chunk.title, chunk.text)
 
-        if chunk.chunk_id < 0:  # an inline document's: the id names another text next time
+        if chunk.chunk_id < 0:  # of an inline document: the id means another text next time
             return encode()
-        return self._ids.get(chunk.chunk_id, chunk.revision, encode)
+        return self._segment_ids.get(chunk.chunk_id, chunk.revision, encode)
 
-    def segments(self, chunks: Sequence[Chunk]) -> list[prompt.DocumentSegment]:
-        return [prompt.DocumentSegment(c.chunk_id, self.segment(c)) for c in chunks]
+    def segments(self, chunks: Sequence[TextChunk]) -> list[Chunk]:
+        return [Chunk(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
 
-    def plan(
-        self,
-        documents: Sequence[prompt.DocumentSegment],
-        turns: Sequence[prompt.Turn],
-        *,
-        max_context: int,
-    ) -> prompt.PromptPlan:
-        """S ‖ D ‖ Q of a normalised conversation. Raises PromptTooLong, or InvalidRequest if the
-        model cannot be given such a conversation."""
+    def encode_question(self, turns: Sequence[Turn]) -> list[int]:
+        """Q of a normalised conversation, as token ids.
+
+        Raises:
+            InvalidRequest: The model's chat template cannot write this conversation.
+        """
         template = self._conversations.template(tuple(turn.role for turn in turns))
         texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
-        question = self.tokenizer.encode_template(template, **texts)
-        return prompt.plan(
-            self.format, self.tokenizer, documents, question, max_context=max_context
-        )
+        return self.tokenizer.encode_template(template, **texts)
 
-    def estimate(self, turns: Sequence[prompt.Turn], top_k: int) -> int:
-        """About how many tokens a prompt will have, known before any work."""
-        question = sum(len(turn.text) for turn in turns) // 3
+    def plan(
+        self, documents: Sequence[Chunk], question: list[int], *, max_context: int
+    ) -> PromptPlan:
+        """Put the segments together.
+
+        Args:
+            documents: From `segments`, in the order in which they are to stand in the prompt.
+            question: From `encode_question`.
+            max_context: Tokens that the model takes.
+
+        Raises:
+            PromptTooLong: The context would have no room for even one token of the answer.
+        """
+        plan = PromptPlan(self.system, list(documents), question)
+        if plan.tokens >= max_context:
+            raise PromptTooLong(
+                f"the prompt has {plan.tokens} tokens, the model takes {max_context - 1} and an "
+                f"answer: lower top_k (now {len(documents)}) or shorten the question "
+                f"({len(question)} tokens)",
+                field="question" if len(question) >= max_context else "top_k",
+            )
+        return plan
+
+    def estimate(self, turns: Sequence[Turn], top_k: int) -> int:
+        """About how many tokens a prompt will have, known before any work is done."""
+        chars = sum(len(turn.text) for turn in turns)
+        question = chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + top_k * self.format.chunk_tokens + question
 
     def answer_text(self, stops: Sequence[str]) -> AnswerText:
+        """Collects one answer's text; ends at the model's stop strings or at one of `stops`."""
         return AnswerText(self.tokenizer.decode, self.end_ids, [*self.format.stop, *stops])

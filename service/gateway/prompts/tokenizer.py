@@ -1,7 +1,8 @@
-"""The serving tokenizer: text to ids and back. Knows no prompt format, model or request.
+"""The tokenizer for serving: text to token ids and back.
 
-Two tokenizers from one tokenizer.json: one obeys special tokens (templates of ours), one encodes
-their text like any other (user text), so that nobody can write a chat turn into a document.
+It holds two tokenizers made from one tokenizer.json. One obeys special tokens and encodes our own
+templates; the other encodes their text like any other text and is for user text, so that nobody
+can inject a chat turn through a document.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from service.gateway.prompts.model_folder import ModelFolder
 
 
 class ServingTokenizer:
-    """A `service.prompt.Encoder`, and the token counter of the chunker. Thread-safe."""
+    """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe."""
 
     def __init__(self, folder: ModelFolder, *, bos: str | None = "") -> None:
-        """`bos`: the token that starts a prompt; "" asks the tokenizer, None means none.
+        """Load tokenizer.json.
 
-        Raises ModelRefused if tokenizer.json is missing or unreadable, or `bos` is not in it.
+        Args:
+            folder: The model folder.
+            bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.
+
+        Raises:
+            ModelRefused: tokenizer.json is missing or unreadable, or `bos` is not in it.
         """
         file = folder.path / "tokenizer.json"
         if not file.is_file():
@@ -68,19 +74,19 @@ class ServingTokenizer:
         return ids
 
     def encode_template(self, template: str, **user_text: str) -> list[int]:
-        """`template` with its {names} filled in. Special tokens count only where we wrote them.
+        """Encode `template` with its {names} filled in. Special tokens count only in the template.
 
-        Encoded as one string, as the model saw it in training; only if user text would add a
-        special token that way is each part encoded by itself.
+        It is encoded as one string, as the model saw it in training. Only if the user text would
+        then contribute a special token is each part encoded by itself.
         """
         whole = self._obey(fill(template, user_text))
         if not user_text:
             return whole
         parts = _split(template, user_text)
-        ours = [self._obey(text) for name, text in parts if name is None]
-        if self._specials(whole) == sum(map(self._specials, ours)):
+        template_ids = [self._obey(text) for name, text in parts if name is None]
+        if self._specials(whole) == sum(map(self._specials, template_ids)):
             return whole
-        pieces = iter(ours)
+        pieces = iter(template_ids)
         return [
             token
             for name, _ in parts
@@ -88,12 +94,12 @@ class ServingTokenizer:
         ]
 
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) in characters of each token of user text."""
+        """(start, end) of each token of user text, in characters."""
         offsets: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
         return offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Special tokens yield nothing; incomplete UTF-8 yields U+FFFD."""
+        """Decode; special tokens yield no text, incomplete UTF-8 yields U+FFFD."""
         text: str = self._obeying.decode(list(ids), skip_special_tokens=True)
         return text
 
@@ -106,14 +112,14 @@ class ServingTokenizer:
 
 
 def fill(template: str, user_text: dict[str, str]) -> str:
-    """`template` with each {name} of `user_text` replaced, in one pass; other braces stay."""
+    """Replace each {name} of `user_text` in `template`, in one pass; other braces stay."""
     return "".join(
         text if name is None else user_text[name] for name, text in _split(template, user_text)
     )
 
 
 def _split(template: str, user_text: dict[str, str]) -> list[tuple[str | None, str]]:
-    """(None, text of ours) and (name, "{name}") in order."""
+    """The template's parts in order: (None, text) or (name, "{name}")."""
     if not user_text:
         return [(None, template)]
     names = "|".join(map(re.escape, user_text))
@@ -123,23 +129,23 @@ def _split(template: str, user_text: dict[str, str]) -> list[tuple[str | None, s
 
 def _load(content: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(content)
-    # Some files carry a truncation that would silently cut prompts.
+    # Some files configure a truncation, which would silently cut prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 class SegmentIdCache:
-    """Token ids of chunks already rendered and encoded, least recently used dropped first."""
+    """Token ids of chunks that were encoded before; drops the least recently used. Thread-safe."""
 
     def __init__(self, max_tokens: int = 4_000_000) -> None:
-        self._max = max_tokens
-        self._held = 0
+        self._max_tokens = max_tokens
+        self._tokens = 0
         self._ids: OrderedDict[tuple[int, str], array[int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, chunk_id: int, revision: str, encode: Callable[[], list[int]]) -> list[int]:
-        """The ids of a chunk, from `encode` if they are not held."""
+        """The ids of a chunk; calls `encode` if they are not cached."""
         key = (chunk_id, revision)
         with self._lock:
             if (found := self._ids.get(key)) is not None:
@@ -149,7 +155,7 @@ class SegmentIdCache:
         with self._lock:
             if key not in self._ids:
                 self._ids[key] = array("I", ids)
-                self._held += len(ids)
-            while self._held > self._max:
-                self._held -= len(self._ids.popitem(last=False)[1])
+                self._tokens += len(ids)
+            while self._tokens > self._max_tokens:
+                self._tokens -= len(self._ids.popitem(last=False)[1])
         return ids

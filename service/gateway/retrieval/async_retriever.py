@@ -1,6 +1,6 @@
-"""The retriever behind the event loop: its blocking calls run in threads. Knows no KV or HTTP.
+"""The retriever for coroutines: its blocking calls run in threads.
 
-Searches have threads of their own, so that a long ingest does not hold them up.
+Searches have threads of their own, so that a long ingest does not delay them.
 """
 
 from __future__ import annotations
@@ -31,27 +31,50 @@ from retriever import (
     rerank,
 )
 from retriever.embedders.base import Vectors
-from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
+from retriever.errors import RetrieverError
 from retriever.filters import MATCH_ALL
 from retriever.scope import DEFAULT_SCOPE, Scope
-from service.errors import InvalidRequest, KvstitchError, WorkerUnavailable
+from service.errors import InvalidRequest, WorkerUnavailable
+from service.gateway.retrieval.error_translation import service_error
 
 T = TypeVar("T")
 
 SEARCH_THREADS = 4
-
-# How many passages are reranked for one that is wanted, and at least.
+# A reranker gets this many candidates per wanted passage, and at least so many.
 RERANK_FACTOR = 4
-RERANK_AT_LEAST = 20
+RERANK_MIN_CANDIDATES = 20
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """One search for passages.
+
+    Attributes:
+        text: What is searched for.
+        top_k: Passages wanted.
+        scope: Tenant and collection.
+        doc_ids: Search only these documents; None: all.
+        where: Search only documents whose metadata passes.
+        mode: By meaning (dense), by words (sparse), or both.
+        rerank: Whether the reranker has the last word on the order.
+    """
+
+    text: str
+    top_k: int
+    scope: Scope = DEFAULT_SCOPE
+    doc_ids: tuple[str, ...] | None = None
+    where: Filter = MATCH_ALL
+    mode: SearchMode = "dense"
+    rerank: bool = False
 
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """Passages, best first, and the seconds it took to embed the question, search and rerank."""
+    """Passages, best first, and the seconds spent to embed the question, search and rerank."""
 
     passages: list[Passage]
-    embed_s: float
-    retrieve_s: float
+    embed_s: float = 0.0
+    retrieve_s: float = 0.0
     rerank_s: float = 0.0
     warnings: tuple[str, ...] = ()
 
@@ -77,6 +100,7 @@ class TimedEmbedder:
 
     @property
     def last_s(self) -> float:
+        """Seconds of this thread's last call."""
         return float(getattr(self._local, "last_s", 0.0))
 
     def start(self) -> None:
@@ -94,7 +118,12 @@ class TimedEmbedder:
 
 
 class AsyncRetriever:
-    """Documents and passages, for coroutines. Usable once start() has returned."""
+    """Documents and passages, for coroutines. Usable once start() has returned.
+
+    Searching has two halves, because every change of threads costs a quarter of a millisecond:
+    `find` blocks and is called within `run_blocking`, together with whatever is to be done with
+    the passages; `rerank` is a coroutine, for requests that ask for it.
+    """
 
     def __init__(
         self,
@@ -104,80 +133,93 @@ class AsyncRetriever:
         *,
         rerank_deadline_s: float = 0.3,
     ) -> None:
-        """`embedder` is the retriever's own. A reranker that is late is done without."""
+        """Wrap `retriever`.
+
+        Args:
+            retriever: Not started.
+            embedder: The one that `retriever` uses; its times are reported.
+            reranker: Asked by `rerank`; None: the service has none.
+            rerank_deadline_s: A reranker that takes longer is ignored.
+        """
         self._retriever = retriever
         self._embedder = embedder
         self._reranker = reranker
         self._rerank_deadline_s = rerank_deadline_s
-        self._searching = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
-        self._changing = ThreadPoolExecutor(1, thread_name_prefix="ingest")
+        self._search_threads = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
+        # One thread: the retriever takes one change at a time.
+        self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="ingest")
         self.started = False
 
     async def start(self) -> None:
         """Load the embedder, the catalog and the index. Raises KvstitchError."""
-        await self._in(self._changing, self._retriever.start)
+        await self._in(self._change_thread, self._retriever.start)
         if self._reranker is not None:
             await self._reranker.start()
         self.started = True
 
     async def close(self) -> None:
-        """Save and close; waits for what is under way."""
+        """Save and close, after the work under way."""
         if self.started:
             self.started = False
             await self.save()
-            await self._in(self._changing, self._retriever.close)
+            await self._in(self._change_thread, self._retriever.close)
             if self._reranker is not None:
                 await self._reranker.close()
-        self._searching.shutdown(wait=False, cancel_futures=True)
-        self._changing.shutdown(wait=False, cancel_futures=True)
+        self._search_threads.shutdown(wait=False, cancel_futures=True)
+        self._change_thread.shutdown(wait=False, cancel_futures=True)
 
     def require(self) -> None:
-        """Raises WorkerUnavailable while the index is being loaded."""
+        """Raise WorkerUnavailable while the index is being loaded."""
         if not self.started:
             raise WorkerUnavailable("the document index is being loaded", retry_after_s=5.0)
 
-    async def search(
-        self,
-        query: str,
-        top_k: int,
-        doc_ids: Sequence[str] | None,
-        where: Filter = MATCH_ALL,
-        *,
-        scope: Scope = DEFAULT_SCOPE,
-        mode: SearchMode = "dense",
-        reranked: bool = False,
-        then: Callable[[RetrievalResult], T],
-    ) -> T:
-        """What `then` makes of the best `top_k` passages of a scope, among the documents `doc_ids`
-        if given, of those whose metadata passes `where`; on the thread that found them, because
-        every change of threads costs a quarter of a millisecond. Raises InvalidRequest, and what
-        `then` raises."""
-        if reranked and self._reranker is None:
-            raise InvalidRequest(
-                "rerank: this service has no reranker; leave it out, or set KVSTITCH_RERANKER_URL",
-                field="rerank",
-            )
+    # -- searching -------------------------------------------------------------------------------
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """Run `work` on a search thread; the retriever's errors become the service's."""
+        return await self._in(self._search_threads, work)
+
+    def find(self, query: SearchQuery) -> RetrievalResult:
+        """The best passages for a query. Blocks: call it within `run_blocking`.
+
+        Returns:
+            `query.top_k` passages, or more candidates if they are to be reranked.
+
+        Raises:
+            InvalidRequest: A reranker is asked for and the service has none.
+        """
+        wanted = query.top_k
+        if query.rerank:
+            if self._reranker is None:
+                raise InvalidRequest(
+                    "rerank: this service has no reranker; leave it out, or set "
+                    "KVSTITCH_RERANKER_URL",
+                    field="rerank",
+                )
+            wanted = max(RERANK_FACTOR * query.top_k, RERANK_MIN_CANDIDATES)
         doc_filter = None
-        if doc_ids is not None or where != MATCH_ALL:
-            doc_filter = DocFilter(None if doc_ids is None else tuple(doc_ids), where)
-        wanted = max(RERANK_FACTOR * top_k, RERANK_AT_LEAST) if reranked else top_k
+        if query.doc_ids is not None or query.where != MATCH_ALL:
+            doc_filter = DocFilter(query.doc_ids, query.where)
+        started = time.perf_counter()
+        passages = self._retriever.search(
+            query.text, wanted, doc_filter, scope=query.scope, mode=query.mode
+        )
+        embed_s = 0.0 if query.mode == "sparse" else self._embedder.last_s
+        return RetrievalResult(passages, embed_s, time.perf_counter() - started - embed_s)
 
-        def run() -> RetrievalResult:
-            started = time.perf_counter()
-            passages = self._retriever.search(query, wanted, doc_filter, scope=scope, mode=mode)
-            embed_s = 0.0 if mode == "sparse" else self._embedder.last_s
-            return RetrievalResult(passages, embed_s, time.perf_counter() - started - embed_s)
+    async def rerank(self, query: SearchQuery, found: RetrievalResult) -> RetrievalResult:
+        """The reranker's choice of `query.top_k` among the candidates of `find`.
 
-        if not reranked:
-            return await self.in_search_thread(lambda: then(run()))
-        found = await self._reranked(query, top_k, await self.in_search_thread(run))
-        return await self.in_search_thread(lambda: then(found))
-
-    async def _reranked(self, query: str, top_k: int, found: RetrievalResult) -> RetrievalResult:
-        assert self._reranker is not None
+        A reranker that fails or is late changes nothing but adds a warning.
+        """
+        assert self._reranker is not None, "find() has refused this query"
         started = time.perf_counter()
         done = await rerank(
-            self._reranker, query, found.passages, top_k, deadline_s=self._rerank_deadline_s
+            self._reranker,
+            query.text,
+            found.passages,
+            query.top_k,
+            deadline_s=self._rerank_deadline_s,
         )
         return replace(
             found,
@@ -186,42 +228,39 @@ class AsyncRetriever:
             warnings=() if done.warning is None else (done.warning,),
         )
 
-    async def in_search_thread(self, run: Callable[[], T]) -> T:
-        """Short work that must not hold up the event loop."""
-        return await self._in(self._searching, run)
+    def unknown_documents(self, doc_ids: Sequence[str], scope: Scope) -> list[str]:
+        """Those of `doc_ids` that are not stored. Blocks: call it within `run_blocking`."""
+        return [d for d in doc_ids if self._retriever.get_document(d, scope=scope) is None]
 
-    async def unknown(self, doc_ids: Sequence[str], *, scope: Scope = DEFAULT_SCOPE) -> list[str]:
-        """Those of `doc_ids` that are not stored."""
-
-        def run() -> list[str]:
-            return [d for d in doc_ids if self._retriever.get_document(d, scope=scope) is None]
-
-        return await self.in_search_thread(run)
+    # -- changing --------------------------------------------------------------------------------
 
     async def ingest(
         self, documents: Sequence[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
         run = partial(self._retriever.ingest, documents, scope=scope)
-        return await self._in(self._changing, run)
+        return await self._in(self._change_thread, run)
 
     async def delete(self, *doc_ids: str, scope: Scope = DEFAULT_SCOPE) -> list[int]:
-        """The ids of the chunks that were removed."""
-        return await self._in(self._changing, partial(self._retriever.delete, doc_ids, scope=scope))
+        """Delete documents; returns the ids of the chunks that were removed."""
+        run = partial(self._retriever.delete, doc_ids, scope=scope)
+        return await self._in(self._change_thread, run)
 
     async def set_pinned(
         self, doc_ids: Sequence[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
-        """The ids of the documents that were found, and are now pinned or not."""
+        """Pin or unpin documents; returns the ids of those that exist."""
         run = partial(self._retriever.set_pinned, doc_ids, pinned, scope=scope)
-        return await self._in(self._changing, run)
+        return await self._in(self._change_thread, run)
 
     async def save(self) -> None:
-        """Save the index, and leave nothing of what was removed in any file."""
-        await self._in(self._changing, self._retriever.purge)
+        """Save the index, and overwrite what was removed in every file."""
+        await self._in(self._change_thread, self._retriever.purge)
+
+    # -- looking up ------------------------------------------------------------------------------
 
     async def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         run = partial(self._retriever.get_document, doc_id, scope=scope)
-        return await self.in_search_thread(run)
+        return await self.run_blocking(run)
 
     async def page(
         self,
@@ -232,32 +271,30 @@ class AsyncRetriever:
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
         run = partial(self._retriever.list_documents, limit, cursor, doc_filter, scope=scope)
-        return await self.in_search_thread(run)
+        return await self.run_blocking(run)
 
     async def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
-        return await self.in_search_thread(partial(self._retriever.chunks_of, doc_id, scope=scope))
+        return await self.run_blocking(partial(self._retriever.chunks_of, doc_id, scope=scope))
 
-    async def alive(self, chunk_ids: Collection[int]) -> set[int]:
+    async def stored_chunks(self, chunk_ids: Collection[int]) -> set[int]:
         """Those of `chunk_ids` that are stored, in any scope."""
-        chunks = await self.in_search_thread(lambda: self._retriever.get_chunks(chunk_ids))
+        chunks = await self.run_blocking(lambda: self._retriever.get_chunks(chunk_ids))
         return {chunk.chunk_id for chunk in chunks}
 
     async def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
-        """Of a scope; None: of all tenants together."""
-        return await self.in_search_thread(partial(self._retriever.counts, scope=scope))
+        """CorpusCounts of a scope; None: of all tenants together."""
+        return await self.run_blocking(partial(self._retriever.counts, scope=scope))
 
     async def pinned(self) -> list[tuple[Scope, str]]:
-        """(scope, doc_id) of all pinned documents, of all tenants."""
-        return await self.in_search_thread(self._retriever.pinned)
+        """(scope, doc_id) of every pinned document, of all tenants."""
+        return await self.run_blocking(self._retriever.pinned)
 
     async def collections(self, tenant: str = "") -> list[tuple[str, CorpusCounts]]:
-        """A tenant's collections that have documents, by name."""
-        return await self.in_search_thread(partial(self._retriever.collections, tenant))
+        """A tenant's collections that have documents, sorted by name."""
+        return await self.run_blocking(partial(self._retriever.collections, tenant))
 
-    async def _in(self, pool: ThreadPoolExecutor, run: Callable[[], T]) -> T:
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, run)
-        except (InvalidDocument, InvalidQuery) as error:
-            raise InvalidRequest(str(error)) from error
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
         except RetrieverError as error:
-            raise KvstitchError(f"the document index failed: {error}") from error
+            raise service_error(error) from error

@@ -1,4 +1,4 @@
-"""The settings' embedder and reranker. Knows no index and no requests."""
+"""Makes the embedder and the reranker that the settings name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from service.settings import Settings
 
 
 def make_embedder(settings: Settings) -> Embedder:
-    """Behind HTTP if an address is set, else a model in this process."""
+    """An embedder behind HTTP if an address is set, else a model in this process; not started."""
     if settings.embedder_url:
         return EndpointEmbedder(
             settings.embedder_url,
@@ -19,6 +19,7 @@ def make_embedder(settings: Settings) -> Embedder:
 
 
 def make_reranker(settings: Settings) -> Reranker | None:
+    """A reranker behind HTTP if an address is set, else None; not started."""
     if not settings.reranker_url:
         return None
     return EndpointReranker(

@@ -1,1 +1,1 @@
-"""The worker process as the gateway sees it: messages, client, supervisor."""
+"""The worker process as the gateway sees it: its protocol, the client, the supervisor."""

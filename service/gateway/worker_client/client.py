@@ -1,11 +1,11 @@
-"""The gateway's end of the wire to one worker. Knows messages and sockets; no prompts, no HTTP.
+"""The gateway's end of the connection to one worker process.
 
     connect(address) ── Hello … Ready ── calls ── heartbeat missing or disconnect() ── down
           ^                                              │ every open call ends in Failed
           └──────────── a new socket each time ──────────┘
 
-A new socket per connection, so that nothing meant for a dead worker reaches its successor. All
-methods belong to one event loop.
+Every connection has a new socket, so that nothing meant for a dead worker reaches its successor.
+All methods must be called on one event loop.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ RETRY_AFTER_S = 5.0
 class WorkerClient:
     """A `Worker` over a ZeroMQ DEALER socket.
 
-    `on_left` gets, for every request that was left early, how many tokens the worker made for it
-    after that, by the worker's own count. `on_stats` sees every heartbeat, `on_change` every
-    change between ready and not ready.
+    Attributes:
+        ready: What the worker said when it was ready; None while it is not.
+        stats: Its latest heartbeat.
+        reason: Why it is not ready.
+        silent: Set when the heartbeat of a ready worker stops.
     """
 
     def __init__(
@@ -73,12 +75,22 @@ class WorkerClient:
         on_change: Callable[[bool], None] = lambda up: None,
         on_left: Callable[[int], None] = lambda tokens: None,
     ) -> None:
+        """Not connected yet.
+
+        Args:
+            heartbeat_timeout_s: Silence after which a ready worker counts as gone.
+            hello_every_s: Pause between two Hello messages until the worker is ready.
+            on_stats: Called at every heartbeat.
+            on_change: Called with True when the worker becomes ready, False when it is gone.
+            on_left: Called for every request that was aborted early, with the number of tokens
+                that the worker still generated for it, by the worker's own count.
+        """
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._hello_every_s = hello_every_s
         self._on_stats = on_stats
         self._on_change = on_change
         self._on_left = on_left
-        self._left: dict[str, int] = {}  # request left early → tokens it had sent until then
+        self._left: dict[str, int] = {}  # id of an aborted request → tokens received until then
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,8 +99,8 @@ class WorkerClient:
         self._heard = 0.0
         self.ready: Ready | None = None
         self.stats: Stats | None = None
-        self.reason = "the worker is being started"  # why it is not ready
-        self.silent = asyncio.Event()  # set when the heartbeat of a ready worker stops
+        self.reason = "the worker is being started"
+        self.silent = asyncio.Event()
 
     # -- connection ------------------------------------------------------------------------------
 
@@ -99,7 +111,7 @@ class WorkerClient:
             self._context = zmq.asyncio.Context()
         self._socket = socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"gateway-{uuid.uuid4().hex}".encode())
-        socket.setsockopt(zmq.LINGER, 200)  # lets Shutdown out; short, so that closing is quick
+        socket.setsockopt(zmq.LINGER, 200)  # lets Shutdown be sent, but does not delay closing
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.connect(address)
@@ -147,9 +159,10 @@ class WorkerClient:
     # -- calls -----------------------------------------------------------------------------------
 
     async def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
-        """The request's tokens, then its Done or Failed: exactly one, whatever happens.
+        """Generate an answer. Closing or cancelling the generator aborts it in the worker.
 
-        Left early (closed or cancelled), it aborts the sequence in the worker.
+        Yields:
+            Its tokens, then exactly one Done or Failed, whatever happens.
         """
         with self._call(request.id, request) as queue:
             ended, tokens = False, 0
@@ -167,7 +180,7 @@ class WorkerClient:
                     self.abort(request.id, "disconnect")
 
     async def explain(self, request: Generate) -> Forecast:
-        """What a request would take. Raises the error of a Failed."""
+        """What a request would take. Raises the error that the worker reports."""
         with self._call(request.id, Explain(request)) as queue:
             reply = await queue.get()
             if isinstance(reply, Explained):
@@ -182,14 +195,18 @@ class WorkerClient:
             self._send(Abort(request_id, reason))
 
     def prefetch(self, message: Prefetch) -> None:
-        """A hint: nothing happens if it cannot be sent."""
+        """Send a hint; it is dropped silently if it cannot be sent."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self._send(message)
 
     async def precompute(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> AsyncGenerator[Precomputed, None]:
-        """One Precomputed per chunk, as they come. Raises the error of a Failed."""
+        """Compute and store the KV of chunks. Raises the error that the worker reports.
+
+        Yields:
+            One reply per chunk, as it is done.
+        """
         message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
         with self._call(message.id, message) as queue:
             for _ in chunks:
@@ -202,7 +219,7 @@ class WorkerClient:
     async def purge(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
     ) -> Purged:
-        """Copies deleted per tier. Raises the error of a Failed."""
+        """Delete the KV of chunks in every tier. Raises the error that the worker reports."""
         message = Purge(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
         with self._call(message.id, message) as queue:
             reply = await queue.get()
@@ -213,7 +230,7 @@ class WorkerClient:
             raise WorkerUnavailable(f"the worker answered a purge with {type(reply).__name__}")
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """How methods stand at the correctness gate, after `reset` of one ("": of all)."""
+        """The states of methods at the correctness gate, after `reset` of one ("": of all)."""
         message = AskGate(uuid.uuid4().hex, reset)
         with self._call(message.id, message) as queue:
             reply = await queue.get()
@@ -227,7 +244,7 @@ class WorkerClient:
         """Ask the worker to finish and exit."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self._send(Shutdown())
-        for watching in self._tasks[1:]:  # from here on silence is no fault
+        for watching in self._tasks[1:]:  # silence is expected from here on
             watching.cancel()
 
     @contextlib.contextmanager
@@ -246,12 +263,12 @@ class WorkerClient:
     def _send(self, message: Message) -> None:
         if self._socket is None:
             raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
-        # With NOBLOCK the future is done at once: sent, or refused because the queue is full.
+        # With NOBLOCK the future is done at once: the message was sent, or the queue is full.
         sent = cast("asyncio.Future[Any]", self._socket.send(wire.encode(message), zmq.NOBLOCK))
         if sent.done() and sent.exception() is not None:
             raise Overloaded("the worker does not take messages", retry_after_s=RETRY_AFTER_S)
 
-    # -- what comes back -------------------------------------------------------------------------
+    # -- replies ---------------------------------------------------------------------------------
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -282,7 +299,7 @@ class WorkerClient:
                 self._deliver(message.id, message)
 
     def _deliver(self, call_id: str, message: FromWorker | TokenItem) -> None:
-        # Calls that were left early are gone; of what still comes for them only the end counts.
+        # Requests aborted early have no queue any more; only their last message still counts.
         if isinstance(message, Done | Failed):
             before = self._left.pop(call_id, None)
             if before is not None and isinstance(message, Done):
@@ -291,7 +308,7 @@ class WorkerClient:
             queue.put_nowait(message)
 
     async def _watch(self, address: str) -> None:
-        """Hello until Ready, then listen for the heartbeat; silence means a new connection."""
+        """Say Hello until Ready, then watch the heartbeat; connect anew when it stops."""
         loop = asyncio.get_running_loop()
         while self.ready is None:
             with contextlib.suppress(Overloaded):

@@ -1,4 +1,4 @@
-"""The worker as the use cases see it. Knows no socket; `client` has the real one."""
+"""The worker as the rest of the gateway sees it; `client` has the implementation."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from service.messages import (
     Prefetch,
     Purged,
     Ready,
+    Stats,
     TokenItem,
 )
 
@@ -23,33 +24,77 @@ Event = TokenItem | Done | Failed
 
 
 class Worker(Protocol):
-    """What the use cases need of the worker."""
+    """One worker process. Every call raises WorkerUnavailable while the worker is not ready."""
 
     @property
-    def ready(self) -> Ready | None: ...
-
-    def require(self) -> Ready:
-        """Raises WorkerUnavailable."""
+    def ready(self) -> Ready | None:
+        """What the worker said when it was ready; None while it is not."""
         ...
 
-    def submit(self, request: Generate) -> AsyncGenerator[Event, None]: ...
+    @property
+    def stats(self) -> Stats | None:
+        """Its latest heartbeat; None before the first."""
+        ...
 
-    async def explain(self, request: Generate) -> Forecast: ...
+    @property
+    def reason(self) -> str:
+        """Why the worker is not ready."""
+        ...
 
-    def abort(self, request_id: str, reason: str) -> None: ...
+    def require(self) -> Ready:
+        """What `ready` holds. Raises WorkerUnavailable."""
+        ...
 
-    def prefetch(self, message: Prefetch) -> None: ...
+    def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
+        """Generate an answer.
+
+        Yields:
+            Its tokens, then exactly one Done or Failed.
+        """
+        ...
+
+    async def explain(self, request: Generate) -> Forecast:
+        """What a request would take."""
+        ...
+
+    def abort(self, request_id: str, reason: str) -> None:
+        """End a request; its stream then ends with the worker's Done."""
+        ...
+
+    def prefetch(self, message: Prefetch) -> None:
+        """Hint that these chunks will be needed."""
+        ...
 
     def precompute(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
-    ) -> AsyncGenerator[Precomputed, None]: ...
+    ) -> AsyncGenerator[Precomputed, None]:
+        """Compute and store the KV of chunks.
+
+        Args:
+            system: Token ids of the system prompt.
+            chunks: Of one tenant.
+            prefix_mode: What chunks attend to, see `service.prompt.PromptFormat`.
+            tenant: Whose they are.
+
+        Yields:
+            One reply per chunk, as it is done.
+        """
+        ...
 
     async def purge(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
-    ) -> Purged: ...
-
-    async def gate(self, *, reset: str | None = None) -> GateStates:
-        """How methods stand; `reset` one of them first, "" for all."""
+    ) -> Purged:
+        """Delete the KV of chunks in every tier; arguments as for `precompute`."""
         ...
 
-    async def wait_ready(self) -> Ready: ...
+    async def gate(self, *, reset: str | None = None) -> GateStates:
+        """The states of methods at the correctness gate.
+
+        Args:
+            reset: A fusion method whose checks are forgotten first; "": all; None: none.
+        """
+        ...
+
+    async def wait_ready(self) -> Ready:
+        """Wait until the worker is ready."""
+        ...

@@ -1,8 +1,8 @@
-"""Keeps one worker process alive. Knows processes and addresses; no prompts, no HTTP.
+"""Starts one worker process and keeps it alive.
 
-The worker gets a pipe as stdin and exits when it ends, so it cannot outlive the gateway, not even
-one that is killed. It is its own process group: a Ctrl-C at the terminal reaches the gateway
-alone, which lets streams finish first.
+The worker gets a pipe as stdin and exits when it is closed, so it cannot outlive the gateway, not
+even one that was killed. It has a process group of its own: Ctrl-C at a terminal reaches only the
+gateway, which lets streams finish first.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from service.worker_settings import WorkerSettings
 logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "service.worker")
-REFUSED = 3  # exit code: this model or these settings will never work
+REFUSED = 3  # exit code of a worker that will never start with this model or these settings
+HEALTHY_AFTER_S = 60  # a worker that lived so long is restarted after the shortest pause
 _TAIL_BYTES = 8192
 
 
 class Supervisor:
-    """Starts the worker, starts it again when it dies or falls silent, stops it at the end."""
+    """Starts the worker, restarts it when it dies or falls silent, and stops it at the end."""
 
     def __init__(
         self,
@@ -43,9 +44,16 @@ class Supervisor:
         backoff_s: tuple[float, float] = (0.5, 30.0),
         stop_timeout_s: float = 30.0,
     ) -> None:
-        """`settings(address)` are the worker's; `on_refused(reason)` means: it never will start.
+        """Nothing is started yet.
 
-        `backoff_s` is the first and the longest pause between two starts.
+        Args:
+            client: Connected to every new worker.
+            settings: Makes the worker's settings for an address.
+            on_refused: Called with the reason if the worker will never start.
+            on_restart: Called before every start but the first.
+            command: Starts the worker process.
+            backoff_s: First and longest pause between two starts.
+            stop_timeout_s: How long a worker may take to finish before it is terminated.
         """
         self._client = client
         self._settings = settings
@@ -60,7 +68,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The running worker's process id."""
+        """The running worker's process id, None if there is none."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
@@ -70,7 +78,7 @@ class Supervisor:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Shutdown, wait, terminate, kill: whatever it takes."""
+        """Ask the worker to finish, wait, then terminate it, then kill it."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -93,20 +101,20 @@ class Supervisor:
         while True:
             starts += 1
             began = loop.time()
-            code, last_line = await self._live(f"ipc://{folder}/worker-{starts}.sock")
+            code, last_line = await self._run_once(f"ipc://{folder}/worker-{starts}.sock")
             self._client.disconnect(RESTARTED)
             if code == REFUSED:
                 self._on_refused(last_line or "the worker refused to start and gave no reason")
                 return
-            if loop.time() - began > 60:
+            if loop.time() - began > HEALTHY_AFTER_S:
                 pause = self._backoff_s[0]
             logger.error("the worker ended (code %s); again in %.1f s: %s", code, pause, last_line)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
             self._on_restart()
 
-    async def _live(self, address: str) -> tuple[int, str]:
-        """One life of the worker: its exit code and the last line it wrote to stderr."""
+    async def _run_once(self, address: str) -> tuple[int, str]:
+        """Run the worker once; returns its exit code and the last line it wrote to stderr."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=PIPE,

@@ -1,7 +1,6 @@
-"""HTML: the text a reader sees, one block per line. Knows no other format.
+"""HTML to the text that a reader sees, one block per line. Runs in the parser process.
 
-The tree is walked without recursion: pages nest as deep as whoever wrote them likes. Runs in
-child.py.
+The tree is walked without recursion, because pages may nest as deep as their author likes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from service.errors import InvalidRequest
 from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
 
-_UNSEEN = [
+_INVISIBLE = [
     "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
     "button", "select", "textarea",
 ]  # fmt: skip
@@ -32,7 +31,7 @@ _SPACE = re.compile(r"\s+")
 
 
 def decode(content: bytes) -> str:
-    """By byte order mark, then `<meta charset>`, then UTF-8. Raises InvalidRequest."""
+    """Decode by byte order mark, else `<meta charset>`, else as UTF-8. Raises InvalidRequest."""
     found = _CHARSET.search(content[:2048])
     name = "utf-8-sig"
     if found is not None and not content.startswith(codecs.BOM_UTF8):
@@ -50,33 +49,33 @@ def decode(content: bytes) -> str:
 
 
 def parse(content: bytes) -> ParsedFile:
-    """Raises InvalidRequest if it cannot be decoded."""
+    """Parse a page. Raises InvalidRequest if it cannot be decoded."""
     tree = LexborHTMLParser(decode(content))
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
-    tree.strip_tags(_UNSEEN)
+    tree.strip_tags(_INVISIBLE)
     if tree.body is None:
         return ParsedFile("", title)
-    out = _Lines()
+    lines = _LineCollector()
     for entering, node in _walk(tree.body):
-        out.see(entering, node)
-    text, headings = out.finish()
+        lines.visit(entering, node)
+    text, headings = lines.finish()
     top = next((h.title for h in headings if h.level == 1), "")
     return ParsedFile(text, title or top, headings=headings)
 
 
-class _Lines:
-    """Text as it is met, into lines."""
+class _LineCollector:
+    """Collects lines of text while the tree is walked."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._size = 0
         self._line = ""
-        self._level = 0  # of the heading we are in
+        self._level = 0  # of the heading around the current text, 0 outside
         self._preformatted = 0
         self._headings: list[Heading] = []
 
-    def see(self, entering: bool, node: LexborNode) -> None:
+    def visit(self, entering: bool, node: LexborNode) -> None:
         tag = node.tag or ""
         if tag == "-text":
             self._text(node.text_content or "")
@@ -120,7 +119,7 @@ class _Lines:
 
 
 def _walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
-    """(True, node) before its children, (False, node) after them; text nodes once."""
+    """Yields (True, node) before its children, (False, node) after them; text nodes only once."""
     node: LexborNode | None = root
     depth = 0
     while node is not None:

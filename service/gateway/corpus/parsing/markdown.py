@@ -1,7 +1,5 @@
-"""Markdown: the text as it is, and its headings as CommonMark sees them. Knows no other format.
-
-Models read markdown well, so nothing is rendered; a `#` in a code block is no heading.
-"""
+"""Markdown: the text is kept as it is, because models read markdown well; headings are found by
+CommonMark's rules, so a `#` in a code block is none."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _LINE = re.compile(r"\r\n|\r|\n")
 
 
 def parse(text: str) -> ParsedFile:
-    """`title` is the first heading of the highest level 1, if there is one."""
+    """Parse a text; its title is the first heading of level 1, if there is one."""
     starts = [0, *(end.end() for end in _LINE.finditer(text))]
     tokens = MarkdownIt("commonmark").parse(text)
     headings = [

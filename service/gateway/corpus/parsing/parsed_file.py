@@ -1,4 +1,4 @@
-"""What parsing a file gives. Knows no format."""
+"""The result of parsing a file, the same for every format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_HEADINGS = 1000
 
 @dataclass(frozen=True)
 class Heading:
-    """`start` is its first character in the text, `level` 1 to 6."""
+    """A heading; `start` is its first character in the text, `level` is 1 to 6."""
 
     start: int
     level: int
@@ -19,7 +19,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """Text, and where its pages and headings begin; `title` may be empty."""
+    """A file's text.
+
+    Attributes:
+        text: All of it.
+        title: As the file says; may be empty.
+        pages: The character at which each page begins; empty if there are no pages.
+        headings: In their order.
+    """
 
     text: str
     title: str = ""
@@ -28,7 +35,8 @@ class ParsedFile:
 
     @property
     def outline(self) -> dict[str, Any]:
-        """For the document's metadata: character positions that citations can be looked up in."""
+        """For the document's metadata: the characters at which pages and headings begin, so that
+        a citation can be traced to them."""
         out: dict[str, Any] = {}
         if self.pages:
             out["pages"] = self.pages

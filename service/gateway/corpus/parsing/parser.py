@@ -1,4 +1,4 @@
-"""A spooled document to one that can be indexed, whatever it was sent as. Knows no HTTP."""
+"""Turns an uploaded document of any kind into one that can be indexed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ OUTLINE = "outline"
 
 
 class DocumentParser:
-    """Turns content into text by its kind."""
+    """Parses documents by their kind, within limits."""
 
     def __init__(self, limits: sandbox.FileLimits) -> None:
         self._limits = limits
 
     async def document(self, item: SpooledDocument) -> Document:
-        """Raises InvalidRequest that says what is wrong with the file.
+        """The document with its text.
 
-        Without a title the document gets the one the file names, else the file's own name; where
-        pages and headings begin is in the metadata as `outline`.
+        Without a title it gets the one in the file, else the file's name. The metadata says as
+        `outline` where pages and headings begin.
+
+        Raises:
+            InvalidRequest: The file cannot be parsed; the message says why.
         """
         assert item.meta is not None and item.content is not None
         title: str = item.meta["title"]

@@ -1,10 +1,10 @@
-"""A file on stdin to JSON on stdout, in a process of its own. Knows formats, no documents.
+"""Parses one file in a process of its own: the file on stdin, JSON on stdout.
 
-    python -m service.gateway.corpus.parsing.parser_process \
+    python -m service.gateway.corpus.parsing.parser_process \\
         KIND MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES
 
-The limits are the kernel's: a file that takes too much ends this process and nothing else. What is
-printed are the fields of Parsed, or {"error": what to do}.
+The kernel enforces the limits: a file that takes too much ends this process and nothing else.
+Prints the fields of ParsedFile, or {"error": what to do}.
 """
 
 from __future__ import annotations

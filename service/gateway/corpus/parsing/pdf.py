@@ -1,4 +1,4 @@
-"""PDF: the text of its pages. Runs in child.py; knows no other format."""
+"""PDF: the text of its pages. Runs in the parser process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.gateway.corpus.parsing.parsed_file import ParsedFile
 
 
 def parse(content: bytes, max_pages: int, max_chars: int) -> ParsedFile:
-    """Raises InvalidRequest that says what to do, and whatever pypdf raises."""
+    """Parse a file. Raises InvalidRequest that says what to do, and whatever pypdf raises."""
     reader = PdfReader(BytesIO(content))
     if reader.is_encrypted and not reader.decrypt(""):
         raise InvalidRequest("it is encrypted: remove the password first")
@@ -35,5 +35,5 @@ def parse(content: bytes, max_pages: int, max_chars: int) -> ParsedFile:
 
 
 def _valid(text: str) -> str:
-    """Fonts can map glyphs to half a surrogate pair, which is no text."""
+    """Replace halves of surrogate pairs, which fonts can map glyphs to and which are not text."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Runs child.py on one file: starts it, bounds it, reads what it says. Knows no format."""
+"""Runs the parser process on one file, within limits of time, memory and output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What one file may take: its text in characters, seconds of CPU, bytes of memory."""
+    """What one file may take.
+
+    Attributes:
+        pages: Pages of a PDF.
+        chars: Characters of its text.
+        cpu_s: Seconds of CPU.
+        memory_bytes: Memory of the parser process.
+    """
 
     pages: int
     chars: int
@@ -27,17 +34,17 @@ class FileLimits:
 
     @property
     def output_bytes(self) -> int:
-        """The longest answer that the child can give: 12 bytes of JSON for a character."""
+        """The longest output of the parser process: JSON takes up to 12 bytes per character."""
         return 12 * self.chars + 64 * self.pages + 65_536
 
     @property
     def wall_s(self) -> float:
-        """On a machine that is busy CPU seconds take longer."""
+        """Seconds to wait for the process; on a busy machine CPU seconds take longer."""
         return 10.0 * self.cpu_s + 10.0
 
 
 async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
-    """Raises InvalidRequest that says what to do."""
+    """Parse a file. Raises InvalidRequest that says what is wrong with it."""
     answer = await _run(kind, content, limits)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
@@ -45,7 +52,7 @@ async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
 
 
 async def _run(kind: str, content: bytes, limits: FileLimits) -> dict[str, Any]:
-    # It gets the way to its modules and nothing else: no secrets of ours.
+    # The environment holds only the path to its modules, none of our secrets.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "service.gateway.corpus.parsing.parser_process",
         kind, str(limits.pages),

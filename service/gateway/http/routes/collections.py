@@ -1,4 +1,4 @@
-"""/admin/collections: sets of documents that are searched apart."""
+"""/admin/collections: sets of documents that are searched separately."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from service.gateway.http.dependencies import Administering, CorpusDep
+from service.gateway.http.dependencies import Administering, DocumentsDep
 from service.gateway.http.routes.documents import receipt_out
-from service.gateway.retrieval.document_scope import scope_of
+from service.gateway.retrieval.document_scope import document_scope
 from service.gateway.schemas import CollectionList, CollectionOut, ReceiptOut
 
 router = APIRouter(prefix="/admin/collections", tags=["corpus"])
@@ -18,16 +18,16 @@ Name = Annotated[str, Path(min_length=1, max_length=128)]
 
 
 @router.get("")
-async def collections(principal: Administering, corpus: CorpusDep) -> CollectionList:
+async def collections(principal: Administering, service: DocumentsDep) -> CollectionList:
     """Collections that have documents; the first document makes one, the last one ends it."""
-    found = await corpus.collections(principal.tenant)
+    found = await service.collections(principal.tenant)
     return CollectionList(
         collections=[CollectionOut(collection=name, **asdict(counts)) for name, counts in found]
     )
 
 
 @router.delete("/{collection:path}")
-async def delete(principal: Administering, collection: Name, corpus: CorpusDep) -> ReceiptOut:
+async def delete(principal: Administering, collection: Name, service: DocumentsDep) -> ReceiptOut:
     """Remove all documents of a collection: text, vectors, and KV in every tier."""
-    scope = scope_of(principal, collection)
-    return receipt_out(await corpus.delete_matching(scope, None, None))
+    scope = document_scope(principal.tenant, collection)
+    return receipt_out(await service.delete_matching(scope, None, None))

@@ -1,5 +1,7 @@
-"""/ui: the console's files, as they are in `service/gateway/ui`. They hold nobody's data: what the
-console shows it asks the API for, with the key of whoever looks."""
+"""/ui: serves the files of the web console, `service/gateway/ui`.
+
+The files hold no data. What the console shows it gets from the API, with the user's own API key.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,16 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # Asked again each time, answered 304: a page never runs with another version's scripts.
+    # Browsers must ask each time (and get 304): a page must never run with the scripts of another
+    # version.
     "Cache-Control": "no-cache",
 }
-# Of the system's table of types, which may lack or misname a module's.
+# The system's table of media types may lack this one, or name one that browsers refuse for modules.
 TYPES = {".js": "text/javascript; charset=utf-8"}
 
 
 class Console(StaticFiles):
-    """The files of the console, with headers that let nothing else run or be loaded."""
+    """The console's files, with headers that allow no other script to run or be loaded."""
 
     def __init__(self) -> None:
         super().__init__(directory=FILES, html=True)

@@ -1,4 +1,4 @@
-"""/admin/documents, /admin/pins, /admin/deletions: what is stored, and getting rid of it."""
+"""/admin/documents, /admin/pins, /admin/deletions, /admin/receipts: documents that are stored."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 from fastapi import APIRouter
 
-from retriever import DocFilter, DocumentInfo, parse_filter
-from retriever.errors import InvalidQuery
+from retriever import DocFilter, DocumentInfo
 from service.errors import InvalidRequest
-from service.gateway.corpus.job_records import Receipt
-from service.gateway.http.dependencies import Administering, CollectionName, CorpusDep, Limit
-from service.gateway.retrieval.document_scope import scope_of
+from service.gateway.corpus.deletion_records import Receipt
+from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
+from service.gateway.retrieval.document_scope import document_scope, metadata_filter
 from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, ReceiptOut
 
 router = APIRouter(prefix="/admin", tags=["corpus"])
@@ -20,36 +19,42 @@ router = APIRouter(prefix="/admin", tags=["corpus"])
 @router.get("/documents")
 async def documents(
     principal: Administering,
-    corpus: CorpusDep,
+    service: DocumentsDep,
     collection: CollectionName = "default",
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
-    page = await corpus.documents(scope_of(principal, collection), limit, cursor)
+    page = await service.page(document_scope(principal.tenant, collection), limit, cursor)
     return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
 
 
 @router.get("/documents/{doc_id:path}")
 async def document(
-    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+    principal: Administering,
+    doc_id: str,
+    service: DocumentsDep,
+    collection: CollectionName = "default",
 ) -> DocumentOut:
     """A document with its text."""
-    stored = await corpus.document(scope_of(principal, collection), doc_id)
+    stored = await service.get(document_scope(principal.tenant, collection), doc_id)
     return _info(stored.info, stored.document.text)
 
 
 @router.delete("/documents/{doc_id:path}")
 async def delete(
-    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+    principal: Administering,
+    doc_id: str,
+    service: DocumentsDep,
+    collection: CollectionName = "default",
 ) -> ReceiptOut:
     """Remove a document: text, vectors, and KV in every tier."""
-    return receipt_out(await corpus.delete(scope_of(principal, collection), doc_id))
+    return receipt_out(await service.delete(document_scope(principal.tenant, collection), doc_id))
 
 
 @router.post("/deletions")
 async def delete_many(
-    principal: Administering, body: DeletionRequest, corpus: CorpusDep
+    principal: Administering, body: DeletionRequest, service: DocumentsDep
 ) -> ReceiptOut:
     """Remove documents by id or by metadata; ids that are not there are ignored."""
     if (body.doc_ids is None) == (body.filter is None):
@@ -57,34 +62,40 @@ async def delete_many(
     where = None
     if body.filter is not None:
         try:
-            where = DocFilter(None, parse_filter(body.filter))
-        except InvalidQuery as error:
-            raise InvalidRequest(f"filter: {error}", field="filter") from error
-    scope = scope_of(principal, body.collection)
-    return receipt_out(await corpus.delete_matching(scope, body.doc_ids, where))
+            where = DocFilter(None, metadata_filter(body.filter))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"filter: {error.message}", field="filter") from error
+    scope = document_scope(principal.tenant, body.collection)
+    return receipt_out(await service.delete_matching(scope, body.doc_ids, where))
 
 
 @router.get("/receipts/{receipt_id}")
-async def receipt(principal: Administering, receipt_id: str, corpus: CorpusDep) -> ReceiptOut:
+async def receipt(principal: Administering, receipt_id: str, service: DocumentsDep) -> ReceiptOut:
     """A deletion's receipt, and whether anything is still owed."""
-    return receipt_out(await corpus.receipt(principal, receipt_id))
+    return receipt_out(await service.receipt(principal, receipt_id))
 
 
 @router.put("/pins/{doc_id:path}")
 async def pin(
-    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+    principal: Administering,
+    doc_id: str,
+    service: DocumentsDep,
+    collection: CollectionName = "default",
 ) -> DocumentOut:
     """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
-    stored = await corpus.pin(scope_of(principal, collection), doc_id, True)
+    stored = await service.set_pinned(document_scope(principal.tenant, collection), doc_id, True)
     return _info(stored.info)
 
 
 @router.delete("/pins/{doc_id:path}")
 async def unpin(
-    principal: Administering, doc_id: str, corpus: CorpusDep, collection: CollectionName = "default"
+    principal: Administering,
+    doc_id: str,
+    service: DocumentsDep,
+    collection: CollectionName = "default",
 ) -> DocumentOut:
     """Let a document's KV be evicted like any other."""
-    stored = await corpus.pin(scope_of(principal, collection), doc_id, False)
+    stored = await service.set_pinned(document_scope(principal.tenant, collection), doc_id, False)
     return _info(stored.info)
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from service import __version__
 from service.gateway.http.dependencies import GatewayDep, ReadingMetrics
 from service.gateway.http.status import status as status_of
-from service.gateway.worker_client.client import RETRY_AFTER_S
+from service.gateway.problems import RETRY_AFTER_S
 
 router = APIRouter(tags=["operations"])
 

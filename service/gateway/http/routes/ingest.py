@@ -1,4 +1,4 @@
-"""POST /admin/precompute: documents in."""
+"""POST /admin/precompute: takes documents in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
-from service.gateway.http.dependencies import CorpusDep, Ingesting, Upload
+from service.gateway.http.dependencies import Ingesting, JobsDep, UploadDep
 from service.gateway.http.openapi_bodies import PRECOMPUTE
 from service.gateway.http.routes.jobs import job_out
 from service.gateway.schemas import JobOut
@@ -27,12 +27,12 @@ IdempotencyKey = Annotated[
 @router.post("/precompute", status_code=202, openapi_extra=PRECOMPUTE)
 async def precompute(
     principal: Ingesting,
-    documents: Upload,
-    corpus: CorpusDep,
+    documents: UploadDep,
+    jobs: JobsDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> JobOut:
     """Ingest documents: parse, chunk, embed, index, and store their KV. Accepted means on disk."""
-    job = await corpus.submit(principal, documents, idempotency_key)
+    job = await jobs.submit(principal, documents, idempotency_key)
     response.headers["Location"] = f"/admin/jobs/{job.job_id}"
     return job_out(job)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fastapi import APIRouter
 
 from service.gateway.corpus.job_records import Job
-from service.gateway.http.dependencies import CorpusDep, Ingesting, Limit
+from service.gateway.http.dependencies import Ingesting, JobsDep, Limit
 from service.gateway.schemas import JobList, JobOut, JobProgress, JobState
 
 router = APIRouter(prefix="/admin/jobs", tags=["corpus"])
@@ -16,26 +16,26 @@ router = APIRouter(prefix="/admin/jobs", tags=["corpus"])
 @router.get("")
 async def jobs(
     principal: Ingesting,
-    corpus: CorpusDep,
+    job_service: JobsDep,
     limit: Limit = 50,
     cursor: str | None = None,
     state: JobState | None = None,
 ) -> JobList:
     """Jobs newest first; pass `next_cursor` as `cursor` for the next page."""
-    page = await corpus.jobs(principal, limit, cursor, state)
+    page = await job_service.page(principal, limit, cursor, state)
     return JobList(jobs=[job_out(job) for job in page.jobs], next_cursor=page.next_cursor)
 
 
 @router.get("/{job_id}")
-async def job(principal: Ingesting, job_id: str, corpus: CorpusDep) -> JobOut:
+async def job(principal: Ingesting, job_id: str, job_service: JobsDep) -> JobOut:
     """How far a job is, and what is wrong with documents that failed."""
-    return job_out(await corpus.job(principal, job_id))
+    return job_out(await job_service.get(principal, job_id))
 
 
 @router.delete("/{job_id}")
-async def cancel(principal: Ingesting, job_id: str, corpus: CorpusDep) -> JobOut:
+async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> JobOut:
     """Leave what is not done. Documents that are indexed stay; their KV is computed when asked."""
-    return job_out(await corpus.cancel(principal, job_id))
+    return job_out(await job_service.cancel(principal, job_id))
 
 
 def job_out(job: Job) -> JobOut:

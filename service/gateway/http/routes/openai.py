@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: the answers of /v1/rag/generate, as OpenAI's."""
+"""/v1/chat/completions and /v1/completions: the answers of /v1/rag/generate in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def _answer(
 ) -> Any:
     def envelope(answer: AnswerStream) -> Envelope:
         return Envelope(
-            answer.generate.id,
+            answer.id,
             body.model or model,
             chat=isinstance(body, ChatRequest),
             citations=body.kvstitch is None or body.kvstitch.include_citations,
         )
 
-    own = "messages" if isinstance(body, ChatRequest) else "prompt"
+    question_field = "messages" if isinstance(body, ChatRequest) else "prompt"
     usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
         return await exchange.answer(
@@ -66,13 +66,13 @@ async def _answer(
             lambda answer, result: whole(envelope(answer), result),
         )
     except KvstitchError as error:
-        error.field = _as_sent(error.field, own)
+        error.field = _as_sent(error.field, question_field)
         raise
 
 
-def _as_sent(field: str | None, own: str) -> str | None:
-    """The name of a field in the client's request: the question's, or one of the extension's."""
+def _as_sent(field: str | None, question_field: str) -> str | None:
+    """A field of GenerateRequest under the name that it has in the client's request."""
     if field == "question":
-        return own
+        return question_field
     root = re.split(r"[.\[]", field or "")[0]
     return f"kvstitch.{field}" if root in Extension.model_fields else field

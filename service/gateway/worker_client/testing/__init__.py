@@ -1,1 +1,1 @@
-"""A worker without a model."""
+"""A fake worker without a model, for tests."""

@@ -1,9 +1,9 @@
-"""The shipped fake of the worker: speaks the real protocol over a real socket, has no model.
+"""A fake worker: speaks the real protocol over a real socket, but has no model.
 
 Its answers are deterministic: the ids of `answer(request)`, by default those of the first
-document, again and again. It remembers which chunks were precomputed and reports them as loaded
-from memory. Delays, crashes, silence and refusals are switched by its fields. For tests, and for
-trying the gateway without weights:
+document, repeated. It remembers which chunks were precomputed and reports them as loaded from
+memory. Its fields switch delays, crashes, silence and refusals on. It serves tests, and lets you
+try the gateway without weights:
 
     echo '{"model": …, "address": …, "kv_dir": ""}' \\
         | python -m service.gateway.worker_client.testing.fake_worker
@@ -76,7 +76,7 @@ READY = Ready(
 
 
 def repeat_first_document(request: Generate) -> list[int]:
-    """The default answer: as many ids as were asked for."""
+    """The default answer: the ids of the first document, as often as max_tokens allows."""
     ids = request.documents[0].ids if request.documents else request.question
     return list(islice(cycle(ids), request.sampling.max_tokens))
 
@@ -113,7 +113,7 @@ class FakeWorker:
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
 
     async def stop(self) -> None:
-        """Vanish at once, whatever is under way: what a crash looks like on the wire."""
+        """Vanish at once, as a crash does."""
         if self._context.closed:
             return
         tasks = [*self._tasks, *self._running.values()]
@@ -216,7 +216,7 @@ class FakeWorker:
         return Explained(request.id, forecast)
 
     async def _pause(self, request_id: str, seconds: float) -> None:
-        """Sleep, but not on after an abort."""
+        """Sleep, until an abort at the latest."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while request_id not in self.aborted and (left := end - loop.time()) > 0:
@@ -285,7 +285,7 @@ async def _serve(worker: FakeWorker) -> None:
 
 
 def main() -> None:
-    """The fake as a process, as the supervisor starts it."""
+    """Run as a process, as the supervisor starts it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--refuse", default="", help="exit as a worker whose model is refused")
     parser.add_argument("--token-delay", type=float, default=0.0)

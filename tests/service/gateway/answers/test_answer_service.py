@@ -57,7 +57,7 @@ def test_stream_has_sources_then_tokens_then_done(rig: Rig) -> None:
 
 def test_worker_hears_of_the_documents_before_a_long_question_is_planned(rig: Rig) -> None:
     rig.ingest()
-    rig.ask(question="Why is the sky blue? " * 60, top_k=2)
+    rig.ask(question="Why is the sky blue? " * 48, top_k=2)
     hint, request = (m for m in fake(rig).received if isinstance(m, Prefetch | Generate))
     assert isinstance(hint, Prefetch) and isinstance(request, Generate)
     assert hint.documents == request.documents and len(request.documents) == 2

@@ -42,7 +42,8 @@ def test_chat_template_is_split_around_the_documents(tmp_path: Path, as_file: bo
 def test_bos_comes_once(tmp_path: Path) -> None:
     prompts = PromptBuilder(chat_folder(tmp_path, TEMPLATE), load(data_dir=tmp_path))
     assert prompts.system[:2] == [0, 2] and prompts.system.count(0) == 1
-    plan = prompts.plan([], [Turn("user", f"why{BOS}?")], max_context=500)
+    question = prompts.encode_question([Turn("user", f"why{BOS}?")])
+    plan = prompts.plan([], question, max_context=500)
     assert plan.question.count(0) == 0 and plan.question.count(2) == 1
 
 

@@ -23,7 +23,12 @@ from retriever import (
 )
 from retriever.testing import HashingEmbedder, OverlapReranker, WordCounter
 from service.errors import InvalidRequest, PromptTooLong
-from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult, TimedEmbedder
+from service.gateway.retrieval.async_retriever import (
+    AsyncRetriever,
+    RetrievalResult,
+    SearchQuery,
+    TimedEmbedder,
+)
 from service.gateway.retrieval.model_factory import make_embedder, make_reranker
 from service.settings import Settings
 
@@ -59,36 +64,38 @@ async def retriever(tmp_path: Path) -> AsyncIterator[AsyncRetriever]:
     await retriever.close()
 
 
-def itself(found: RetrievalResult) -> RetrievalResult:
-    return found
+async def search(
+    retriever: AsyncRetriever, text: str, top_k: int, **fields: Any
+) -> RetrievalResult:
+    query = SearchQuery(text, top_k, **{"scope": ACME, **fields})
+    found = await retriever.run_blocking(lambda: retriever.find(query))
+    return await retriever.rerank(query, found) if query.rerank else found
 
 
-async def test_what_is_made_of_the_passages(retriever: AsyncRetriever) -> None:
-    """On the thread that found them, reranked or not; what goes wrong there comes out."""
-    for reranked in (False, True):
-        made = await retriever.search(
-            "owl at night", 2, None, scope=ACME, reranked=reranked,
-            then=lambda found: (len(found.passages), threading.current_thread().name),
-        )  # fmt: skip
-        assert made[0] == 2 and made[1] != threading.current_thread().name
-        with pytest.raises(PromptTooLong):
-            await retriever.search("owl", 2, None, scope=ACME, reranked=reranked, then=too_long)
+async def test_passages_are_found_and_used_on_one_search_thread(retriever: AsyncRetriever) -> None:
+    query = SearchQuery("owl at night", 2, scope=ACME)
 
+    def find_and_count() -> tuple[int, str]:
+        return len(retriever.find(query).passages), threading.current_thread().name
 
-def too_long(found: RetrievalResult) -> RetrievalResult:
-    raise PromptTooLong("too long")
+    def fail() -> None:
+        raise PromptTooLong("too long")
+
+    count, thread = await retriever.run_blocking(find_and_count)
+    assert count == 2 and thread != threading.current_thread().name
+    with pytest.raises(PromptTooLong):
+        await retriever.run_blocking(fail)
 
 
 async def test_filters_modes_and_scopes(retriever: AsyncRetriever) -> None:
-    async def found(**fields: object) -> list[str]:
-        asked: Any = {"doc_ids": None, "scope": ACME, "then": itself, **fields}
-        result = await retriever.search("mice", 9, **asked)
+    async def found(**fields: Any) -> list[str]:
+        result = await search(retriever, "mice", 9, **fields)
         return [passage.chunk.doc_id for passage in result.passages]
 
     assert sorted(await found()) == ["fox", "owl", "sea"]
     assert sorted(await found(mode="sparse")) == ["fox", "owl"]
     assert await found(mode="hybrid", where=parse_filter({"legs": {"lt": 3}})) == ["owl", "sea"]
-    assert await found(doc_ids=["fox", "sea"], where=parse_filter({"legs": {"gt": 0}})) == ["fox"]
+    assert await found(doc_ids=("fox", "sea"), where=parse_filter({"legs": {"gt": 0}})) == ["fox"]
     assert await found(scope=Scope()) == []
     assert await retriever.set_pinned(["fox", "x"], True, scope=ACME) == ["fox"]
     assert [name for name, _ in await retriever.collections("acme")] == ["animals"]
@@ -97,7 +104,7 @@ async def test_filters_modes_and_scopes(retriever: AsyncRetriever) -> None:
 
 
 async def test_reranked_passages(retriever: AsyncRetriever) -> None:
-    found = await retriever.search("owl at night", 2, None, scope=ACME, reranked=True, then=itself)
+    found = await search(retriever, "owl at night", 2, rerank=True)
     assert [passage.rerank_score for passage in found.passages] == [1.0, 0.0]
     assert found.warnings == () and found.rerank_s > 0
     assert found.passages[0].dense_rank == 1
@@ -105,8 +112,8 @@ async def test_reranked_passages(retriever: AsyncRetriever) -> None:
 
 async def test_a_late_reranker_is_done_without(tmp_path: Path) -> None:
     retriever = await opened(tmp_path, StuckReranker(), deadline_s=0.05)
-    plain = await retriever.search("mice", 2, None, scope=ACME, then=itself)
-    found = await retriever.search("mice", 2, None, scope=ACME, reranked=True, then=itself)
+    plain = await search(retriever, "mice", 2)
+    found = await search(retriever, "mice", 2, rerank=True)
     assert found.passages == plain.passages
     assert "no answer within 0.05 s" in found.warnings[0]
     await retriever.close()
@@ -115,7 +122,7 @@ async def test_a_late_reranker_is_done_without(tmp_path: Path) -> None:
 async def test_reranking_without_a_reranker_is_refused(tmp_path: Path) -> None:
     retriever = await opened(tmp_path, None)
     with pytest.raises(InvalidRequest, match="KVSTITCH_RERANKER_URL"):
-        await retriever.search("mice", 2, None, scope=ACME, reranked=True, then=itself)
+        await search(retriever, "mice", 2, rerank=True)
     await retriever.close()
 
 

@@ -1,8 +1,9 @@
-"""Deletions on disk: the purges that are owed to the worker, and what receipts tell of them.
+"""Deletions on disk: the pending purges, and the receipts that tell what became of them.
 
-    open (before the change) ── purge rows ── settled, one call after another ── completed
+    receipt opened, before the change ── pending purges ── settled one by one ── receipt completed
 
-Knows SQLite; no retriever, worker or HTTP.
+It also remembers which chunks have which content, because chunks with the same token ids share
+one KV.
 """
 
 from __future__ import annotations
@@ -15,35 +16,29 @@ import uuid
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget, Receipt
 from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import PendingPurge, Receipt
 
-_MAX_IDS = 100
-
-
-@dataclass(frozen=True)
-class PurgeTarget:
-    """A chunk whose KV may have to go: where it was, and the ids that are its content."""
-
-    tenant: str
-    collection: str
-    doc_id: str
-    chunk_id: int
-    ids: list[int]
+_MAX_DOC_IDS = 100
 
 
-class ReceiptStore:
-    """Thread-safe; the database must have been started."""
+class DeletionStore:
+    """Thread-safe; every call blocks. The database must have been started."""
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
 
-    def open(
-        self, tenant: str, collection: str, doc_ids: Sequence[str], notes: Sequence[PurgeTarget]
+    # -- receipts --------------------------------------------------------------------------------
+
+    def open_receipt(
+        self, tenant: str, collection: str, doc_ids: Sequence[str], targets: Sequence[PurgeTarget]
     ) -> str:
-        """Before documents are removed: the receipt, with all purges it waits for."""
+        """Write a receipt and its pending purges, before the documents are removed.
+
+        Returns:
+            The receipt's id.
+        """
         receipt_id, now = uuid.uuid4().hex, time.time()
         with self._database.transaction() as write:
             write.execute(
@@ -52,11 +47,11 @@ class ReceiptStore:
                     receipt_id,
                     tenant,
                     collection,
-                    json.dumps(list(doc_ids[:_MAX_IDS])),
+                    json.dumps(list(doc_ids[:_MAX_DOC_IDS])),
                     len(doc_ids),
-                    len(notes),
+                    len(targets),
                     now,
-                    None if notes else now,
+                    None if targets else now,
                 ),
             )
             write.execute(
@@ -64,10 +59,10 @@ class ReceiptStore:
                 "AND doc_id IN (SELECT value FROM json_each(?))",
                 (tenant, collection, json.dumps(list(doc_ids))),
             )
-            _owe(write, notes, receipt_id)
+            _insert_purges(write, targets, receipt_id)
         return receipt_id
 
-    def get(self, receipt_id: str, tenant: str) -> Receipt | None:
+    def receipt(self, receipt_id: str, tenant: str) -> Receipt | None:
         with self._database.transaction() as read:
             row = read.execute(
                 "SELECT *, (SELECT count(*) FROM purges WHERE purges.receipt_id = r.receipt_id) "
@@ -89,14 +84,15 @@ class ReceiptStore:
             completed=row["completed"],
         )
 
-    def owe(self, notes: Sequence[PurgeTarget]) -> None:
-        """Note purges that belong to no receipt: of a changed document, or of one that was
-        computed while it was deleted."""
-        with self._database.transaction() as write:
-            _owe(write, notes, None)
+    # -- pending purges --------------------------------------------------------------------------
 
-    def owed(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
-        """The oldest purges, of one receipt if it is given."""
+    def add_purges(self, targets: Sequence[PurgeTarget]) -> None:
+        """Add purges that belong to no receipt, e.g. of a document that was replaced."""
+        with self._database.transaction() as write:
+            _insert_purges(write, targets, None)
+
+    def pending_purges(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
+        """The oldest purges; only those of one receipt if it is given."""
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT * FROM purges WHERE ?1 IS NULL OR receipt_id = ?1 ORDER BY number LIMIT ?2",
@@ -105,36 +101,42 @@ class ReceiptStore:
         return [PendingPurge(**{**dict(row), "ids": json.loads(row["ids"])}) for row in rows]
 
     def settle(self, purges: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
-        """These purges (of one receipt) were made, or turned out not to be due."""
+        """Remove purges that were made, or that are not needed after all.
+
+        Args:
+            purges: All of them of one receipt, or all of none.
+            copies: Deleted copies of KV per tier.
+        """
         with self._database.transaction() as write:
             write.executemany("DELETE FROM purges WHERE number = ?", [(p.number,) for p in purges])
             for receipt_id in {p.receipt_id for p in purges if p.receipt_id is not None}:
-                _add(write, receipt_id, copies, [])
+                _add_to_receipt(write, receipt_id, copies, [])
                 write.execute(
                     "UPDATE receipts SET completed = ? WHERE receipt_id = ? AND completed IS NULL "
                     "AND NOT EXISTS (SELECT 1 FROM purges WHERE receipt_id = receipts.receipt_id)",
                     (time.time(), receipt_id),
                 )
 
-    def unreached(
+    def record_unreached(
         self, receipt_id: str | None, copies: Mapping[str, int], tiers: Sequence[str]
     ) -> None:
-        """Copies went, but not from these tiers: their purges stay owed."""
+        """Copies were deleted, but not in these tiers; the purges stay pending."""
         if receipt_id is not None:
             with self._database.transaction() as write:
-                _add(write, receipt_id, copies, tiers)
+                _add_to_receipt(write, receipt_id, copies, tiers)
 
-    def note_contents(self, tenant: str, chunks: Sequence[tuple[int, list[int]]]) -> None:
-        """Remember by content whose KV is stored, before it is: (chunk_id, ids)."""
+    # -- contents --------------------------------------------------------------------------------
+
+    def record_contents(self, targets: Sequence[PurgeTarget]) -> None:
+        """Remember the content of chunks, before their KV is stored."""
         with self._database.transaction() as write:
             write.executemany(
                 "INSERT OR REPLACE INTO contents VALUES (?, ?)",
-                [(chunk_id, _digest(tenant, ids)) for chunk_id, ids in chunks],
+                [(target.chunk_id, _digest(target.tenant, target.ids)) for target in targets],
             )
 
-    def same_content(self, tenant: str, ids: list[int]) -> list[int]:
-        """Chunks of a tenant noted with these very ids: they share one KV, whatever document they
-        are of."""
+    def chunks_with_content(self, tenant: str, ids: list[int]) -> list[int]:
+        """Ids of a tenant's chunks with exactly these token ids: all of them share one KV."""
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT chunk_id FROM contents WHERE digest = ?", (_digest(tenant, ids),)
@@ -142,26 +144,28 @@ class ReceiptStore:
             return [row["chunk_id"] for row in rows]
 
     def forget_contents(self, chunk_ids: Sequence[int]) -> None:
-        """These chunks are gone."""
         with self._database.transaction() as write:
             write.executemany("DELETE FROM contents WHERE chunk_id = ?", [(c,) for c in chunk_ids])
 
     def scrub(self) -> None:
+        """Overwrite what was deleted in the database's files."""
         self._database.scrub()
 
 
-def _owe(write: sqlite3.Connection, notes: Sequence[PurgeTarget], receipt_id: str | None) -> None:
+def _insert_purges(
+    write: sqlite3.Connection, targets: Sequence[PurgeTarget], receipt_id: str | None
+) -> None:
     write.executemany(
         "INSERT INTO purges (receipt_id, tenant, collection, doc_id, chunk_id, ids) "
         "VALUES (?, ?, ?, ?, ?, ?)",
         [
-            (receipt_id, n.tenant, n.collection, n.doc_id, n.chunk_id, json.dumps(n.ids))
-            for n in notes
+            (receipt_id, t.tenant, t.collection, t.doc_id, t.chunk_id, json.dumps(t.ids))
+            for t in targets
         ],
     )
 
 
-def _add(
+def _add_to_receipt(
     write: sqlite3.Connection, receipt_id: str, copies: Mapping[str, int], unreached: Sequence[str]
 ) -> None:
     row = write.execute("SELECT kv FROM receipts WHERE receipt_id = ?", (receipt_id,)).fetchone()
@@ -174,6 +178,6 @@ def _add(
 
 
 def _digest(tenant: str, ids: list[int]) -> bytes:
-    # Unkeyed for the unnamed tenant, as the first release did.
+    # The unnamed tenant has no key, because the first release had none.
     key = hashlib.sha256(tenant.encode()).digest() if tenant else b""
     return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16, key=key).digest()

@@ -1,0 +1,26 @@
+"""The gauges of documents, chunks and jobs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.gateway.corpus.job_store import JobStore
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.metrics import JOB_STATES
+
+
+class CorpusGauges:
+    def __init__(self, jobs: JobStore, retriever: AsyncRetriever, metrics: GatewayMetrics) -> None:
+        self._jobs = jobs
+        self._retriever = retriever
+        self._metrics = metrics
+
+    async def refresh(self) -> None:
+        """Count anew, after documents or jobs have changed."""
+        counts = await self._retriever.counts()
+        self._metrics.documents.set(counts.documents)
+        self._metrics.chunks.set(counts.chunks)
+        states = await asyncio.to_thread(self._jobs.states)
+        for state in JOB_STATES:
+            self._metrics.jobs.labels(state).set(states.get(state, 0))

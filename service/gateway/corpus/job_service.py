@@ -1,0 +1,165 @@
+"""Ingest jobs: accept documents, tell how far they are, cancel them.
+
+A tenant sees its own jobs, and cannot tell whether another tenant has a job of some id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+
+from service.errors import Conflict, InvalidRequest, NotFound
+from service.gateway.auth.access import Principal
+from service.gateway.auth.quotas import Quotas
+from service.gateway.corpus.corpus_gauges import CorpusGauges
+from service.gateway.corpus.indexing_loop import IndexingLoop
+from service.gateway.corpus.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
+from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.purge_queue import PurgeQueue
+
+SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
+MAX_CURSOR_DIGITS = 18  # what surely fits into SQLite's integers
+
+
+class JobService:
+    def __init__(
+        self,
+        *,
+        jobs: JobStore,
+        purges: PurgeQueue,
+        quotas: Quotas,
+        indexing: IndexingLoop,
+        gauges: CorpusGauges,
+    ) -> None:
+        self._jobs = jobs
+        self._purges = purges
+        self._quotas = quotas
+        self._indexing = indexing
+        self._gauges = gauges
+        self._keys_in_use: set[tuple[str, str]] = set()  # (tenant, idempotency key)
+
+    async def submit(
+        self,
+        principal: Principal,
+        documents: AsyncIterator[UploadedDocument],
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Accept documents as they come in. On return all of them are on disk, or none.
+
+        Args:
+            principal: The sender.
+            documents: What they sent.
+            idempotency_key: The same key with the same documents gets the same job.
+
+        Raises:
+            Conflict: A request with the same key is in flight.
+            InvalidRequest: The key was used for other documents.
+            QuotaExceeded: The sender's key or tenant may not have so many documents or bytes.
+            KvstitchError: Whatever reading the documents raises.
+        """
+        tenant = principal.tenant
+        with self._exclusive_use(tenant, idempotency_key):
+            job_id = await asyncio.to_thread(self._jobs.begin, tenant)
+            try:
+                digest = await self._spool(job_id, documents)
+                if idempotency_key is not None:
+                    known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
+                    if known is not None:
+                        await asyncio.to_thread(self._jobs.drop, job_id)
+                        return await self._repeated(principal, idempotency_key, known, digest)
+                count, size = await asyncio.to_thread(self._jobs.stored_by, tenant, job_id)
+                self._quotas.check_stored(principal.limits, count, size)
+                await asyncio.to_thread(self._jobs.accept, job_id, idempotency_key, digest)
+            except BaseException:
+                await asyncio.shield(asyncio.to_thread(self._jobs.drop, job_id))
+                raise
+        self._indexing.wake()
+        return await self.get(principal, job_id)
+
+    async def get(self, principal: Principal, job_id: str) -> Job:
+        """One job. Raises NotFound."""
+        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant)
+        if job is None:
+            raise NotFound(
+                f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
+            )
+        return job
+
+    async def page(
+        self, principal: Principal, limit: int, cursor: str | None, state: str | None
+    ) -> JobPage:
+        """Jobs, newest first. Raises InvalidRequest for a cursor that no page has given out."""
+        if cursor is not None and not (
+            cursor.isascii() and cursor.isdigit() and len(cursor) <= MAX_CURSOR_DIGITS
+        ):
+            raise InvalidRequest(
+                "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
+            )
+        before = None if cursor is None else int(cursor)
+        return await asyncio.to_thread(self._jobs.page, principal.tenant, limit, before, state)
+
+    async def cancel(self, principal: Principal, job_id: str) -> Job:
+        """Cancel the documents of a job that are not done.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It has ended already.
+        """
+        async with self._purges.catalog_lock:  # not while a batch is being indexed
+            job = await self.get(principal, job_id)
+            if job.state not in (*OPEN_STATES, "cancelled"):
+                raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
+            await asyncio.to_thread(self._jobs.cancel, job_id)
+        await self._gauges.refresh()
+        await asyncio.to_thread(self._jobs.scrub)
+        return await self.get(principal, job_id)
+
+    async def states(self) -> dict[str, int]:
+        """How many jobs of all tenants are in each state."""
+        return await asyncio.to_thread(self._jobs.states)
+
+    async def _spool(self, job_id: str, documents: AsyncIterator[UploadedDocument]) -> bytes:
+        """Write documents to disk as they come; returns the digest of all of them."""
+        digest = hashlib.sha256()
+        batch: list[UploadedDocument] = []
+        size = 0
+        async for document in documents:
+            digest.update(document.digest())
+            batch.append(document)
+            size += len(document.content) + len(document.meta)
+            if size >= SPOOL_BYTES:
+                await asyncio.to_thread(self._jobs.spool, job_id, batch)
+                batch, size = [], 0
+        await asyncio.to_thread(self._jobs.spool, job_id, batch)
+        return digest.digest()
+
+    async def _repeated(
+        self, principal: Principal, key: str, known: tuple[str, bytes], digest: bytes
+    ) -> Job:
+        """The job that was accepted with this key, if it had the same documents."""
+        job_id, known_digest = known
+        if digest != known_digest:
+            raise InvalidRequest(
+                f"Idempotency-Key {key!r} was used for other documents: send a new key with them",
+                field="Idempotency-Key",
+            )
+        return await self.get(principal, job_id)
+
+    @contextlib.contextmanager
+    def _exclusive_use(self, tenant: str, key: str | None) -> Iterator[None]:
+        """Raises Conflict while another request uses the key."""
+        if key is None:
+            yield
+            return
+        if (tenant, key) in self._keys_in_use:
+            raise Conflict(
+                f"a request with the Idempotency-Key {key!r} is under way: wait for its answer",
+                retry_after_s=1.0,
+            )
+        self._keys_in_use.add((tenant, key))
+        try:
+            yield
+        finally:
+            self._keys_in_use.remove((tenant, key))

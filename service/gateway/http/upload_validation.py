@@ -1,0 +1,139 @@
+"""Rules for uploaded documents that hold whichever way they are sent: limits, names, file kinds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
+from service.gateway.body_errors import NOT_UTF8, from_validation
+from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.schemas import DocumentIn
+
+M = TypeVar("M", bound=BaseModel)
+PDF_START = b"%PDF-"
+KIND_OF_SUFFIX = {
+    ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".xhtml": "html",
+    ".pdf": "pdf", ".txt": "text", ".text": "text",
+}  # fmt: skip
+KIND_OF_MEDIA_TYPE = {
+    "text/markdown": "md",
+    "text/html": "html",
+    "application/xhtml+xml": "html",
+    "application/pdf": "pdf",
+}
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """Limits of one call.
+
+    Attributes:
+        documents: Number of documents.
+        document_bytes: Size of one document that is not a PDF.
+        pdf_bytes: Size of one PDF.
+    """
+
+    documents: int
+    document_bytes: int
+    pdf_bytes: int
+
+
+class UploadValidator:
+    """Checks the documents of one call: how many, how large, and that none is sent twice."""
+
+    def __init__(self, limits: UploadLimits) -> None:
+        self._limits = limits
+        # (collection, doc_id) to the document's index in the call.
+        self._index_of: dict[tuple[str, str], int] = {}
+
+    def accept(self, document: UploadedDocument, place: str) -> UploadedDocument:
+        """Check one more document and return it.
+
+        Args:
+            document: The document.
+            place: Names it in errors, e.g. "documents[3]" or "line 7".
+
+        Raises:
+            InvalidRequest: Too many documents, a blank name, or a doc_id that was sent before.
+            BodyTooLarge: The document exceeds its size limit.
+        """
+        index = len(self._index_of)
+        if index >= self._limits.documents:
+            raise InvalidRequest(
+                f"documents holds more than {self._limits.documents} documents: send several calls",
+                field="documents",
+            )
+        if not document.doc_id.strip():
+            raise InvalidRequest(
+                f"{place}.doc_id is blank: name the document", field=f"{place}.doc_id"
+            )
+        if not document.collection.strip():
+            raise InvalidRequest(
+                f"{place}.collection is blank: name the collection, or leave it out",
+                field=f"{place}.collection",
+            )
+        first = self._index_of.setdefault((document.collection, document.doc_id), index)
+        if first != index:
+            raise InvalidRequest(
+                f"{place}.doc_id {document.doc_id!r} is that of documents[{first}]: send each "
+                "document once",
+                field=f"{place}.doc_id",
+            )
+        self.check_size(len(document.content), document.kind, place)
+        return document
+
+    def check_size(self, size: int, kind: str, place: str) -> None:
+        """Raise BodyTooLarge if a document of this kind may not have `size` bytes."""
+        pdf = kind == "pdf"
+        limit = self._limits.pdf_bytes if pdf else self._limits.document_bytes
+        if size > limit:
+            raise BodyTooLarge(
+                f"{place} is larger than {limit} bytes, the limit of one document: split it",
+                field=place,
+            )
+
+
+def file_kind(name: str, media_type: str, content: bytes) -> str:
+    """Kind of a file by its first bytes, else its media type, else its name, else "text"."""
+    if content.startswith(PDF_START):
+        return "pdf"
+    suffix = PurePath(name).suffix.lower()
+    return KIND_OF_MEDIA_TYPE.get(media_type) or KIND_OF_SUFFIX.get(suffix, "text")
+
+
+def file_document(
+    name: str, collection: str, kind: str, content: bytes, title: str, metadata: dict[str, Any]
+) -> UploadedDocument:
+    """A file as a document called `name`.
+
+    A text file without a title gets its file name without the suffix.
+
+    Raises:
+        MalformedBody: The text is not UTF-8.
+        InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
+    """
+    if kind in ("text", "md"):
+        try:
+            content = content.decode("utf-8-sig").encode()
+        except UnicodeDecodeError as error:
+            raise MalformedBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
+    if kind == "text" and not title:
+        title = PurePath(name).stem
+    # Validated as if it came in JSON, so that the same rules hold for names and metadata.
+    fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
+    checked = validated({**fields, "collection": collection}, DocumentIn)
+    return UploadedDocument(
+        checked.doc_id, collection, kind, content, checked.title, checked.metadata
+    )
+
+
+def validated(content: Any, model: type[M]) -> M:
+    """`content` as a `model`. Raises InvalidRequest with the field and the remedy."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise from_validation(error.errors(), model) from None
