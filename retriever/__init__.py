@@ -1,4 +1,4 @@
-"""Documents in, passages with citations out. Knows nothing of KV caches, requests or HTTP.
+"""Stores documents and finds passages with citations: chunking, embedding, search, reranking.
 
 Importing this package imports neither torch nor faiss.
 """

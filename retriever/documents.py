@@ -1,4 +1,4 @@
-"""The nouns: documents in, chunks inside, passages out. Knows no tokenizer, vector or database."""
+"""The records of the retriever: documents go in, chunks are stored, passages come out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
 
 @dataclass(frozen=True)
 class Document:
-    """What a user hands in. `doc_id` is theirs and names the document over all its revisions,
-    within a tenant's collection (see scope.py)."""
+    """A document as the user sends it.
+
+    Attributes:
+        doc_id: the user's name of the document. It stays the same over all revisions, and is unique
+            within a tenant's collection (see `scope.py`).
+        text: the text.
+        title: the title, which becomes part of every chunk.
+        metadata: JSON that filters can use.
+    """
 
     doc_id: str
     text: str
@@ -33,8 +40,16 @@ class Document:
 class Chunk:
     """A contiguous piece of one revision of a document.
 
-    `text == document.text[char_start:char_end]`; `tokens` counts the rendered segment, as the
-    serving tokenizer sees it. A `chunk_id` is never used twice, not even after a delete.
+    Attributes:
+        chunk_id: never used twice, not even after a delete.
+        doc_id: the document.
+        ordinal: the chunk's number within the document, from 0.
+        text: `document.text[char_start:char_end]`.
+        title: the document's title.
+        char_start: first character in the document.
+        char_end: end (excluded) in the document.
+        tokens: tokens of the rendered segment, counted by the serving tokenizer.
+        revision: revision of the document.
     """
 
     chunk_id: int
@@ -53,11 +68,20 @@ SearchMode = Literal["dense", "sparse", "hybrid"]
 
 @dataclass(frozen=True)
 class Passage:
-    """A search hit; with the chunk's doc_id and character range it is the citation.
+    """A search hit. The chunk's doc_id and character range are the citation.
 
-    `score` is what it was ranked by: the cosine of query and chunk in [-1, 1] (dense), BM25
-    (sparse), the sum of reciprocal ranks (hybrid), or the reranker's score. Ranks count from 1;
-    None: not among the candidates of that ranking, or not asked for.
+    Ranks count from 1. A rank or score is None if the chunk was not among the candidates of that
+    ranking, or if that ranking was not requested.
+
+    Attributes:
+        chunk: the chunk found.
+        score: what the hits are sorted by: the cosine of query and chunk in [-1, 1] (dense), BM25
+            (sparse), the sum of reciprocal ranks (hybrid), or the reranker's score.
+        dense_rank: rank by cosine.
+        dense_score: the cosine.
+        sparse_rank: rank by BM25.
+        sparse_score: the BM25 score.
+        rerank_score: the reranker's score.
     """
 
     chunk: Chunk
@@ -71,9 +95,19 @@ class Passage:
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """A stored document without its text. Times are Unix seconds.
+    """A stored document without its text.
 
-    `pinned`: the user wants its KV kept near; it stays over revisions.
+    Attributes:
+        doc_id: the document.
+        title: its title.
+        metadata: its metadata.
+        revision: hash of its content and of the chunking parameters.
+        created: time of its first revision, in Unix seconds.
+        updated: time of its current revision, in Unix seconds.
+        num_chars: characters of its text.
+        num_chunks: number of its chunks.
+        num_tokens: tokens of its rendered chunks.
+        pinned: the user wants its KV cache kept in a fast tier. New revisions keep the mark.
     """
 
     doc_id: str
@@ -98,7 +132,12 @@ class StoredDocument:
 
 @dataclass(frozen=True)
 class DocumentPage:
-    """One page of a listing, in the order of doc_id; `next_cursor` is None on the last page."""
+    """One page of a listing.
+
+    Attributes:
+        documents: in the order of doc_id.
+        next_cursor: cursor of the next page; None on the last page.
+    """
 
     documents: list[DocumentInfo]
     next_cursor: str | None
@@ -106,19 +145,28 @@ class DocumentPage:
 
 @dataclass(frozen=True)
 class DocFilter:
-    """Which documents count: those among `doc_ids` (None: all) whose metadata passes `where`."""
+    """Selects documents.
+
+    Attributes:
+        doc_ids: only these documents; None: all.
+        where: only documents whose metadata passes this filter.
+    """
 
     doc_ids: tuple[str, ...] | None = None
     where: Filter = MATCH_ALL
 
 
 def canonical_metadata(metadata: Mapping[str, Any]) -> str:
-    """Metadata as sorted JSON, the form that is stored and hashed."""
+    """Metadata as sorted JSON; this form is stored and hashed."""
     return json.dumps(dict(metadata), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def validate_document(document: Document) -> None:
-    """Raise InvalidDocument if the document cannot be stored exactly as it is."""
+    """Check that a document can be stored exactly as it is.
+
+    Raises:
+        InvalidDocument: it cannot; the message says what to change.
+    """
     if not isinstance(document.doc_id, str) or not document.doc_id.strip():
         raise InvalidDocument("doc_id must be a non-empty string")
     if len(document.doc_id) > MAX_ID_CHARS:
@@ -138,8 +186,8 @@ def validate_document(document: Document) -> None:
         metadata.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidDocument(f"metadata is not JSON: {error}") from error
-    # What follows would make filters wrong or fail: SQLite ends a JSON string at a NUL, and refuses
-    # JSON that is too deep, for all documents at once.
+    # SQLite ends a JSON string at a NUL, and one document with too deep JSON makes every filter
+    # query fail, whichever documents it is about.
     if _ESCAPED_NUL.search(metadata):
         raise InvalidDocument("metadata holds a NUL character; leave it out")
     if _depth(document.metadata) > MAX_METADATA_DEPTH:
@@ -147,7 +195,7 @@ def validate_document(document: Document) -> None:
 
 
 def document_revision(document: Document, chunking: str) -> str:
-    """sha256 over content, title, metadata and the fingerprint of the chunking parameters."""
+    """sha256 of text, title, metadata and the fingerprint of the chunking parameters."""
     parts = [document.text, document.title, canonical_metadata(document.metadata), chunking]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -1,24 +1,30 @@
-"""Every error the retriever raises. Knows nothing of HTTP: whoever serves maps `code` to a status.
+"""Every error that the retriever raises.
 
 RetrieverError
 ├── InvalidDocument          the document cannot be ingested as given
 ├── InvalidQuery             the query, filter or page cannot be searched as given
+├── InvalidVectors           the vectors do not fit the chunks or the index (also a ValueError)
 ├── EmbedderError            embedding failed
 │   ├── EmbedderNotStarted   used before start() or after close()
-│   └── EmbedderUnsupported  the model folder is missing, or asks for what we do not run
+│   └── EmbedderUnsupported  the model folder is missing, or needs steps that are not supported
 ├── RerankerError            the reranker failed; callers keep the order of the search
-├── IndexFileError           a saved index cannot be used; the catalog can rebuild it
+│   └── RerankerUnsupported  an unknown style of endpoint (also a ValueError)
+├── IndexFileError           a saved index cannot be used; it can be rebuilt from the catalog
 │   ├── IndexMissing         nothing is saved there
-│   └── IndexCorrupt         a manifest or checksum does not hold
-├── EmbedderMismatch         saved vectors were made by another embedder than the one given
-└── CatalogError             SQLite refused: disk full, locked, not a database
+│   └── IndexCorrupt         the manifest cannot be read, or a checksum is wrong
+├── EmbedderMismatch         saved vectors were made by another embedder than the given one
+└── CatalogError             SQLite failed: disk full, locked, not a database
     ├── CatalogNotStarted    used before start() or after close()
     └── CatalogUnsupported   the schema is of another version than this code reads
 """
 
 
 class RetrieverError(Exception):
-    """Base of all; `code` is a stable word for clients and metrics."""
+    """Base of every error of this package.
+
+    Attributes:
+        code: a stable word for clients and metrics.
+    """
 
     code = "retriever_error"
 
@@ -29,6 +35,10 @@ class InvalidDocument(RetrieverError):
 
 class InvalidQuery(RetrieverError):
     code = "invalid_query"
+
+
+class InvalidVectors(RetrieverError, ValueError):
+    code = "invalid_vectors"
 
 
 class EmbedderError(RetrieverError):
@@ -45,6 +55,10 @@ class EmbedderUnsupported(EmbedderError):
 
 class RerankerError(RetrieverError):
     code = "reranker_error"
+
+
+class RerankerUnsupported(RerankerError, ValueError):
+    code = "reranker_unsupported"
 
 
 class IndexFileError(RetrieverError):

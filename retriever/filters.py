@@ -1,4 +1,4 @@
-"""A small typed language over metadata, parsed from JSON. Knows no documents and no SQL.
+"""Filters over metadata: a small typed language, parsed from JSON.
 
     {"lang": "en"}                                   equality, short for {"lang": {"eq": "en"}}
     {"year": {"gte": 2000, "lt": 2010}}              several tests of one field: all must hold
@@ -41,7 +41,13 @@ _COMBINATORS = ("and", "or", "not")
 
 @dataclass(frozen=True)
 class FieldTest:
-    """One field against one operand; `path` is the names from the outermost object inwards."""
+    """A test of one field.
+
+    Attributes:
+        path: the names that lead to the field, from the outermost object inwards.
+        operator: the comparison.
+        operand: what the field is compared with.
+    """
 
     path: tuple[str, ...]
     operator: Operator
@@ -50,20 +56,22 @@ class FieldTest:
 
 @dataclass(frozen=True)
 class And:
-    """All of `parts`; true if there are none."""
+    """All parts hold; true if there are none."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True)
 class Or:
-    """At least one of `parts`."""
+    """At least one part holds."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True)
 class Not:
+    """The part does not hold."""
+
     part: Filter
 
 
@@ -72,9 +80,11 @@ MATCH_ALL = And(())
 
 
 def parse_filter(json: object) -> Filter:
-    """A filter from decoded JSON; {} lets everything through.
+    """Parse a filter from decoded JSON; `{}` matches everything.
 
-    Raises InvalidQuery with the place of the fault, e.g. "filter.or[1].year.gte: ...".
+    Raises:
+        InvalidQuery: the message starts with the place of the fault, e.g.
+            "filter.or[1].year.gte: ...".
     """
     return _Parser().parse(json, "filter", 0)
 
@@ -152,7 +162,7 @@ class _Parser:
 
 def _path(key: str, at: str) -> tuple[str, ...]:
     _check_text(key, at)
-    # Every match is one name; an escaped character never ends it.
+    # Every match is one name; an escaped dot does not end it.
     names = re.findall(r"(?:^|\.)((?:\\.|[^.\\])*)", key, re.DOTALL)
     if sum(map(len, names)) + len(names) - 1 != len(key):
         raise InvalidQuery(f"{at}: a backslash must stand before a dot or a backslash")

@@ -1,6 +1,6 @@
-"""Documents to stored chunks and vectors, in batches. Knows no index and no locks.
+"""Turns documents into stored chunks and vectors.
 
-Embedding is batched over documents; storing is one transaction per document.
+Embedding is batched over documents; each document is stored in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retriever.scope import Scope
 
 logger = logging.getLogger(__name__)
 
-# Enough for full batches of the embedder; bounds how much work a crash can lose.
+# Enough for full batches of the embedder, and a bound on the work that a crash can lose.
 _BATCH_CHUNKS = 256
 
 # Store(document, revision, spans, vectors [len(spans), dim])
@@ -30,7 +30,15 @@ Store = Callable[[Document, str, list[Span], Vectors], UpsertResult]
 
 @dataclass(frozen=True)
 class IngestResult:
-    """`chunks` are the document's now (none if failed); `error` is set exactly if it failed."""
+    """What became of one document.
+
+    Attributes:
+        doc_id: the document.
+        status: what happened to it.
+        chunks: its chunks now; none if it failed.
+        removed_chunk_ids: ids of the chunks of its previous revision.
+        error: why it failed; None otherwise.
+    """
 
     doc_id: str
     status: Literal["created", "updated", "unchanged", "failed"]
@@ -41,7 +49,7 @@ class IngestResult:
 
 @dataclass
 class _Item:
-    """A document on its way; done when it has a result."""
+    """A document being ingested; it is done when it has a result."""
 
     document: Document
     revision: str = ""
@@ -50,7 +58,7 @@ class _Item:
 
     @property
     def texts(self) -> list[str]:
-        """What is embedded: a chunk without its title is often about nobody."""
+        """The texts to embed. They contain the title: without it a chunk may not name its topic."""
         title = f"{self.document.title}\n" if self.document.title else ""
         return [title + self.document.text[span.start : span.end] for span in self.spans]
 
@@ -66,13 +74,25 @@ def ingest(
     store: Store,
     scope: Scope,
 ) -> list[IngestResult]:
-    """One result per document, in their order; a document's failure is its own."""
+    """Ingest documents; one that fails does not affect the others.
+
+    Args:
+        documents: the documents, in any number.
+        chunking: how to split them.
+        embedder: a started embedder.
+        catalog: where stored revisions are looked up.
+        store: stores one document with its spans and vectors.
+        scope: the tenant's collection.
+
+    Returns:
+        One result per document, in their order.
+    """
     fingerprint = chunking.fingerprint
     items: list[_Item] = []
     pending: list[_Item] = []
     seen: set[str] = set()
     for document in documents:
-        # What is stored says nothing about a document that came earlier in the same call.
+        # If a document came earlier in this call, its stored revision may still change.
         known = None if document.doc_id in seen else catalog
         seen.add(document.doc_id)
         item = _prepare(document, chunking, fingerprint, known, scope)
@@ -93,7 +113,7 @@ def _prepare(
     catalog: Catalog | None,
     scope: Scope,
 ) -> _Item:
-    """Checked and cut, or with its result if it is unchanged or invalid."""
+    """Validate and split a document; it has a result already if it is unchanged or invalid."""
     item = _Item(document)
     try:
         validate_document(document)
@@ -113,7 +133,7 @@ def _prepare(
 
 
 def _flush(items: list[_Item], embedder: Embedder, store: Store) -> None:
-    """Embed all, then store each; where embedding fails, each is tried alone."""
+    """Embed all texts at once, then store each document; if embedding fails, try each alone."""
     try:
         vectors = _embed([text for item in items for text in item.texts], embedder)
     except EmbedderError as error:

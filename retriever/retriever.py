@@ -1,12 +1,13 @@
-"""Ingest, search and delete over catalog, index and embedder. Knows no KV, request or HTTP.
+"""Ingest, search and delete, on top of catalog, vector index and embedder.
 
-The catalog decides, the index follows:
+The catalog is the source of truth; the vector index mirrors it:
 
     ingest   split ── embed ──┬ catalog commit ── index replace ┬── results
     search          embed ────┼ filter ── index ── catalog ─────┼── passages
-                              └ writer alone, readers share ────┘
+                              └ one writer, or many readers ────┘
 
-All methods block; callers run them in threads. One process owns a catalog's index at a time.
+All methods block; async callers run them in threads. Only one process at a time may own the index
+of a catalog.
 """
 
 from __future__ import annotations
@@ -43,14 +44,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StartReport:
-    """`rebuilt` says why the index was built from the catalog; None: the saved one was used."""
+    """What `start` did.
+
+    Attributes:
+        vectors: number of vectors in the index.
+        rebuilt: why the index was rebuilt from the catalog; None if the saved one was used.
+    """
 
     vectors: int
     rebuilt: str | None
 
 
 class Retriever:
-    """Usable between start() and close(), from any number of threads."""
+    """Stores documents and searches them; any number of threads may use it.
+
+    Args:
+        catalog: the source of truth.
+        index: an empty vector index.
+        embedder: turns texts into vectors.
+        chunking: how documents are split.
+        index_dir: where the index is saved; None: it is never saved, and every start rebuilds it.
+    """
 
     def __init__(
         self,
@@ -61,27 +75,28 @@ class Retriever:
         *,
         index_dir: Path | None = None,
     ) -> None:
-        """Without `index_dir` the index is never saved and every start rebuilds it."""
         self._catalog = catalog
         self._index = index
         self._embedder = embedder
         self._chunking = chunking
         self._index_dir = index_dir
-        # Holds commit and index change together, so that a search sees both or neither.
-        self._swap = ReadWriteLock()
+        # Held during a commit and its index change, so that a search sees both or neither.
+        self._consistency = ReadWriteLock()
         self._indexed: CatalogState | None = None
 
     @classmethod
     def in_folder(cls, folder: Path, embedder: Embedder, chunking: ChunkSettings) -> Retriever:
-        """All state below `folder`: catalog.db and index/."""
+        """A retriever with all its files below `folder`: catalog.db and index/."""
         catalog = Catalog(folder / "catalog.db")
         return cls(catalog, VectorIndex(), embedder, chunking, index_dir=folder / "index")
 
     def start(self) -> StartReport:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.
 
-        Raises EmbedderMismatch if documents were embedded by another embedder, CatalogError,
-        EmbedderError.
+        Raises:
+            EmbedderMismatch: the documents were embedded by another embedder.
+            CatalogError: SQLite failed.
+            EmbedderError: the embedder cannot start.
         """
         self._embedder.start()
         self._catalog.start()
@@ -91,22 +106,26 @@ class Retriever:
                 f"documents were embedded by {', '.join(others)}, the embedder is {space}; start "
                 "with that embedder, or ingest the documents into an empty folder"
             )
-        self._catalog.purge()  # what the last process removed and did not live to purge
-        with self._swap.write():
+        self._catalog.purge()  # documents that the last process removed but did not purge
+        with self._consistency.write():
             reason = self._load(space)
             if reason is not None:
                 self._rebuild(space)
         return StartReport(len(self._index), reason)
 
     def close(self) -> None:
-        """Saves nothing: call save() first."""
+        """Release everything. It saves nothing: call `save` first."""
         self._catalog.close()
         self._embedder.close()
 
     def ingest(
         self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """Store documents, one result each, in their order. A failed one fails alone."""
+        """Store documents; one that fails does not affect the others.
+
+        Returns:
+            One result per document, in their order.
+        """
         store = partial(self._store, scope)
         return ingest(documents, self._chunking, self._embedder, self._catalog, store, scope)
 
@@ -119,22 +138,35 @@ class Retriever:
         scope: Scope = DEFAULT_SCOPE,
         mode: SearchMode = "dense",
     ) -> list[Passage]:
-        """The best `top_k` passages of a scope, or all there are; best first, ties by chunk_id.
+        """Find the best passages of a scope.
 
-        By meaning (dense), by words (sparse: only passages that share one), or both (hybrid).
-        Raises InvalidQuery, EmbedderError, CatalogError.
+        Args:
+            query: the user's query.
+            top_k: how many passages to find.
+            doc_filter: only documents that pass it.
+            scope: the tenant's collection.
+            mode: `"dense"` searches by meaning, `"sparse"` by words (only passages that share a
+                word with the query), `"hybrid"` by both.
+
+        Returns:
+            At most `top_k` passages, best first, ties by chunk_id.
+
+        Raises:
+            InvalidQuery: the query cannot be searched as given.
+            EmbedderError: embedding the query failed.
+            CatalogError: SQLite failed.
         """
         _check_query(query, top_k, mode)
         vector = None if mode == "sparse" else self._embedder.embed([query])[0]
         wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
         dense = sparse = None
-        with self._swap.read():
+        with self._consistency.read():
             allowed = None
             if doc_filter is not None:
                 allowed = self._catalog.chunk_ids(doc_filter, scope=scope)
             if vector is not None:
                 hits = self._index.search(vector, wanted, allowed, scope=scope)
-                # Rounding can put the cosine of equal vectors just above 1.
+                # Rounding can make the cosine of equal vectors slightly larger than 1.
                 dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
             if mode != "dense":
                 sparse = self._catalog.search(query, wanted, allowed, scope=scope)
@@ -146,35 +178,40 @@ class Retriever:
 
     def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
-        with self._swap.write():
+        with self._consistency.write():
             removed, state = self._catalog.delete(doc_ids, scope=scope)
             if removed:
                 self._index.remove(removed, scope=scope)
-            self._follow(state)
+            self._record_state(state)
         return removed
 
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
-        """Pin or unpin documents; unknown ids are ignored. Returns the ids that are there."""
+        """Pin or unpin documents; returns those of the ids that exist."""
         return self._catalog.set_pinned(doc_ids, pinned, scope=scope)
 
     def save(self) -> None:
-        """Write the index, so that the next start need not rebuild it. Debounced by the caller."""
+        """Write the index, so that the next start need not rebuild it.
+
+        The caller decides how often, e.g. some time after the last change.
+        """
         if self._index_dir is None:
             return
-        with self._swap.read():
+        with self._consistency.read():
             if self._indexed is not None:
                 space = space_of(self._embedder)
                 state = self._indexed
                 self._index.save(self._index_dir, space, state.generation, state.token)
 
     def purge(self) -> None:
-        """save(), and leave nothing of removed or replaced documents in any file of the folder.
+        """Save, and make sure that no file holds anything of removed or replaced documents.
 
-        Debounced by the caller as save() is: the merge of the words of a scope that something was
-        removed from takes time in proportion to the scope. Raises CatalogError if the catalog is
-        read without end meanwhile.
+        Like `save`, this should not run after every change: merging the words of a scope from which
+        something was removed takes time in proportion to the scope.
+
+        Raises:
+            CatalogError: reads under way did not end in time.
         """
         self._catalog.purge()
         self.save()
@@ -190,56 +227,66 @@ class Retriever:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
-        """A page of documents by doc_id, without texts; `cursor` is the last page's next_cursor."""
+        """One page of documents in the order of doc_id, without texts.
+
+        Args:
+            limit: documents per page.
+            cursor: `next_cursor` of the previous page; None: the first page.
+            doc_filter: only documents that pass it.
+            scope: the tenant's collection.
+
+        Raises:
+            InvalidQuery: `limit` is below 1.
+        """
         if limit < 1:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         return self._catalog.page(limit, cursor, doc_filter, scope=scope)
 
     def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
-        """All chunks of a document in reading order; none if it is unknown."""
+        """All chunks of a document in reading order; none if there is no such document."""
         return self._catalog.chunks_of(doc_id, scope=scope)
 
     def get_chunks(self, chunk_ids: Collection[int]) -> list[Chunk]:
-        """The chunks in the order asked for; ids that are gone are left out.
+        """Chunks in the order of the ids; ids that no longer exist are left out.
 
-        Chunk ids are unique over all scopes, so that this takes none: it is for who keeps books of
-        chunks, not for answering a tenant.
+        Chunk ids are unique over all scopes, and this method does not check the scope: use it for
+        housekeeping, not to answer a tenant.
         """
         return self._catalog.chunks(list(chunk_ids))
 
     def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
-        """Of a scope; None: of all tenants together."""
+        """Sizes of a scope, or of all tenants together if `scope` is None."""
         return self._catalog.counts(scope=scope)
 
     def pinned(self) -> list[tuple[Scope, str]]:
-        """(scope, doc_id) of all pinned documents, of all tenants."""
+        """(scope, doc_id) of all pinned documents of all tenants."""
         return self._catalog.pinned()
 
     def collections(self, tenant: str = "") -> list[tuple[str, CorpusCounts]]:
-        """A tenant's collections that have documents, by name."""
+        """A tenant's collections that have documents, with their sizes, sorted by name."""
         return self._catalog.collections(tenant)
 
     def _store(
         self, scope: Scope, document: Document, revision: str, spans: list[Span], vectors: Vectors
     ) -> UpsertResult:
-        with self._swap.write():
+        with self._consistency.write():
             space = space_of(self._embedder)
             done = self._catalog.upsert(document, revision, spans, vectors, space, scope=scope)
             if done.status != "unchanged":
                 ids = [chunk.chunk_id for chunk in done.chunks]
                 self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
-            self._follow(done.state)
+            self._record_state(done.state)
         return done
 
-    def _follow(self, state: CatalogState) -> None:
-        """Note that the index mirrors `state`, or rebuild it if a change was missed."""
+    def _record_state(self, state: CatalogState) -> None:
+        """Record that the index mirrors `state`; rebuild it if a change was missed."""
         if self._indexed is None or state.generation > self._indexed.generation + 1:
             logger.warning("the catalog changed without this index; rebuilding it")
             self._rebuild(space_of(self._embedder))
         self._indexed = state
 
     def _load(self, space: EmbeddingSpace) -> str | None:
-        """None, or why the saved index cannot be used."""
+        """Load the saved index; returns why it cannot be used, or None."""
         if self._index_dir is None:
             return "the index is not saved"
         try:

@@ -1,4 +1,4 @@
-"""Whose documents, and which of them: the border no search crosses. Knows no documents."""
+"""A scope: one collection of one tenant. No search goes beyond its scope."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ MAX_NAME_CHARS = 128
 
 @dataclass(frozen=True, order=True)
 class Scope:
-    """One collection of one tenant. A document is named by (tenant, collection, doc_id).
+    """One collection of one tenant. A document is identified by (tenant, collection, doc_id).
 
-    The empty tenant is that of a service without tenants. Raises InvalidQuery for a name that is
-    too long or no valid Unicode, or an empty collection.
+    Attributes:
+        tenant: empty in a service without tenants.
+        collection: not empty.
+
+    Raises:
+        InvalidQuery: a name is too long or not valid Unicode, or the collection is empty.
     """
 
     tenant: str = ""

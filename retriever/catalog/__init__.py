@@ -1,1 +1,1 @@
-"""Documents and chunks in SQLite."""
+"""The catalog: documents, chunks and vectors in SQLite."""

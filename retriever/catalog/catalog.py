@@ -1,7 +1,7 @@
-"""Documents, their chunks and vectors: the source of truth. Knows no embedder, index or model.
+"""The catalog: documents, their chunks and vectors. It is the source of truth of a corpus.
 
-Every document is there whole, with all chunks and vectors of one revision, or not at all.
-Usable from any number of threads; reads go on while a write is under way (see database.py).
+A document is stored completely, with all chunks and vectors of one revision, or not at all.
+Any number of threads may use the catalog; reads go on while a write is under way (`database.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.errors import InvalidVectors
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search import bm25
 
@@ -37,7 +38,7 @@ DOCUMENT_NUMBERS = "SELECT document, doc_id FROM documents WHERE scope_id = ? AN
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """Sizes of the corpus; tokens are those of the rendered chunks."""
+    """Sizes of a corpus; tokens are counted in the rendered chunks."""
 
     documents: int
     chunks: int
@@ -46,7 +47,14 @@ class CorpusCounts:
 
 @dataclass(frozen=True)
 class UpsertResult:
-    """What an upsert did, and the state it left; `chunks` are those of the document now."""
+    """What an upsert did.
+
+    Attributes:
+        status: what happened to the document.
+        chunks: the document's chunks after the upsert.
+        removed_chunk_ids: ids of the chunks of its previous revision.
+        state: the catalog's state after the upsert.
+    """
 
     status: Literal["created", "updated", "unchanged"]
     chunks: list[Chunk]
@@ -55,13 +63,22 @@ class UpsertResult:
 
 
 class Catalog:
-    """An SQLite file, opened by start()."""
+    """Documents, chunks and vectors in an SQLite file, opened by `start`.
+
+    Args:
+        path: the file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self._database = Database(Path(path))
 
     def start(self) -> None:
-        """Raises CatalogError, CatalogUnsupported."""
+        """Open the file, creating or upgrading its schema.
+
+        Raises:
+            CatalogError: SQLite cannot open it.
+            CatalogUnsupported: its schema is of another version than this code reads.
+        """
         self._database.start()
 
     def close(self) -> None:
@@ -77,12 +94,24 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> UpsertResult:
-        """Store a document with its chunks and their vectors [len(spans), space.dim].
+        """Store a document with its chunks and their vectors.
 
-        The same revision again changes nothing; another one takes the old one's place.
+        The same revision again changes nothing. A new revision replaces the old one.
+
+        Args:
+            document: the document.
+            revision: hash of its content and of the chunking parameters.
+            spans: its chunks.
+            vectors: one vector per chunk, `[len(spans), space.dim]`.
+            space: the embedding space of the vectors.
+            scope: the tenant's collection.
+
+        Raises:
+            InvalidVectors: `vectors` has another shape.
+            CatalogError: SQLite failed.
         """
         if vectors.shape != (len(spans), space.dim):
-            raise ValueError(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
+            raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
         with self._database.write() as write:
             scope_id = queries.make_scope(write, scope)
             old = write.execute(
@@ -100,7 +129,16 @@ class Catalog:
                 else CarriedOver(old["created"], bool(old["pinned"]))
             )
             space_id = queries.space_id(write, space)
-            queries.insert(write, scope_id, document, revision, kept, spans, vectors, space_id)
+            queries.insert(
+                write,
+                scope_id,
+                document,
+                revision=revision,
+                kept=kept,
+                spans=spans,
+                vectors=vectors,
+                space_id=space_id,
+            )
             return UpsertResult(
                 "created" if old is None else "updated",
                 queries.chunks_of(write, scope_id, document.doc_id),
@@ -111,7 +149,11 @@ class Catalog:
     def delete(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
     ) -> tuple[list[int], CatalogState]:
-        """Remove documents as one step; unknown ids are ignored. Returns the removed chunk ids."""
+        """Remove documents in one transaction; unknown ids are ignored.
+
+        Returns:
+            The ids of the removed chunks, and the catalog's state after the removal.
+        """
         with self._database.write() as write:
             scope_id = queries.find_scope(write, scope)
             known = queries.rows_where_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
@@ -124,7 +166,7 @@ class Catalog:
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
-        """Mark documents; unknown ids are ignored. Returns the ids of those that are there."""
+        """Pin or unpin documents; returns those of the ids that exist."""
         with self._database.write() as write:
             scope_id = queries.find_scope(write, scope)
             known = queries.rows_where_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
@@ -153,7 +195,7 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
-        """Documents by doc_id after `cursor`."""
+        """One page of documents in the order of doc_id, starting after `cursor`."""
         where, values = conditions(doc_filter)
         query = (
             f"{queries.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
@@ -165,14 +207,14 @@ class Catalog:
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
 
     def revision(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> str | None:
-        """The stored revision of a document, None if there is none."""
+        """The stored revision of a document, or None if there is no such document."""
         query = "SELECT revision FROM documents WHERE scope_id = ? AND doc_id = ?"
         with self._database.read() as read:
             found = read.execute(query, (queries.find_scope(read, scope), doc_id)).fetchone()
         return None if found is None else str(found["revision"])
 
     def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
-        """The chunks in the order asked for, of any scope; ids that are gone are left out."""
+        """Chunks of any scope, in the order of the ids; ids that no longer exist are left out."""
         with self._database.read() as read:
             selected = queries.rows_where_in(read, queries.CHUNK + "WHERE chunk_id", chunk_ids)
         found = {row["chunk_id"]: Chunk(**row) for row in selected}
@@ -184,7 +226,7 @@ class Catalog:
             return queries.chunks_of(read, queries.find_scope(read, scope), doc_id)
 
     def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
-        """Ids of all chunks of the documents that match."""
+        """Ids of all chunks of the documents that match the filter."""
         where, values = conditions(doc_filter)
         query = (
             "SELECT chunk_id FROM chunks WHERE document IN "
@@ -202,13 +244,17 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
-        """The `k` best (chunk_id, BM25) of a scope by the query's words; best first, ties by id."""
+        """The `k` best (chunk_id, BM25 score) of a scope; best first, ties by id."""
         with self._database.read() as read:
             scope_id = queries.find_scope(read, scope)
             return [] if scope_id is None else bm25.search(read, scope_id, query, k, allowed_ids)
 
     def purge(self) -> None:
-        """Leave nothing of what was removed in the database's files. Raises CatalogError."""
+        """Make sure that the database's files hold nothing of removed documents.
+
+        Raises:
+            CatalogError: reads under way did not end in time.
+        """
         with self._database.write() as write:
             bm25.purge(write)
         self._database.truncate_log()
@@ -216,9 +262,11 @@ class Catalog:
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096
     ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
-        """All vectors of a space as (scope, ids [n], vectors [n, dim]), of one snapshot.
+        """Read all vectors of an embedding space, from one snapshot, in batches.
 
-        A scope may come several times, each time with later ids.
+        Yields:
+            (scope, chunk ids `[n]`, vectors `[n, dim]`). A scope may come several times, each time
+            with higher ids.
         """
         query = (
             "SELECT tenant, collection, chunk_id, vector "
@@ -239,7 +287,7 @@ class Catalog:
                     yield Scope(*names), ids, vectors
 
     def spaces(self) -> list[EmbeddingSpace]:
-        """The spaces in which documents were embedded; one in normal operation."""
+        """The embedding spaces of the stored documents; normally there is one."""
         query = (
             "SELECT name, revision, dim FROM spaces "
             "WHERE space_id IN (SELECT DISTINCT space_id FROM documents) ORDER BY space_id"
@@ -248,11 +296,12 @@ class Catalog:
             return [EmbeddingSpace(**row) for row in read.execute(query)]
 
     def state(self) -> CatalogState:
+        """The current state; equal states mean equal content."""
         with self._database.read() as read:
             return queries.state(read)
 
     def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
-        """Of a scope; None: of all tenants together."""
+        """Sizes of a scope, or of all tenants together if `scope` is None."""
         query = (
             "SELECT count(DISTINCT document), count(chunk_id), coalesce(sum(tokens), 0) "
             "FROM documents LEFT JOIN chunks USING (document)"
@@ -264,7 +313,7 @@ class Catalog:
             return CorpusCounts(*read.execute(f"{query} WHERE scope_id = ?", key).fetchone())
 
     def pinned(self) -> list[tuple[Scope, str]]:
-        """(scope, doc_id) of all pinned documents, of all tenants."""
+        """(scope, doc_id) of all pinned documents of all tenants."""
         query = (
             "SELECT tenant, collection, doc_id FROM documents JOIN scopes USING (scope_id) "
             "WHERE pinned ORDER BY tenant, collection, doc_id"
@@ -273,7 +322,7 @@ class Catalog:
             return [(Scope(tenant, name), d) for tenant, name, d in read.execute(query)]
 
     def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
-        """A tenant's collections that have documents, by name."""
+        """A tenant's collections that have documents, with their sizes, sorted by name."""
         query = (
             "SELECT collection, count(DISTINCT document), count(chunk_id), "
             "coalesce(sum(tokens), 0) FROM scopes JOIN documents USING (scope_id) "

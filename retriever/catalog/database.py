@@ -1,7 +1,7 @@
-"""SQLite connections and transactions. Knows no tables (see schema.py).
+"""SQLite connections and transactions.
 
-WAL mode: readers see a snapshot and never wait for the writer. Thread-safe: one connection
-writes, behind a lock; readers borrow from a pool that grows to the number of concurrent reads.
+WAL mode: readers see a snapshot and never wait for the writer. Thread-safe: one connection writes,
+behind a lock; readers borrow connections from a pool that grows to the number of concurrent reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from retriever.errors import CatalogError, CatalogNotStarted
 
 
 class Database:
-    """Opened by start(); `wait_s` is how long a write waits for another process's write."""
+    """Connections to one SQLite file.
+
+    Args:
+        path: the file.
+        wait_s: how long a write waits for the write of another process, in seconds.
+    """
 
     def __init__(self, path: Path, *, wait_s: float = 10.0) -> None:
         self._path = path
@@ -28,7 +33,12 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
 
     def start(self) -> None:
-        """Open, creating or updating the schema. Raises CatalogError, CatalogUnsupported."""
+        """Open the file, creating or upgrading its schema.
+
+        Raises:
+            CatalogError: SQLite cannot open it.
+            CatalogUnsupported: its schema is of another version than this code reads.
+        """
         with self._writing:
             if self._writer is not None:
                 return
@@ -44,7 +54,7 @@ class Database:
             self._writer = connection
 
     def close(self) -> None:
-        """Reads that are under way end first on their own connections."""
+        """Close all idle connections; a read under way keeps its own until it ends."""
         with self._writing, self._pooling:
             for connection in [*self._idle, *([self._writer] if self._writer else [])]:
                 connection.close()
@@ -53,7 +63,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """One snapshot for all queries of the block."""
+        """A connection that sees one snapshot during the whole block."""
         with _translated():
             connection = self._borrow()
             try:
@@ -65,7 +75,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """All of the block or, on any error, nothing of it."""
+        """A transaction: commits at the end of the block, rolls back on any error."""
         with self._writing, _translated():
             writer = self._require_writer()
             writer.execute("BEGIN IMMEDIATE")
@@ -77,9 +87,10 @@ class Database:
                 raise
 
     def truncate_log(self) -> None:
-        """Empty the write-ahead log: it holds pages as they were before they were overwritten.
+        """Empty the write-ahead log, which still holds old versions of overwritten pages.
 
-        Raises CatalogError if reads that are under way do not end in time.
+        Raises:
+            CatalogError: reads under way did not end in time.
         """
         with self._writing, _translated():
             busy, *_ = self._require_writer().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -113,7 +124,7 @@ class Database:
         connection.execute("PRAGMA foreign_keys = ON")
         # An acknowledged document survives a power cut; embedding costs far more than this fsync.
         connection.execute("PRAGMA synchronous = FULL")
-        # What is deleted is overwritten, and no copy of a page goes to a temporary file.
+        # Deleted content is overwritten, and no copy of a page goes to a temporary file.
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA temp_store = MEMORY")
         return connection

@@ -1,6 +1,6 @@
-"""Filters to SQL over the documents table. Knows no connection and no JSON syntax of filters.
+"""Translates filters into SQL conditions over the documents table.
 
-A field is looked up name by name with json_each: a JSON path could not quote every name.
+Fields are looked up name by name with json_each, because a JSON path cannot quote every name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OPPOSITE = {"ne": "eq", "nin": "in"}
 
 
 def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
-    """A WHERE condition and its values; true for None."""
+    """A WHERE condition and its values; for None the condition is always true."""
     if doc_filter is None:
         return "1", []
     if doc_filter.doc_ids is None:
@@ -51,7 +51,7 @@ def _test(test: FieldTest) -> tuple[str, list[Any]]:
 
 
 def _found(test: FieldTest, operator: str) -> tuple[str, list[Any]]:
-    """Whether the field is there and its value passes."""
+    """A condition that the field exists and its value passes the operator."""
     tables, where, values = [], [], []
     inside = "metadata"
     for step, name in enumerate(test.path):
@@ -88,7 +88,7 @@ def _passes(field: str, operator: str, operand: Any) -> tuple[str, list[Any]]:
 
 
 def _among(field: str, operands: tuple[Scalar, ...]) -> tuple[str, list[Any]]:
-    """Equality of type and value with one of `operands`. JSON true and 1 are both 1 in SQL."""
+    """A condition that type and value equal one operand; in SQL, JSON true and 1 are both 1."""
     words = {None: "null", True: "true", False: "false"}
     types = {words[value] for value in operands if value is None or isinstance(value, bool)}
     texts = [value for value in operands if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""The catalog's SQL on an open connection. Knows no transactions: whoever calls holds one."""
+"""The catalog's SQL queries. The caller holds a transaction on the given connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ CHUNK = """
 
 @dataclass(frozen=True)
 class CatalogState:
-    """Equal states mean equal content; the generation rises by one with each change."""
+    """A state of the catalog; equal states mean equal content.
+
+    Attributes:
+        generation: number of changes so far.
+        token: random, new with each change, so that a restored backup with the same generation
+            differs.
+    """
 
     generation: int
     token: str
@@ -41,7 +47,12 @@ class CatalogState:
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What a document keeps over its revisions."""
+    """What a document keeps when a new revision replaces it.
+
+    Attributes:
+        created: time of its first revision, in Unix seconds.
+        pinned: whether the user pinned it.
+    """
 
     created: float
     pinned: bool = False
@@ -51,12 +62,14 @@ def insert(
     write: sqlite3.Connection,
     scope_id: int,
     document: Document,
+    *,
     revision: str,
     kept: CarriedOver,
     spans: Sequence[Span],
     vectors: Vectors,
     space_id: int,
 ) -> None:
+    """Store a new document with its chunks, vectors and index words."""
     inserted = write.execute(
         "INSERT INTO documents (scope_id, doc_id, revision, space_id, created, updated, "
         "num_chars, pinned, title, metadata, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -90,7 +103,7 @@ def insert(
 
 
 def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -> list[int]:
-    """Remove documents by their numbers, with all that is theirs; the ids of their chunks."""
+    """Remove documents by number, with everything stored for them; returns their chunk ids."""
     query = (
         "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
         "WHERE document"
@@ -102,14 +115,14 @@ def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -
 
 
 def find_scope(connection: sqlite3.Connection, scope: Scope) -> int | None:
-    """The number of a scope, None if it has no documents."""
+    """The number of a scope, or None if it has no documents."""
     query = "SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?"
     row = connection.execute(query, (scope.tenant, scope.collection)).fetchone()
     return None if row is None else int(row["scope_id"])
 
 
 def make_scope(write: sqlite3.Connection, scope: Scope) -> int:
-    """The number of a scope that is about to have documents."""
+    """The number of a scope, which is created if it does not exist."""
     if (found := find_scope(write, scope)) is not None:
         return found
     values = (scope.tenant, scope.collection)
@@ -118,7 +131,7 @@ def make_scope(write: sqlite3.Connection, scope: Scope) -> int:
 
 
 def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
-    """Not even the name of a tenant stays behind its last document."""
+    """Remove a scope without documents, so that not even the tenant's name stays."""
     query = "SELECT 1 FROM documents WHERE scope_id = ?"
     if write.execute(query, (scope_id,)).fetchone() is None:
         bm25.drop(write, scope_id)
@@ -136,7 +149,14 @@ def rows_where_in(
     values: Collection[str] | Collection[int],
     *before: object,
 ) -> list[sqlite3.Row]:
-    """`query IN values` with one parameter, however many values; `before` are the query's own."""
+    """Run `query IN values` with a single parameter for all values.
+
+    Args:
+        connection: an open connection.
+        query: SQL up to the word IN.
+        values: any number of values.
+        before: the query's own parameters, which come first.
+    """
     found = connection.execute(
         f"{query} IN (SELECT value FROM json_each(?))", (*before, json.dumps(list(values)))
     )
@@ -144,6 +164,7 @@ def rows_where_in(
 
 
 def space_id(write: sqlite3.Connection, space: EmbeddingSpace) -> int:
+    """The number of an embedding space, which is created if it does not exist."""
     values = astuple(space)
     write.execute("INSERT OR IGNORE INTO spaces (name, revision, dim) VALUES (?, ?, ?)", values)
     query = "SELECT space_id FROM spaces WHERE name = ? AND revision = ? AND dim = ?"
@@ -155,6 +176,7 @@ def state(connection: sqlite3.Connection) -> CatalogState:
 
 
 def advance(write: sqlite3.Connection) -> CatalogState:
+    """Count a change; returns the new state."""
     token = secrets.token_hex(16)
     write.execute("UPDATE state SET generation = generation + 1, token = ?", (token,))
     return state(write)

@@ -1,4 +1,4 @@
-"""The catalog's tables, and how files of older releases become them. Knows no documents."""
+"""The catalog's tables, and the upgrade of files from older releases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from retriever.search import bm25
 
 SCHEMA_VERSION = 2
 
-# `state` has one row: the generation rises by one with each change, and the token is new with each
-# change, so that a restored backup that reaches the same generation is not taken for the same.
+# `state` has one row. With each change the generation rises by one and the token is new, so that a
+# restored backup that reaches the same generation again is still recognised as different.
 _STATE = """
 CREATE TABLE state (generation INTEGER NOT NULL, token TEXT NOT NULL);
 INSERT INTO state VALUES (0, 'empty');
@@ -24,8 +24,9 @@ CREATE TABLE spaces (
 );
 """
 
-# A scope's row lives as long as it has documents; `sparse_<scope_id>` is its full-text table, made
-# with its first document (see bm25.py). A row of `documents` is one revision of one.
+# A scope's row exists as long as the scope has documents. `sparse_<scope_id>` is its full-text
+# table, created with its first document (see bm25.py). A row of `documents` is the current revision
+# of one document.
 _DOCUMENTS = """
 CREATE TABLE scopes (
     scope_id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -70,8 +71,9 @@ CREATE TABLE vectors (
 );
 """
 
-# The first release knew no tenants: all it stored is of the default scope. `vectors` refers to
-# chunks by name and stays as it is. The last line keeps chunk ids from being used twice.
+# The first release had no tenants, so everything it stored belongs to the default scope. `vectors`
+# refers to the table `chunks` by name and stays unchanged. The update of sqlite_sequence makes sure
+# that no chunk id is used twice.
 _FROM_1 = f"""
 ALTER TABLE documents RENAME TO documents_1;
 ALTER TABLE chunks RENAME TO chunks_1;
@@ -97,10 +99,12 @@ DROP TABLE documents_1;
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the schema in a new file, bring an older one up, or raise CatalogUnsupported.
+    """Create the schema in a new file, or upgrade an older one, in one transaction.
 
-    All of it or, on any error, nothing. Foreign keys are off meanwhile: dropping a table would
-    delete what refers to it.
+    Foreign keys are off meanwhile, because dropping a table would delete the rows that refer to it.
+
+    Raises:
+        CatalogUnsupported: the schema has another version, or SQLite has no full-text search.
     """
     try:
         connection.execute("CREATE VIRTUAL TABLE temp.probe USING fts5(body)")
@@ -133,7 +137,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _run(connection: sqlite3.Connection, script: str) -> None:
-    """executescript() would commit in between."""
+    """Run the statements one by one, because executescript() would commit in between."""
     for statement in script.split(";"):
         connection.execute(statement)
 

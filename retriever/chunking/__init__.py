@@ -1,1 +1,1 @@
-"""Cuts texts into chunks."""
+"""Splits texts into chunks."""

@@ -1,7 +1,7 @@
-"""Where a text may be cut, best places first. Knows no tokens, chunks or documents.
+"""Finds the places where a text may be split, by preference: heading, blank line, sentence, …
 
-All patterns are linear in the length of the text: every quantifier is possessive, or its run can
-only be entered at its first character.
+All patterns take time linear in the length of the text: every quantifier is possessive, or its run
+can only be entered at its first character.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 import unicodedata
 from bisect import bisect_right
 
-# A border is where the next piece starts. Best kind first; a line end ranks between sentence and
-# whitespace so that lists, tables and code are not cut inside a line.
+# A boundary is the position where the next piece starts. The best kind comes first. Line ends rank
+# between sentences and whitespace, so that lists, tables and code are not split inside a line.
 _HEADING = re.compile(r"(?:\A|(?<=[\r\n]))(?=#{1,6}[ \t])")
 _BLANK_LINE = re.compile(r"\n(?:[ \t\r\f\v]*+\n)++")
 _SENTENCE = re.compile(
@@ -23,23 +23,24 @@ _LINE = re.compile(r"\r?+\n|\r")
 _WHITESPACE = re.compile(r"\s++")
 _KINDS = (_HEADING, _BLANK_LINE, _SENTENCE, _LINE, _WHITESPACE)
 
-# Flags pair up from the start of their run; looking back without end would make a text of nothing
-# but flags quadratic.
+# Flag emoji are pairs of characters, counted from the start of their run. The look-back is bounded,
+# otherwise a text of nothing but flags would take quadratic time.
 _LONGEST_FLAG_RUN = 256
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
 class TextBoundaries:
-    """The borders of one text, found once, asked for many times."""
+    """The boundaries of one text, found once and used for many splits."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._kinds = [[match.end() for match in kind.finditer(text)] for kind in _KINDS]
 
     def best(self, low: int, high: int) -> int:
-        """The last border of the best kind in (low, high]; failing all, a cut at about `high`.
+        """The last boundary of the best kind in (low, high].
 
-        The fallback moves back from `high` so as not to part what is seen as one character.
+        Where there is none, it is the last position up to `high` that does not split what a reader
+        sees as one character.
         """
         for positions in self._kinds:
             index = bisect_right(positions, high) - 1
@@ -52,9 +53,12 @@ class TextBoundaries:
 
 
 def is_inside_character(text: str, cut: int) -> bool:
-    """Whether the characters around `cut` are seen as one: CRLF, accents, emoji, flags.
+    """Whether a reader sees the characters around `cut` as one: CRLF, accents, emoji, flags.
 
-    The parts of Unicode's grapheme rules (UAX #29) that occur in running text.
+    Covers the rules for grapheme clusters that matter in running text.
+
+    Source:
+        Unicode Standard Annex #29.
     """
     if not 0 < cut < len(text):
         return False

@@ -1,10 +1,10 @@
-"""Cuts a text into chunks of at most `max_tokens` tokens. Knows no documents, vectors or storage.
+"""Splits a text into chunks of at most `max_tokens` tokens.
 
     text     |-- heading -- paragraph -- paragraph --|-- heading -- ... --|-- ... --|
     spans     [0 ............................... e0)  [e0 .......... e1)   [e1 ... n)
 
-A chunk is prefilled as a segment of its own, e.g. "{title}\n{text}\n" tokenised by itself, so the
-limit holds for the rendered segment and not for the bare text. Spans never overlap: an overlap
+A chunk is prefilled as a segment of its own, e.g. "{title}\n{text}\n" tokenised by itself. So the
+limit applies to the rendered segment, not to the bare text. Spans never overlap, because an overlap
 would be prefilled and stored twice.
 """
 
@@ -23,10 +23,10 @@ from retriever.errors import InvalidDocument
 __all__ = ["ChunkSettings", "Render", "Span", "TokenCounter", "TokenizerCounter"]
 __all__ += ["plain", "split"]
 
-# Render(title, text) is the segment that is prefilled.
+# Render(title, text) gives the segment that is prefilled.
 Render = Callable[[str, str], str]
 
-# Raise it when the same parameters cut the same text at other places: revisions depend on it.
+# Raise this when the same parameters split the same text differently: revisions depend on it.
 _ALGORITHM = 1
 
 
@@ -37,7 +37,13 @@ def plain(title: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """Characters [start, end) of the text; `tokens` counts the rendered segment."""
+    """One chunk's place in the text.
+
+    Attributes:
+        start: first character.
+        end: end (excluded).
+        tokens: tokens of the rendered segment.
+    """
 
     start: int
     end: int
@@ -46,7 +52,13 @@ class Span:
 
 @dataclass(frozen=True)
 class ChunkSettings:
-    """How the documents of a corpus are chunked."""
+    """How the documents of a corpus are split.
+
+    Attributes:
+        tokenizer: counts the tokens.
+        max_tokens: most tokens of a rendered chunk.
+        render: turns title and text into the segment that is prefilled.
+    """
 
     tokenizer: TokenCounter
     max_tokens: int = 512
@@ -54,13 +66,13 @@ class ChunkSettings:
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever chunks may come out differently, by tokens or by rendering."""
+        """Changes whenever the same document may give other chunks."""
         samples = [self.render("{title}", "{text}"), self.render("", "{text}")]
         parts = [_ALGORITHM, self.max_tokens, self.tokenizer.revision, *samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def split(self, text: str, title: str = "") -> list[Span]:
-        """`split` with these settings."""
+        """Split a text with these settings; see the function `split`."""
         return split(
             text,
             tokenizer=self.tokenizer,
@@ -78,13 +90,17 @@ def split(
     render: Render = plain,
     title: str = "",
 ) -> list[Span]:
-    """Spans that cover `text` without gap or overlap; none if it holds only whitespace.
+    """Split `text` into spans that cover it without gap or overlap.
 
-    Packs greedily. A chunk ends at the best border in the second half of what fits (markdown
-    heading, blank line, sentence, line, whitespace), and between two characters where there is
-    none: a better border further back would leave chunks nearly empty.
+    Each chunk takes as much text as fits. It ends at the best boundary in the second half of what
+    fits: markdown heading, blank line, sentence, line, whitespace; where there is none, between two
+    characters. Boundaries further back are not used, because chunks would get nearly empty.
 
-    Raises InvalidDocument if a single character does not fit beside the rendered title.
+    Returns:
+        The spans; none if the text holds only whitespace.
+
+    Raises:
+        InvalidDocument: a single character does not fit beside the rendered title.
     """
     if not text.strip():
         return []
@@ -95,59 +111,65 @@ def split(
             f"the rendered title takes all of max_tokens={max_tokens}; shorten it or raise the "
             "chunk size"
         )
-    # Tokens of the whole text only estimate those of a piece, which is then counted exactly.
+    # The tokens of the whole text only estimate those of a piece; each piece is counted exactly.
     starts = sorted(start for start, _ in tokenizer.encode_offsets(text))
-    borders = TextBoundaries(text)
+    splitter = _Splitter(text, TextBoundaries(text), starts, max_tokens, count)
     spans: list[Span] = []
     position = 0
     while position < len(text):
-        span = _next_span(text, position, budget, max_tokens, starts, borders, count)
+        span = splitter.next_span(position, budget)
         spans.append(span)
         position = span.end
     return spans
 
 
-def _next_span(
-    text: str,
-    position: int,
-    budget: int,
-    max_tokens: int,
-    starts: list[int],
-    borders: TextBoundaries,
-    count: Callable[[str], int],
-) -> Span:
-    first = bisect_left(starts, position)
-    while True:
-        fits = first + budget
-        high = starts[fits] if fits < len(starts) else len(text)
-        high = max(high, position + 1)
-        if high < len(text):
-            half = starts[first + budget // 2]
-            end = borders.best(max(half - 1, position), high)
-        else:
-            end = high
-        tokens = count(text[position:end])
-        if tokens <= max_tokens:
-            return Span(position, end, tokens)
-        # By itself the piece takes more tokens than it did within the text: take less of it.
-        budget = min(budget, bisect_left(starts, end) - first) - (tokens - max_tokens)
-        if budget <= 0:
-            return _halved(text, position, end, max_tokens, count)
+@dataclass(frozen=True)
+class _Splitter:
+    """Finds one span after the other in a text.
 
+    Attributes:
+        starts: character positions where the tokens of the whole text start.
+        count: tokens of a piece, rendered with the title.
+    """
 
-def _halved(
-    text: str, position: int, end: int, max_tokens: int, count: Callable[[str], int]
-) -> Span:
-    """The last resort where the estimate is useless, as in a word that is one unknown token."""
-    while end - position > 1:
-        end = position + (end - position) // 2
-        tokens = count(text[position:end])
-        if tokens <= max_tokens:
-            return Span(position, end, tokens)
-    raise InvalidDocument(
-        f"the character at {position} does not fit into max_tokens={max_tokens} beside the "
-        "rendered title; raise the chunk size"
-    )
+    text: str
+    boundaries: TextBoundaries
+    starts: list[int]
+    max_tokens: int
+    count: Callable[[str], int]
+
+    def next_span(self, position: int, budget: int) -> Span:
+        """The span that starts at `position`; `budget` is the estimate of tokens that fit."""
+        starts, text = self.starts, self.text
+        first = bisect_left(starts, position)
+        while True:
+            fits = first + budget
+            high = starts[fits] if fits < len(starts) else len(text)
+            high = max(high, position + 1)
+            if high < len(text):
+                half = starts[first + budget // 2]
+                end = self.boundaries.best(max(half - 1, position), high)
+            else:
+                end = high
+            tokens = self.count(text[position:end])
+            if tokens <= self.max_tokens:
+                return Span(position, end, tokens)
+            # Alone, the piece has more tokens than it had within the text: take less of it.
+            budget = min(budget, bisect_left(starts, end) - first) - (tokens - self.max_tokens)
+            if budget <= 0:
+                return self._halved(position, end)
+
+    def _halved(self, position: int, end: int) -> Span:
+        """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""
+        while end - position > 1:
+            end = position + (end - position) // 2
+            tokens = self.count(self.text[position:end])
+            if tokens <= self.max_tokens:
+                return Span(position, end, tokens)
+        raise InvalidDocument(
+            f"the character at {position} does not fit into max_tokens={self.max_tokens} beside "
+            "the rendered title; raise the chunk size"
+        )
 
 
 def _counter(tokenizer: TokenCounter, render: Render, title: str) -> Callable[[str], int]:

@@ -1,6 +1,6 @@
-"""Counting tokens for the chunker. Knows no model, prompt or document.
+"""Counts tokens for the chunker.
 
-The count must be that of the *serving* tokenizer, so the tokenizer is passed in.
+The chunk size counts tokens of the *serving* model, so its tokenizer is passed in.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ if TYPE_CHECKING:
 
 
 class TokenCounter(Protocol):
-    """`revision` changes whenever the same text may come out as other tokens."""
+    """Splits text into tokens the way the serving model does."""
 
     @property
-    def revision(self) -> str: ...
+    def revision(self) -> str:
+        """Changes whenever the same text may give other tokens."""
+        ...
 
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) in characters of each token of `text`, without special tokens."""
+        """Character range (start, end) of each token of `text`, without special tokens."""
         ...
 
 
 class TokenizerCounter:
-    """Adapter over `tokenizers.Tokenizer`, through a copy set to count all of a user's text.
+    """Counts tokens with a copy of a `tokenizers.Tokenizer`.
 
-    Truncation and padding are off: many tokenizer.json files carry a truncation that would hide
-    all but the first tokens. The name of a special token in a document is plain text, not one
-    token. A copy, because setting this in place would change the owner's object.
+    The copy has truncation and padding off, because many tokenizer.json files set a truncation that
+    would hide all but the first tokens. It treats the name of a special token in a document as
+    plain text. It is a copy so that the caller's tokenizer keeps its settings.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -43,7 +45,7 @@ class TokenizerCounter:
 
     @classmethod
     def from_file(cls, path: str | Path) -> TokenizerCounter:
-        """Read a tokenizer.json."""
+        """Load a tokenizer.json file."""
         from tokenizers import Tokenizer
 
         return cls(Tokenizer.from_file(str(path)))

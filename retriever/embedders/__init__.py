@@ -1,4 +1,4 @@
-"""Texts to vectors. One file per embedder behind the protocol in base.py."""
+"""Embedders turn texts into vectors. Each implements the protocol `Embedder` in `base.py`."""
 
 from retriever.embedders.base import Embedder, EmbeddingSpace, space_of
 from retriever.embedders.endpoint_embedder import EndpointEmbedder

@@ -1,4 +1,4 @@
-"""What an embedder is. Knows no model, chunk or index, and imports no torch."""
+"""The protocol of embedders."""
 
 from __future__ import annotations
 
@@ -13,35 +13,45 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """Thread-safe between start() and close(). `revision` and `dim` may need start().
-
-    `revision` is a hash of all that decides a vector (weights, tokenizer, pooling): two embedders
-    with the same name and revision give the same vectors.
-    """
+    """Turns texts into vectors; thread-safe between `start` and `close`."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def revision(self) -> str: ...
+    def revision(self) -> str:
+        """Hash of everything that decides a vector: weights, tokenizer, pooling.
+
+        Two embedders with the same name and revision give the same vectors. May need `start`.
+        """
+        ...
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """Dimensions of a vector. May need `start`."""
+        ...
 
     def start(self) -> None:
-        """Load what embed() needs. Calling it again changes nothing."""
+        """Load what `embed` needs. Calling it again changes nothing."""
         ...
 
     def close(self) -> None: ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """[len(texts), dim] float32, each row of length 1. Raises EmbedderError."""
+        """Embed texts.
+
+        Returns:
+            float32 `[len(texts), dim]`, each row of length 1.
+
+        Raises:
+            EmbedderError: embedding failed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class EmbeddingSpace:
-    """Vectors are comparable only within one space."""
+    """The identity of an embedder; vectors are comparable only within one space."""
 
     name: str
     revision: str

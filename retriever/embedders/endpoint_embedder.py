@@ -1,6 +1,6 @@
-"""An embedding model behind HTTP, OpenAI's /v1/embeddings. Knows no model and imports no torch.
+"""An embedding model behind OpenAI's HTTP API, /v1/embeddings.
 
-text-embeddings-inference, vLLM, Ollama and others speak it. With it a gateway needs no torch.
+text-embeddings-inference, vLLM, Ollama and others offer it. A process that uses it needs no torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,24 @@ from retriever.errors import EmbedderError, EmbedderNotStarted, EmbedderUnsuppor
 
 # text-embeddings-inference refuses larger batches by default.
 _BATCH = 32
-_PAUSES_S = (0.25, 1.0)  # before another try, where a try may help
+_PAUSES_S = (0.25, 1.0)  # seconds before the second and the third try
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _SHOWN_CHARS = 200
 
 
 class EndpointEmbedder:
-    """`url` is the base of the API, e.g. http://host:8080/v1.
+    """Asks an HTTP endpoint for embeddings.
 
-    The endpoint tells no hash of its weights. Where the model behind the name may change, give a
-    `revision` and change it along: vectors of two models must not be mixed.
+    The endpoint does not tell a hash of its weights. If the model behind the name may change, give
+    a `revision` and change it with the model, so that vectors of two models are never mixed.
+
+    Args:
+        url: base of the API, e.g. http://host:8080/v1.
+        model: name of the model.
+        revision: any text that changes with the model.
+        api_key: sent as a bearer token.
+        timeout_s: longest wait for one request, in seconds.
+        transport: replaces the network, e.g. in tests.
     """
 
     def __init__(
@@ -41,7 +49,6 @@ class EndpointEmbedder:
         timeout_s: float = 30.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """The key is sent as a bearer token. `transport` is for who brings a network of his own."""
         self.name = model
         self.revision = hashlib.sha256(f"endpoint:{model}:{revision}".encode()).hexdigest()
         self._url = f"{url.rstrip('/')}/embeddings"
@@ -59,7 +66,11 @@ class EndpointEmbedder:
         return self._dim
 
     def start(self) -> None:
-        """Ask once, for the size of the vectors. Raises EmbedderError."""
+        """Send one request to learn the size of the vectors.
+
+        Raises:
+            EmbedderError: the endpoint does not embed.
+        """
         with self._starting:
             if self._http is not None:
                 return
@@ -91,7 +102,7 @@ class EndpointEmbedder:
         return vectors
 
     def _batch(self, texts: Sequence[str]) -> Vectors:
-        """[len(texts), whatever the model has], each row of length 1."""
+        """Embed one batch: `[len(texts), dim of the model]`, each row of length 1."""
         answer = self._ask({"model": self.name, "input": list(texts), "encoding_format": "float"})
         try:
             rows = sorted(answer["data"], key=lambda row: int(row["index"]))
@@ -107,7 +118,7 @@ class EndpointEmbedder:
         return unit
 
     def _ask(self, body: dict[str, Any]) -> Any:
-        """One POST, tried again where that may help. Raises EmbedderError."""
+        """Send one POST; repeat it after faults that may pass."""
         for pause_s in (*_PAUSES_S, None):
             try:
                 reply = self._require().post(self._url, json=body)

@@ -1,7 +1,7 @@
-"""A local sentence-embedding model through plain transformers. Knows no chunks and no index.
+"""A sentence-embedding model that runs in this process with transformers.
 
-torch and transformers are imported by start(), so that a process that embeds elsewhere needs
-neither. By default the model is all-MiniLM-L6-v2; any folder of its kind will do.
+`start` imports torch and transformers, so a process that embeds elsewhere needs neither. The
+default model is all-MiniLM-L6-v2; any folder in the layout of sentence-transformers can be used.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from retriever.errors import EmbedderError, EmbedderNotStarted
 if TYPE_CHECKING:
     import torch
 
-# Bounds the padded tokens of one forward pass, hence its memory.
+# Most tokens of one forward pass, padding included; bounds its memory.
 _BATCH_TOKENS = 8192
 
 
 class LocalEmbedder:
     """Pools the last hidden states over the attention mask and scales them to length 1.
 
-    A text longer than the model reads is embedded window by window, and the windows' vectors are
-    averaged by their tokens: truncating would make the rest of a chunk nearly impossible to find,
-    though it finds the beginning better and costs less. Texts that fit get exactly the model's own
-    embedding, so chunks of at most the model's length are found best.
+    A text longer than the model's input is embedded in windows, and the windows' vectors are
+    averaged, weighted by their tokens. Truncating instead would cost less and find the beginning of
+    a long chunk better, but its rest would be nearly impossible to find. Texts that fit get exactly
+    the model's own embedding, so chunks up to the model's length are found best.
+
+    Args:
+        path: the model's folder; None means the installed all-MiniLM-L6-v2.
+        name: name of the model; default: the folder's name.
     """
 
     def __init__(self, path: str | Path | None = None, *, name: str | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._name = name
         self._loading = threading.Lock()
-        # A fast tokenizer keeps truncation as state: two threads setting it at once is an error.
+        # A fast tokenizer keeps its truncation setting as state: two threads must not set it at
+        # the same time.
         self._tokenizing = threading.Lock()
         self._loaded: _Loaded | None = None
 
@@ -54,7 +59,11 @@ class LocalEmbedder:
         return self._require().dim
 
     def start(self) -> None:
-        """Load the model on the CPU. Raises EmbedderUnsupported."""
+        """Load the model on the CPU.
+
+        Raises:
+            EmbedderUnsupported: the folder is missing or needs unsupported steps.
+        """
         with self._loading:
             if self._loaded is None:
                 self._loaded = _Loaded(SentenceModelFolder.read(self._path))
@@ -96,7 +105,7 @@ class _Loaded:
         self.dim = int(self.model.config.hidden_size)
 
     def tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
-        """Token ids of every window, and the index of the text each window is of."""
+        """The token ids of every window, and the index of the text that each window belongs to."""
         encoded = self.tokenizer(
             texts,
             truncation=True,
@@ -110,7 +119,7 @@ class _Loaded:
         return rows, owners
 
     def embed(self, rows: list[list[int]], owners: list[int], count: int) -> Vectors:
-        """[count, dim]: windows of similar length share a batch, so little is padding."""
+        """Embed windows: `[count, dim]`. Windows of similar length share a batch."""
         sums = np.zeros((count, self.dim), dtype=np.float32)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for batch in _batches(order, rows):
@@ -121,7 +130,7 @@ class _Loaded:
         return sums / norms
 
     def _forward(self, rows: list[list[int]]) -> Vectors:
-        """[len(rows), dim], each of length 1."""
+        """Embed one batch: `[len(rows), dim]`, each row of length 1."""
         import torch
 
         longest = max(len(row) for row in rows)
@@ -138,7 +147,7 @@ class _Loaded:
 
 
 def _pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """states [rows, tokens, dim], mask [rows, tokens] -> [rows, dim]."""
+    """Pool states `[rows, tokens, dim]` over mask `[rows, tokens]` into `[rows, dim]`."""
     kept = mask.unsqueeze(-1)
     if pooling == "cls":
         return states[:, 0]
@@ -148,7 +157,7 @@ def _pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tenso
 
 
 def _batches(order: list[int], rows: list[list[int]]) -> list[list[int]]:
-    """`order` goes from short to long, so a batch's last row decides its padded size."""
+    """Split `order` into batches; it is sorted by length, so the last row sets the padded size."""
     batches: list[list[int]] = []
     for row in order:
         if not batches or len(rows[row]) * (len(batches[-1]) + 1) > _BATCH_TOKENS:

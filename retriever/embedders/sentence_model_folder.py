@@ -1,8 +1,8 @@
-"""Reads a sentence-embedding model's folder. Knows no tensors and imports no torch.
+"""Reads the folder of a sentence-embedding model.
 
-The layout is that of sentence-transformers: modules.json lists the steps, 1_Pooling/config.json
-the pooling, sentence_bert_config.json the length. Steps that we do not run are refused: leaving
-one out would give vectors that look fine and are not the model's.
+The layout is that of sentence-transformers: modules.json lists the steps, 1_Pooling/config.json has
+the pooling, sentence_bert_config.json the length. Unsupported steps are refused, because leaving
+one out would give vectors that look right but are not those of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ _FALLBACK_LENGTH = 512
 
 @dataclass(frozen=True)
 class SentenceModelFolder:
-    """A model and how its token vectors become one; `max_tokens` counts special tokens."""
+    """A model's folder and how the vectors of its tokens become one vector.
+
+    Attributes:
+        path: the folder.
+        name: name of the model.
+        pooling: `"cls"`, `"mean"` or `"max"`.
+        max_tokens: longest input in tokens, special tokens included.
+    """
 
     path: Path
     name: str
@@ -35,7 +42,11 @@ class SentenceModelFolder:
 
     @classmethod
     def read(cls, path: Path | None) -> SentenceModelFolder:
-        """None: the installed MiniLM package. Raises EmbedderUnsupported."""
+        """Read a folder; None means the installed MiniLM package.
+
+        Raises:
+            EmbedderUnsupported: the folder is missing or needs unsupported steps.
+        """
         name = _PACKAGE_NAME if path is None else path.resolve().name
         path = _installed() if path is None else path
         if not (path / "config.json").is_file():
@@ -53,7 +64,7 @@ class SentenceModelFolder:
         )
 
     def revision(self) -> str:
-        """sha256 over the names and bytes of all files that decide a vector."""
+        """sha256 of the names and contents of all files that decide a vector."""
         digest = hashlib.sha256()
         weights = sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("*.bin"))
         if not weights:
@@ -76,7 +87,7 @@ def _installed() -> Path:
 
 
 def _pooling(config: dict[str, Any], path: Path) -> str:
-    """Both spellings: {"pooling_mode": "mean"} and {"pooling_mode_mean_tokens": true}."""
+    """Reads both forms: {"pooling_mode": "mean"} and {"pooling_mode_mean_tokens": true}."""
     if isinstance(mode := config.get("pooling_mode"), str):
         chosen = [mode]
     else:
@@ -100,7 +111,7 @@ def _max_tokens(path: Path) -> int:
 
 
 def _read_json(path: Path) -> Any:
-    """The content, or None where there is no such file."""
+    """The content of a JSON file, or None if there is no such file."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""A second look at what a search found. One file per reranker behind the protocol in base.py."""
+"""Rerankers sort the hits of a search anew. Each implements `Reranker` in `base.py`."""
 
 from retriever.rerankers.base import Reranked, Reranker, rerank
 from retriever.rerankers.endpoint_reranker import EndpointReranker

@@ -1,7 +1,7 @@
-"""What a reranker is, and how one is used within a deadline. Knows no index, model or HTTP.
+"""The protocol of rerankers, and how one is used with a deadline.
 
-Rerankers are asked over a network, so that this is async where the rest of the package blocks: a
-deadline then ends the request itself, and holds no thread.
+Rerankers are asked over a network, so this code is async although the rest of the package blocks: a
+deadline then cancels the request itself and blocks no thread.
 """
 
 from __future__ import annotations
@@ -19,20 +19,29 @@ _AS_FOUND = "; the passages are in the order of the search"
 
 
 class Reranker(Protocol):
-    """Usable by any number of tasks of one event loop between start() and close()."""
+    """Scores texts for a query; any number of tasks of one event loop may use it."""
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """How well each text answers the query, higher is better. Raises RerankerError."""
+        """How well each text answers the query; higher is better.
+
+        Raises:
+            RerankerError: it failed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Reranked:
-    """`warning` says why the passages are as the search found them; None: they are reranked."""
+    """The result of reranking.
+
+    Attributes:
+        passages: the passages, best first.
+        warning: why the order is still that of the search; None if the passages were reranked.
+    """
 
     passages: list[Passage]
     warning: str | None = None
@@ -41,10 +50,18 @@ class Reranked:
 async def rerank(
     reranker: Reranker, query: str, passages: Sequence[Passage], top_k: int, *, deadline_s: float
 ) -> Reranked:
-    """The best `top_k` of `passages` (best first), ties as they came. Never raises for a reranker
-    that fails or is late: the order then stays, with a warning.
+    """Rerank passages and keep the best `top_k`.
 
-    A reranked passage's `score` is the reranker's.
+    A reranker that fails or is late never raises here: the passages keep their order, and the
+    result has a warning. The `score` of a reranked passage is that of the reranker; equal scores
+    keep their order.
+
+    Args:
+        reranker: a started reranker.
+        query: the user's query.
+        passages: hits of a search, best first.
+        top_k: how many to keep.
+        deadline_s: longest wait for the reranker, in seconds.
     """
     if not passages:
         return Reranked([])
@@ -67,6 +84,6 @@ async def rerank(
 
 
 def _text(passage: Passage) -> str:
-    """As it was embedded: a chunk without its title is often about nobody."""
+    """The text with its title, as it was embedded: without it a chunk may not name its topic."""
     title = f"{passage.chunk.title}\n" if passage.chunk.title else ""
     return title + passage.chunk.text

@@ -1,9 +1,9 @@
-"""A cross-encoder behind HTTP. Knows no model: what it is sent to decides.
+"""A cross-encoder behind an HTTP endpoint, in one of two styles.
 
     tei      POST {"query", "texts"}               ->  [{"index", "score"}]
     cohere   POST {"model", "query", "documents"}  ->  {"results": [{"index", "relevance_score"}]}
 
-The first is text-embeddings-inference's, the second Cohere's, Jina's and vLLM's.
+The first is the style of text-embeddings-inference, the second that of Cohere, Jina and vLLM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import httpx
 
-from retriever.errors import RerankerError
+from retriever.errors import RerankerError, RerankerUnsupported
 
 Style = Literal["tei", "cohere"]
 STYLES: tuple[str, ...] = get_args(Style)
@@ -25,7 +25,18 @@ _SHOWN_CHARS = 200
 
 
 class EndpointReranker:
-    """`url` is that of the endpoint itself, e.g. http://host:8080/rerank."""
+    """Asks an HTTP endpoint for scores.
+
+    Args:
+        url: the endpoint itself, e.g. http://host:8080/rerank.
+        style: form of requests and answers.
+        model: name of the model, in the style cohere.
+        api_key: sent as a bearer token.
+        transport: replaces the network, e.g. in tests.
+
+    Raises:
+        RerankerUnsupported: there is no such style.
+    """
 
     def __init__(
         self,
@@ -36,9 +47,8 @@ class EndpointReranker:
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """The key is sent as a bearer token. `transport` is for who brings a network of his own."""
         if style not in STYLES:
-            raise ValueError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
+            raise RerankerUnsupported(f"style must be one of {', '.join(STYLES)}, not {style!r}")
         self._url = url
         self._style = style
         self._model = model
@@ -47,7 +57,7 @@ class EndpointReranker:
         self._http: httpx.AsyncClient | None = None
 
     async def start(self) -> None:
-        # Whoever asks sets the deadline.
+        # No timeout here: the caller sets the deadline.
         self._http = self._http or httpx.AsyncClient(
             headers=self._headers, timeout=None, transport=self._transport
         )
@@ -61,11 +71,11 @@ class EndpointReranker:
         failed: RerankerError | None = None
         batches = [texts[i : i + _BATCH] for i in range(0, len(texts), _BATCH)]
         try:
-            async with asyncio.TaskGroup() as group:  # a failure ends the others
+            async with asyncio.TaskGroup() as group:  # one failure cancels the others
                 tasks = [group.create_task(self._scores(query, batch)) for batch in batches]
         except* RerankerError as errors:
             failed = next(e for e in errors.exceptions if isinstance(e, RerankerError))
-        if failed is not None:  # not in there: Python up to 3.11.3 would put it into a group
+        if failed is not None:  # raised here: inside, Python up to 3.11.3 puts it into a group
             raise failed
         return [score for task in tasks for score in task.result()]
 

@@ -1,11 +1,11 @@
-"""BM25 by SQLite's FTS5, inside the catalog. Knows no documents: callers hold a transaction.
+"""Keyword search: BM25 by SQLite's FTS5, in tables of the catalog. Callers hold a transaction.
 
-A chunk's words are committed with the chunk, so this index is never behind, is not saved and needs
-no rebuild. Every scope has a table of its own: in one table for all, how rare a word is would tell
-a tenant about the documents of others, and move with them.
+A chunk's words are committed with the chunk, so this index is never behind, needs no saving and no
+rebuild. Every scope has its own table. In a common table, the score of a word would depend on other
+tenants' documents and tell about them.
 
-The tables hold no text (content=''). What FTS5 is told to forget stays in its older segments until
-they are merged, so a scope that something was removed from is `stale` until purge().
+The tables hold no text (content=''). FTS5 keeps removed words in its older segments until they are
+merged, so a scope from which something was removed is marked `stale` until `purge`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ ChunkWords = tuple[int, str, str]
 
 
 def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
+    """Index chunks; creates the scope's table if it does not exist."""
     table = _table(scope_id)
     write.execute(
         f"CREATE VIRTUAL TABLE IF NOT EXISTS {table} USING fts5("
@@ -31,7 +32,7 @@ def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) 
 
 
 def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
-    """`chunks` with the very texts they were added with: FTS5 keeps none to look up."""
+    """Remove chunks. Their texts must be those they were added with: FTS5 does not keep them."""
     table = _table(scope_id)
     rows = [("delete", chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
     write.executemany(f"INSERT INTO {table} ({table}, rowid, body) VALUES (?, ?, ?)", rows)
@@ -40,12 +41,12 @@ def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords
 
 
 def drop(write: sqlite3.Connection, scope_id: int) -> None:
-    """The scope has no documents any more."""
+    """Delete the table of a scope that has no documents any more."""
     write.execute(f"DROP TABLE IF EXISTS {_table(scope_id)}")
 
 
 def purge(write: sqlite3.Connection) -> None:
-    """Merge the segments of stale scopes, so that no page holds a word of what was removed."""
+    """Merge the segments of stale scopes, so that no page holds words of removed chunks."""
     stale = write.execute("SELECT scope_id FROM scopes WHERE stale").fetchall()
     for row in stale:
         table = _table(row["scope_id"])
@@ -60,9 +61,12 @@ def search(
     k: int,
     allowed_ids: Collection[int] | None = None,
 ) -> list[tuple[int, float]]:
-    """The `k` best (chunk_id, BM25) that have any of the query's words; best first, ties by id.
+    """The `k` best chunks that have any of the query's words.
 
-    Any text is a query; one without words finds nothing.
+    Any text is a valid query; one without words finds nothing.
+
+    Returns:
+        (chunk_id, BM25 score), best first, ties by id.
     """
     expression = match_expression(query)
     if not expression or k <= 0:

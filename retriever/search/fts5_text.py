@@ -1,11 +1,11 @@
-"""Texts and queries as the words a full-text index is to see. Knows no SQL and no documents.
+"""Prepares texts and queries for the full-text index (FTS5).
 
-The index splits at spaces and punctuation, folds case and accents, and stems English. Scripts
-written without spaces (Chinese, Japanese, Korean) get pairs of neighbouring characters as words:
+The index splits at spaces and punctuation, folds case and accents, and stems English. In scripts
+written without spaces (Chinese, Japanese, Korean), pairs of neighbouring characters become words:
 
-    text   漢字検索   ->  漢字 字検 検索 索        the last one alone, so that
+    text   漢字検索   ->  漢字 字検 検索 索        the last character also stands alone, so that
     query  漢字検索   ->  漢字 字検 検索
-    query  字         ->  字*                      any character is the start of some word
+    query  字         ->  字*                      every character is the start of some word
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Words of a query beyond this are left out: a document pasted as a question would take seconds.
+# Further words of a query are ignored: a document pasted as a question would take seconds.
 MAX_QUERY_WORDS = 128
 
 _UNSPACED = re.compile(
@@ -23,15 +23,15 @@ _UNSPACED = re.compile(
 
 
 def indexed_text(title: str, text: str) -> str:
-    """What is indexed of a chunk; a chunk without its title is often about nobody."""
+    """The text to index for a chunk, with its title: a chunk alone may not name its topic."""
     folded = unicodedata.normalize("NFKC", f"{title}\n{text}")
     return _UNSPACED.sub(lambda run: f" {' '.join([*_pairs(run[0]), run[0][-1]])} ", folded)
 
 
 def match_expression(query: str) -> str:
-    """The query in FTS5's syntax: any of its words. Empty if it has none.
+    """The query in FTS5's syntax, matching any of its words; empty if it has none.
 
-    Only letters, digits and marks get in, each word quoted: nothing a user writes is an operator.
+    Words consist of letters, digits and marks, and are quoted, so users cannot write operators.
     """
     folded = unicodedata.normalize("NFKC", query)
     words: list[str] = []

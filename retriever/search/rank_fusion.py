@@ -1,7 +1,12 @@
-"""Two rankings to one: reciprocal rank fusion. Knows no index, text or document.
+"""Combines two rankings into one by reciprocal rank fusion (RRF).
 
-RRF (Cormack, Clarke, Büttcher 2009): score(d) = sum over rankings of 1 / (K + rank of d), K = 60.
-Ranks count from 1. It needs no calibration between a cosine and a BM25.
+    score(d) = sum over rankings of 1 / (K + rank of d),   K = 60, ranks count from 1
+
+It needs no calibration between cosines and BM25 scores.
+
+Source:
+    Cormack, Clarke, Büttcher, "Reciprocal rank fusion outperforms Condorcet and individual rank
+    learning methods", 2009.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 
 @dataclass(frozen=True)
 class FusedHit:
-    """One candidate, with its place in either ranking; None where it was not found."""
+    """One candidate with its rank and score in both rankings; None where it was not found."""
 
     chunk_id: int
     score: float
@@ -27,12 +32,15 @@ class FusedHit:
 
 
 def candidates_per_ranking(top_k: int) -> int:
-    """How many hits of each ranking are fused for `top_k` results."""
+    """How many hits of each ranking are combined for `top_k` results."""
     return max(4 * top_k, 50)
 
 
 def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[FusedHit]:
-    """All candidates, best first, ties by chunk_id. With one ranking: that one, with its scores."""
+    """Combine two rankings; best first, ties by chunk_id.
+
+    With only one ranking, the result is that ranking with its own scores.
+    """
     in_dense = _places(dense or ())
     in_sparse = _places(sparse or ())
     fused = []

@@ -1,4 +1,4 @@
-"""A lock for many readers or one writer. Knows nothing of what it guards."""
+"""A lock for many readers or one writer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 class ReadWriteLock:
-    """Readers share, a writer is alone; a waiting writer goes before new readers.
+    """Readers share the lock, a writer has it alone. A waiting writer goes before new readers.
 
-    Not reentrant: a thread that holds it in any way must not ask for it again.
+    It is not reentrant: a thread that holds it must not ask for it again.
     """
 
     def __init__(self) -> None:

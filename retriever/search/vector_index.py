@@ -1,12 +1,12 @@
-"""Vectors by scope and id, searched by inner product. Knows no texts, documents or embedders.
+"""Vector search: vectors by scope and chunk id, searched by inner product.
 
-Exact search (FAISS IDMap2 over Flat): it can remove, and up to some 200,000 chunks of a scope it is
-fast enough. Every scope has a FAISS index of its own: a search sees no other tenant's vectors, and
-does not pay for them. faiss is imported on first use. Saved as files that a crash never leaves half
-new:
+The search is exact (FAISS IDMap2 over Flat). It supports removal, and is fast enough for up to
+about 200,000 chunks per scope. Every scope has a FAISS index of its own, so a search neither sees
+nor pays for other tenants' vectors. faiss is imported on first use. A crash during a save leaves
+either the old files or the new ones:
 
-    index-<checksum>.faiss    one per scope, written, fsynced and renamed first
-    manifest.json             names them; its rename is the moment of the save
+    index-<checksum>.faiss    one per scope; written, fsynced and renamed first
+    manifest.json             names them; the save takes effect when it is renamed
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ from typing import Any
 import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import EmbedderMismatch, IndexCorrupt, IndexMissing, InvalidQuery
+from retriever.errors import (
+    EmbedderMismatch,
+    IndexCorrupt,
+    IndexMissing,
+    InvalidQuery,
+    InvalidVectors,
+)
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.read_write_lock import ReadWriteLock
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2
-# FAISS may sum one product in another order when it looks for a range instead of the best k.
+# FAISS may sum a product in another order in a range search than in a search for the best k.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class SavedScope:
-    """One scope's vectors in a file."""
+    """The file with one scope's vectors."""
 
     tenant: str
     collection: str
@@ -47,7 +53,17 @@ class SavedScope:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a saved index holds; `generation` and `token` name the catalog's state it mirrors."""
+    """What a saved index holds.
+
+    Attributes:
+        name: name of the embedder.
+        revision: revision of the embedder.
+        dim: dimensions of the vectors.
+        generation: generation of the catalog's state that the index mirrors.
+        token: token of that state.
+        scopes: one file per scope.
+        format: version of the file format.
+    """
 
     name: str
     revision: str
@@ -64,7 +80,7 @@ class Manifest:
 
 @dataclass
 class _ScopeIndex:
-    """One scope's vectors; `saved` is their file as long as they did not change since."""
+    """One scope's vectors; `saved` is their file if they have not changed since it was written."""
 
     faiss: Any
     ids: set[int]
@@ -80,7 +96,7 @@ class _ScopeIndex:
 
 
 class VectorIndex:
-    """Thread-safe: searches run side by side, changes alone. Empty until reset() or load()."""
+    """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`."""
 
     def __init__(self) -> None:
         self._lock = ReadWriteLock()
@@ -97,16 +113,16 @@ class VectorIndex:
             return frozenset().union(*(part.ids for part in self._parts.values()))
 
     def reset(self, dim: int) -> None:
-        """Drop everything and hold vectors of `dim` from now on."""
+        """Remove everything; from now on vectors have `dim` dimensions."""
         with self._lock.write():
             self._dim, self._parts = dim, {}
 
     def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
-        """Put vectors [len(ids), dim] under `ids`; an id that is there is replaced."""
+        """Add vectors `[len(ids), dim]`; an id that exists is replaced."""
         self.replace((), ids, vectors, scope=scope)
 
     def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
-        """Take a scope's vectors out; unknown ids are ignored. Returns how many went."""
+        """Remove vectors of a scope; unknown ids are ignored. Returns how many were removed."""
         with self._lock.write():
             return self._remove(ids, scope)
 
@@ -118,10 +134,14 @@ class VectorIndex:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> None:
-        """Remove and add as one step: no search sees the one without the other."""
+        """Remove and add in one step: no search sees one change without the other.
+
+        Raises:
+            InvalidVectors: `vectors` has another shape, or an id comes twice.
+        """
         with self._lock.write():
             if vectors.shape != (len(ids), self._dim) or len(set(ids)) != len(ids):
-                raise ValueError(f"{len(ids)} ids for vectors of shape {vectors.shape}")
+                raise InvalidVectors(f"{len(ids)} ids for vectors of shape {vectors.shape}")
             self._remove([*removed, *ids], scope)
             if ids:
                 part = self._parts.setdefault(scope, _ScopeIndex(_empty(self._dim), set()))
@@ -140,9 +160,16 @@ class VectorIndex:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
-        """The `k` best (id, inner product) of `vector` [dim], among `allowed_ids` if given.
+        """The `k` vectors with the largest inner product with `vector` `[dim]`.
 
-        Best first, ties by id, also where a tie lies across the k-th place.
+        Args:
+            vector: the query's vector.
+            k: how many to find.
+            allowed_ids: only these ids; None: all.
+            scope: the tenant's collection.
+
+        Returns:
+            (id, inner product), best first, ties by id, also if a tie goes beyond the k-th place.
         """
         with self._lock.read():
             part = self._parts.get(scope)
@@ -153,7 +180,7 @@ class VectorIndex:
                 return []
             parameters = None if allowed_ids is None else _selector(allowed)
             query = np.ascontiguousarray(vector, dtype=np.float32).reshape(1, -1)
-            # One more than wanted shows whether the last place is shared.
+            # One hit more than wanted shows whether there is a tie at the last place.
             fetched = min(k + 1, len(allowed))
             scores, ids = part.faiss.search(query, fetched, params=parameters)
             scores, ids = scores[0], ids[0]
@@ -164,7 +191,7 @@ class VectorIndex:
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:
-        """Write what changed and the manifest; the last save stays valid until the very end."""
+        """Write changed scopes and the manifest; the previous save stays valid until the end."""
         with self._saving:
             directory.mkdir(parents=True, exist_ok=True)
             with self._lock.read():
@@ -183,9 +210,12 @@ class VectorIndex:
             return manifest
 
     def load(self, directory: Path, space: EmbeddingSpace) -> Manifest:
-        """Take the saved index's place. On any error this index stays as it was.
+        """Replace the content by a saved index; on any error it stays as it was.
 
-        Raises IndexMissing, IndexCorrupt, or EmbedderMismatch if another embedder made it.
+        Raises:
+            IndexMissing: nothing is saved there.
+            IndexCorrupt: the manifest or a file is damaged.
+            EmbedderMismatch: another embedder made it.
         """
         manifest = read_manifest(directory)
         saved = EmbeddingSpace(manifest.name, manifest.revision, manifest.dim)
@@ -210,7 +240,12 @@ class VectorIndex:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises IndexMissing, or IndexCorrupt if it cannot be understood."""
+    """Read the manifest of a saved index.
+
+    Raises:
+        IndexMissing: nothing is saved there.
+        IndexCorrupt: the manifest cannot be read.
+    """
     try:
         fields = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
         scopes = tuple(SavedScope(**saved) for saved in fields.pop("scopes"))
@@ -241,7 +276,7 @@ def _load_part(directory: Path, saved: SavedScope, dim: int) -> _ScopeIndex:
     import faiss
 
     path = directory / saved.file
-    # Checked before faiss parses it: faiss trusts the sizes it reads.
+    # The checksum comes before faiss parses the file, because faiss trusts the sizes it reads.
     if not path.is_file() or _checksum(path) != saved.sha256:
         raise IndexCorrupt(f"{path} is missing or its checksum does not hold")
     loaded: Any = faiss.read_index(str(path))
@@ -271,7 +306,7 @@ def _checksum(path: Path) -> str:
 
 
 def _publish(partial: Path, final: Path) -> None:
-    """fsync, rename, fsync the folder: after a crash the name means the whole file or the old."""
+    """fsync, rename, fsync the folder: after a crash the name is the new file or the old one."""
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     partial.replace(final)

@@ -1,4 +1,4 @@
-"""A fake embedder: counts of hashed words. Knows no language; shared words make texts similar."""
+"""A fake embedder that counts hashed words: texts are similar if they share words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retriever.embedders.base import Vectors
 
 
 class HashingEmbedder:
-    """Deterministic over processes and machines, needs no files and no start()."""
+    """Deterministic across processes and machines; needs no files and no `start`."""
 
     name = "hashing"
     revision = "crc32-1"
@@ -29,7 +29,7 @@ class HashingEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, text in enumerate(texts):
-            # A text without words is one word to itself, so that no vector has length 0.
+            # A text without words counts as one word, so that no vector has length 0.
             for word in re.findall(r"\w+", text.lower()) or [text]:
                 vectors[row, crc32(word.encode()) % self.dim] += 1.0
         norms: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""A fake reranker: the share of the query's words that a text has. Knows no language."""
+"""A fake reranker: the score is the share of the query's words that a text contains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class OverlapReranker:
-    """Deterministic, needs no model and no network."""
+    """Deterministic; needs no model and no network."""
 
     async def start(self) -> None:
         pass
