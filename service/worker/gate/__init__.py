@@ -1,1 +1,1 @@
-"""The correctness gate: fused answers held against full prefill's, and what follows from that."""
+"""The correctness gate's decisions: which methods to trust, given checks against full prefill."""

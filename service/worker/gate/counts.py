@@ -1,4 +1,4 @@
-"""What the gate counted, by method, as the worker reports it (declared in service.metrics)."""
+"""The gate's counters by method, as metrics that are declared in `service.metrics`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.worker.gate.policy import Observation
 
 
 class Counts:
-    """Since the start, whatever was reset."""
+    """Counts since the process started; resetting the gate does not reset them."""
 
     def __init__(self) -> None:
         self._outcomes: Counter[tuple[str, str]] = Counter()
@@ -17,28 +17,29 @@ class Counts:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def begin(self, method: str) -> None:
-        """It is asked for: its counters exist, at 0, so that the first check is an increase."""
+        """Creates the counters of a method, at 0, so that its first check shows as an increase."""
         self._outcomes[method, "skipped"] += 0
         self._sums[method] += 0.0
 
     def checked(self, method: str, seen: Observation) -> None:
+        """Counts a check."""
         self._outcomes[method, "agree" if seen.agrees else "disagree"] += 1
         self._sums[method] += seen.kl
         for bound in KL_BUCKETS:
             self._below[method, bound] += seen.kl <= bound
 
     def skipped(self, method: str) -> None:
-        """A check that was due and not made."""
+        """Counts a check that was due and not made."""
         self._outcomes[method, "skipped"] += 1
 
     def of(self, outcome: str) -> int:
-        """Over all methods."""
+        """Number of checks with this outcome, over all methods."""
         return sum(count for (_, kind), count in self._outcomes.items() if kind == outcome)
 
     def values(self) -> list[Sample]:
-        """Called from another thread than the rest: copies first."""
+        """All counters as samples. May be called from another thread than the rest."""
         outcomes, below = self._outcomes.copy(), self._below.copy()
-        # All outcomes of a method at once: one that appears later has not increased.
+        # All outcomes from the start: monitoring sees no increase in a counter that appears late.
         values: list[Sample] = [
             (
                 "kvstitch_gate_checks_total",

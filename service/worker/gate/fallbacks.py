@@ -8,11 +8,11 @@ from service.errors import InvalidRequest
 from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 
-FULL = "vanilla"
-FACTOR = 2.0
-LEAST_RATIO = 0.1
+FULL_PREFILL_METHOD = "vanilla"
+RATIO_FACTOR = 2.0
+MIN_RAISED_RATIO = 0.1
 """A method that was asked to recompute nothing begins with this."""
-MOST_RATIO = 0.6
+MAX_RATIO = 0.6
 """Above it a full prefill costs hardly more, and cannot be wrong."""
 
 
@@ -22,7 +22,7 @@ def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
     steps = [fusion]
     ratio = next((field for field in fields(fusion) if field.name == "ratio"), None)
     if ratio is not None and ratio.metadata.get("type") == "number":
-        most = min(MOST_RATIO, ratio.metadata.get("le") or MOST_RATIO)
+        most = min(MAX_RATIO, ratio.metadata.get("le") or MAX_RATIO)
         wanted = _raised(fusion.ratio)  # type: ignore[attr-defined]
         while wanted <= most:
             try:
@@ -34,4 +34,4 @@ def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
 
 
 def _raised(ratio: float) -> float:
-    return max(LEAST_RATIO, round(FACTOR * ratio, 6))
+    return max(MIN_RAISED_RATIO, round(RATIO_FACTOR * ratio, 6))

@@ -1,6 +1,7 @@
-"""How each method stands, by the parameters it is asked for with. No tensors, no requests.
+"""How far each fusion method is trusted, separately for every set of parameters asked for.
 
-Of those that are as asked for only the latest are known; one that is not is kept longer.
+Only so many are remembered. Those that are fully trusted are forgotten first, the longest unused
+first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
 from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
-from service.worker.gate.fallbacks import FULL, fallbacks
-from service.worker.gate.policy import Bounds, Drift, Observation, agreement_of, mean_kl
+from service.worker.gate.fallbacks import FULL_PREFILL_METHOD, fallbacks
+from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
 from service.worker.methods.fusion.base import FusionMethod
 
 log = logging.getLogger("kvstitch.gate")
@@ -23,11 +24,20 @@ OK, RAISED, FULL_PREFILL = GATE_STATES
 
 @dataclass
 class MethodTrust:
-    """Of one method with its parameters. sampled: checks that were taken at this level."""
+    """How far one method with its parameters is trusted.
+
+    Attributes:
+        name: of the method.
+        steps: the method at every level, from as asked for to full prefill.
+        drift: decides the level.
+        why: why the level was left that was asked for; "" at level 0.
+        sampled: answers that were taken to be checked at this level.
+        since: when the level was entered, in seconds of time.monotonic.
+    """
 
     name: str
     steps: list[FusionMethod]
-    drift: Drift
+    drift: DriftMonitor
     why: str = ""
     sampled: int = 0
     since: float = field(default_factory=time.monotonic)
@@ -39,37 +49,40 @@ class MethodTrust:
         return FULL_PREFILL if self.drift.level == self.drift.top else RAISED
 
     def gated(self) -> GatedMethod:
-        """For a request that asks for it now."""
+        """What a request gets that asks for this method now."""
         level = self.drift.level
         note = None if level == 0 else GateNote(self.state, self.described(level), self.why)
         return GatedMethod(self, level, self.steps[level], note)
 
     def observe(self, level: int, seen: Observation) -> None:
-        """Count a check; a change of level is logged."""
+        """Counts a check of `level`; logs a change of level."""
         before = self.drift.level
         why = self.drift.observe(level, seen)
         if not why:
             return
         after = self.drift.level
         self.sampled, self.since = 0, time.monotonic()
-        # What an answer is told is why the method was left, also when it is half-way back.
+        # Answers say why the method was left, also when it is half-way back.
         self.why = why if after > before else (self.why if after else "")
         used, asked = self.described(after), self.described(0)
         tell = log.warning if after > before else log.info
         tell("%s %s: now %s (%s): %s", asked.name, asked.parameters, used, self.state, why)
 
     def reset(self) -> None:
+        """Trusts the method again as if it had never been checked."""
         self.drift.reset()
         self.why, self.sampled, self.since = "", 0, time.monotonic()
 
     def described(self, level: int) -> Method:
+        """Name and parameters of what is used at a level."""
         fusion = self.steps[level]
         values = {f.name: getattr(fusion, f.name) for f in fields(fusion)}
-        return Method(FULL if level == self.drift.top else self.name, values)
+        return Method(FULL_PREFILL_METHOD if level == self.drift.top else self.name, values)
 
     def record(self) -> GateState:
+        """The state as it is reported to people."""
         drift = self.drift
-        here, below = drift.here, drift.below
+        here, below = drift.checks_at_level, drift.checks_below
         return GateState(
             fusion=self.described(0),
             state=self.state,
@@ -82,15 +95,21 @@ class MethodTrust:
             recovery_checks=len(below),
             recovery_agreement=agreement_of(below) if below else None,
             recovery_kl=mean_kl(below) if below else None,
-            recovery_needed=drift.needed if drift.level else 0,
+            recovery_needed=drift.recovery_checks if drift.level else 0,
             trips=drift.trips,
         )
 
 
 @dataclass(frozen=True)
 class GatedMethod:
-    """What one request got: the level it was answered at, whatever becomes of the method later.
-    note: what its answer says of that, None if it got what it asked for."""
+    """What one request got; stays as it is when the method's level changes later.
+
+    Attributes:
+        trust: of the method that was asked for.
+        level: at which the request is answered.
+        fusion: the method used at this level.
+        note: what the answer says about it; None if it got what it asked for.
+    """
 
     trust: MethodTrust
     level: int
@@ -99,18 +118,19 @@ class GatedMethod:
 
 
 class MethodTrusts:
-    """All of them, by method and parameters, latest asked for last."""
+    """The trust in every method by its parameters, the latest used last."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._known: OrderedDict[FusionMethod, MethodTrust] = OrderedDict()
 
     def of(self, name: str, fusion: FusionMethod) -> MethodTrust:
+        """The trust in a method with these parameters; new ones are fully trusted."""
         found = self._known.get(fusion)
         if found is None:
             steps = fallbacks(fusion)
             found = self._known[fusion] = MethodTrust(
-                name, steps, Drift(self._bounds, len(steps) - 1)
+                name, steps, DriftMonitor(self._bounds, len(steps) - 1)
             )
             if len(self._known) > MAX_KNOWN:
                 self._forget_one()
@@ -118,18 +138,18 @@ class MethodTrusts:
         return found
 
     def all(self) -> list[MethodTrust]:
-        """Safe to call from another thread."""
+        """A copy, so it may be called from another thread."""
         return list(self._known.values())
 
     def reset(self, name: str) -> None:
-        """Those of a method, "" for all, as if they had just been asked for the first time."""
+        """Resets the trust in a method, or in all for ""."""
         for trust in self.all():
             if name in ("", trust.name):
                 log.info("%s was reset from %s", trust.described(0), trust.state)
                 trust.reset()
 
     def _forget_one(self) -> None:
-        """The longest unasked one, of those that are fine if there are such beside the newest."""
+        """Forgets the longest unused one, a fully trusted one if there is one beside the newest."""
         *older, _ = self._known
         fine = (fusion for fusion in older if self._known[fusion].state == OK)
         del self._known[next(fine, older[0])]

@@ -1,14 +1,14 @@
-"""When a fusion method is no longer trusted, and when it is again: observations in, moves out.
+"""Decides when a fusion method is no longer trusted, and when it is again.
 
     level 0            1 … top-1                top
     as asked for       its ratio raised         full prefill
         ──── worse than the bounds ──►    one level up, at once
         ◄─── better than half-way ────    one level down, after `recovery` checks of that level
 
-Up takes evidence, not a bad draw: with 99 % confidence the method agrees less often, or differs by
-more, than the bounds allow. Down is never a trial on answers: the level below is run beside the
-answers, in spare time, and entered when it has been good for long. Pure: knows no tensors, no
-requests and no clock.
+Moving up takes evidence, not one bad check: with 99 % confidence the method agrees less often, or
+differs by more, than the bounds allow. Moving down is never tried on answers: the level below is
+run beside the answers, in spare time, and used again when it has been good for long. There is no
+clock and no randomness here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DOUBT = 0.01
+FALSE_ALARM_RATE = 0.01
 """Chance of moving up although the method is exactly as good as the bounds ask."""
 _NORMAL_99 = 2.326
-MOST_PATIENCE = 8
-"""How many times `recovery` a method that fails again and again has to be good for."""
+MAX_RECOVERY_FACTOR = 8
+"""A method that fails again and again needs at most this many times `recovery` good checks."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One next-token distribution against full prefill's: KL(full ‖ fused) in nats, and whether
-    both have the same most likely token."""
+    """One check: a next-token distribution compared with full prefill's.
+
+    Attributes:
+        kl: KL(full ‖ fused) in nats.
+        agrees: whether both have the same most likely token.
+    """
 
     kl: float
     agrees: bool
@@ -36,9 +40,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Bounds:
-    """A method is to agree in at least `agreement` of the checks, and to differ by at most
-    `kl` nats in the mean. Of the last `window` checks, and not before there are `min_checks`.
-    recovery: checks of the level below that must be good before it is returned to."""
+    """What is demanded of a method.
+
+    Attributes:
+        window: how many of the last checks count.
+        min_checks: nothing is decided with fewer.
+        agreement: smallest allowed share of checks that agree.
+        kl: largest allowed mean KL, in nats.
+        recovery: good checks of the level below before that level is used again.
+    """
 
     window: int = 32
     min_checks: int = 8
@@ -47,51 +57,62 @@ class Bounds:
     recovery: int = 32
 
 
-class Drift:
-    """What is known of one method with its parameters. Not thread-safe."""
+class DriftMonitor:
+    """The checks of one method with its parameters, and the level they lead to. Not thread-safe.
+
+    Args:
+        bounds: what is demanded.
+        top: the level at which full prefill replaces the method, at least 1.
+    """
 
     def __init__(self, bounds: Bounds, top: int) -> None:
-        """top: the level at which it is replaced by full prefill, at least 1."""
         assert top >= 1
         self._bounds = bounds
         self.top = top
         self.level = 0
         self.trips = 0
-        self.here: deque[Observation] = deque(maxlen=bounds.window)
-        self.below: deque[Observation] = deque()
+        self.checks_at_level: deque[Observation] = deque(maxlen=bounds.window)
+        self.checks_below: deque[Observation] = deque()
 
     @property
-    def needed(self) -> int:
-        """Good checks of the level below until it is returned to; doubles with every trip."""
-        patience: int = min(2 ** max(0, self.trips - 1), MOST_PATIENCE)
-        return self._bounds.recovery * patience
+    def recovery_checks(self) -> int:
+        """Good checks of the level below before it is used again; doubles with every trip."""
+        factor: int = min(2 ** max(0, self.trips - 1), MAX_RECOVERY_FACTOR)
+        return self._bounds.recovery * factor
 
     def observe(self, level: int, seen: Observation) -> str:
-        """Count a check of `level`. Returns why the level changed, "" if it did not. Checks of a
-        level that is neither the current one nor the one below come too late and count nothing."""
+        """Counts a check of `level`, which may change the level.
+
+        A check of another level than the current one and the one below comes too late and is
+        ignored.
+
+        Returns:
+            Why the level changed; "" if it did not.
+        """
         if level == self.level < self.top:
-            self.here.append(seen)
+            self.checks_at_level.append(seen)
             return self._up()
         if 0 <= level == self.level - 1:
-            self.below.append(seen)
-            while len(self.below) > self.needed:
-                self.below.popleft()
+            self.checks_below.append(seen)
+            while len(self.checks_below) > self.recovery_checks:
+                self.checks_below.popleft()
             return self._down()
         return ""
 
     def reset(self) -> None:
+        """Forgets everything."""
         self._move(0)
         self.trips = 0
 
     def _up(self) -> str:
-        seen, bounds = self.here, self._bounds
+        seen, bounds = self.checks_at_level, self._bounds
         if len(seen) < bounds.min_checks:
             return ""
         agreeing = sum(o.agrees for o in seen)
-        if at_most(agreeing, len(seen), bounds.agreement) < DOUBT:
+        if binomial_cdf(agreeing, len(seen), bounds.agreement) < FALSE_ALARM_RATE:
             why = f"{agreeing} of {len(seen)} checks agreed with full prefill"
             why += f", at least {bounds.agreement:.0%} are asked for"
-        elif (low := least_mean([o.kl for o in seen])) > bounds.kl:
+        elif (low := mean_lower_bound([o.kl for o in seen])) > bounds.kl:
             why = f"KL to full prefill was at least {low:.2g} nats in the mean of {len(seen)} "
             why += f"checks, at most {bounds.kl:g} are allowed"
         else:
@@ -101,8 +122,8 @@ class Drift:
         return why
 
     def _down(self) -> str:
-        seen, bounds = self.below, self._bounds
-        if len(seen) < self.needed:
+        seen, bounds = self.checks_below, self._bounds
+        if len(seen) < self.recovery_checks:
             return ""
         agreement, kl = agreement_of(seen), mean_kl(seen)
         if agreement < (1 + bounds.agreement) / 2 or kl > bounds.kl / 2:
@@ -113,31 +134,30 @@ class Drift:
 
     def _move(self, level: int) -> None:
         self.level = level
-        self.here.clear()
-        self.below.clear()
+        self.checks_at_level.clear()
+        self.checks_below.clear()
 
 
 def agreement_of(seen: Sequence[Observation] | deque[Observation]) -> float:
-    """Share of the checks that agreed; there must be one."""
+    """Share of the checks that agreed; there must be at least one."""
     return sum(o.agrees for o in seen) / len(seen)
 
 
 def mean_kl(seen: Sequence[Observation] | deque[Observation]) -> float:
-    """Mean KL in nats; there must be a check."""
+    """Mean KL in nats; there must be at least one check."""
     return math.fsum(o.kl for o in seen) / len(seen)
 
 
-def at_most(successes: int, trials: int, chance: float) -> float:
-    """Probability of so few successes in so many trials, if each has this chance."""
+def binomial_cdf(successes: int, trials: int, chance: float) -> float:
+    """Probability of at most `successes` in `trials`, each with probability `chance`."""
     return math.fsum(
         math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k)
         for k in range(successes + 1)
     )
 
 
-def least_mean(values: Sequence[float]) -> float:
-    """What the mean is above with 99 % confidence, by the normal approximation: one value that is
-    far off says little, many say much."""
+def mean_lower_bound(values: Sequence[float]) -> float:
+    """Lower bound of the mean with 99 % confidence, by the normal approximation."""
     n = len(values)
     mean = math.fsum(values) / n
     if n < 2:

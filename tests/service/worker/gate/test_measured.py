@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from service.worker.checks.comparison import WORST_NATS
-from service.worker.gate.policy import Bounds, Drift, Observation
+from service.worker.gate.policy import Bounds, DriftMonitor, Observation
 
 RESULT = Path(__file__).parents[4] / "benchmarks" / "results" / "fidelity" / "fidelity.json"
 ORDERS = 60
@@ -37,7 +37,7 @@ def trips(name: str) -> float:
     tripped = 0
     for _ in range(ORDERS):
         random.shuffle(seen)
-        drift = Drift(Bounds(), top=1)
+        drift = DriftMonitor(Bounds(), top=1)
         tripped += any(drift.observe(0, one) for one in seen)
     return tripped / ORDERS
 
