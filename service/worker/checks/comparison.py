@@ -40,7 +40,7 @@ def full_logits(adapter: DecoderAdapter, request: Request) -> Steps[Tensor]:
     documents = [document.ids for document in request.documents]
     cold = [True] * (1 + len(documents))
     layout = PromptLayout.of(
-        request.system, documents, request.question, cold=cold, device=adapter.device
+        request.system, documents, request.question, uncached=cold, device=adapter.device
     )
     scratch = ScratchKV(adapter, layout.tokens)
     return (yield from prefill(adapter, layout, [None] * len(cold), Vanilla(), scratch)).logits

@@ -1,6 +1,6 @@
 """The gate: which first tokens are checked, the checks themselves, and what requests get instead.
 
-    request ──► `watch` ───► prefill ──► first token ──► `answered` ──► pending
+    request ──► `replacement` ───► prefill ──► first token ──► `answered` ──► pending
                    ▲                                                        │ spare time
                    └────────────── standing ◄── full prefill (and shadow) ◄─┘
 
@@ -24,15 +24,15 @@ from service.metrics import Sample
 from service.records import GATE_STATES, GateState
 from service.worker.checks.comparison import compare, full_logits
 from service.worker.checks.shadow import Shadow, reuses_documents
+from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.request import Request
 from service.worker.core.steps import Steps
-from service.worker.forward.prefill import PrefillResult
 from service.worker.gate.counts import Counts
 from service.worker.gate.method_trust import GatedMethod, MethodTrust, MethodTrusts
 from service.worker.gate.policy import Bounds
 from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
@@ -96,9 +96,9 @@ class Gate:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def watch(self, name: str, fusion: FusionMethod) -> GatedMethod | None:
-        """What a request gets that asks for this method; None if that needs no watching."""
-        if not fusion.reads_cache:
+    def replacement(self, name: str, fusion: FusionMethod) -> GatedMethod | None:
+        """What a request gets that asks for this method; None for a method that needs no checks."""
+        if fusion.reads is Reads.NOTHING:
             return None
         self.counts.begin(name)
         return self._trusts.of(name, fusion).gated()
@@ -108,7 +108,7 @@ class Gate:
         gated, request = sequence.gated, sequence.request
         if gated is None or result.kept_ids is not None or not request.documents:
             return  # a prompt that started over with other tokens is no longer the one asked for
-        if sequence.fusion.reads_cache and not reuses_documents(sequence):
+        if sequence.fusion.reads is not Reads.NOTHING and not reuses_documents(sequence):
             return
         trust = gated.trust
         if not self._draw(trust):

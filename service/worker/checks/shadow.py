@@ -14,18 +14,22 @@ from torch import Tensor
 from service.records import Sampling
 from service.worker.core.request import Request
 from service.worker.core.steps import Steps
-from service.worker.engine.sampler import Sampler
 from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.sampler import Sampler
 from service.worker.sequences.sequence import Sequence
 
 
 @dataclass
 class Shadow:
-    """One at a time. opener: without a planner, whose estimates must not learn from spare time."""
+    """One prompt at a time.
+
+    Attributes:
+        launcher: without a planner, whose estimates must not learn from what spare time allows.
+    """
 
     launcher: PrefillLauncher
     pool: KVPool
@@ -53,20 +57,19 @@ class Shadow:
             fusion,
             None,
             list(addresses),
-            loads=[None] * len(addresses),
             max_tokens=1,
             sampler=Sampler(asked.sampling),
         )
         try:
-            self.launcher.begin(sequence)
+            self.launcher.start_loading(sequence)
             yield from _loaded(sequence)
-            if fusion.sparse and not _stored(sequence):
+            if fusion.reads is Reads.PARTS and not _stored(sequence):
                 return None  # it would compute and store what is missing
-            self._wants = sequence.reserved_tokens
+            self._wants = self.launcher.reserved_tokens(sequence)
             while (kv := self.pool.reserve(self._wants)) is None:
                 yield None
             self._wants = 0
-            self.launcher.open(sequence, kv)
+            self.launcher.launch(sequence, kv)
             assert sequence.steps is not None
             result = yield from sequence.steps
             sequence.prefilled(result)
@@ -76,16 +79,16 @@ class Shadow:
 
     def _give_back(self, sequence: Sequence) -> None:
         self._sequence, self._wants = None, 0
-        self.launcher.close(sequence)
+        self.launcher.stop_loading(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
         if sequence.kv is not None:
             sequence.kv.release()
             sequence.kv = None
         # Full prefill misses no chunk, so nobody else would see to it that there is one again.
-        for number, address in enumerate(sequence.addresses):
-            if address is not None and sequence.missed(number):
-                self.precompute_queue.add(address)
+        for load in sequence.segments:
+            if load is not None and load.missed:
+                self.precompute_queue.add(load.address)
 
 
 def reuses_documents(sequence: Sequence) -> bool:
@@ -100,13 +103,10 @@ def _loaded(sequence: Sequence) -> Steps[None]:
     if sequence.found is not None:
         yield sequence.found
         sequence.found.result()
-    for load in sequence.loads:
-        if load is not None:
-            yield load
-    for segment in sequence.segments:
-        if segment is not None and segment.stream is not None and not segment.known:
-            yield segment.stream.arrived[0]
+    for load in sequence.segments:
+        while load is not None and (pending := load.pending) is not None:
+            yield pending
 
 
 def _stored(sequence: Sequence) -> bool:
-    return not any(sequence.missed(i) for i in range(len(sequence.addresses)))
+    return not any(load is not None and load.missed for load in sequence.segments)

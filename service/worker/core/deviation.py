@@ -18,7 +18,7 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
     at[view.rows] = torch.arange(len(view.rows), device=view.rows.device)
     out = torch.zeros(view.layout.tokens, device=view.rows.device)
     for segment, stored in zip(view.layout.segments, view.cached, strict=True):
-        if stored is None or segment.cold or not segment.tokens:
+        if stored is None or segment.uncached or not segment.tokens:
             continue
         here = at[segment.start : segment.end]
         rows = torch.nonzero(here >= 0).squeeze(1)

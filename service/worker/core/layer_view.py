@@ -1,10 +1,10 @@
-"""What fusion and eviction methods may look at inside the layer loop. Knows no method."""
+"""What fusion and eviction methods may look at inside the layer loop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,26 +19,51 @@ class CachedSegment(Protocol):
     def layer(self, layer: int) -> tuple[Tensor, Tensor]: ...
 
 
+class ProjectedRows(NamedTuple):
+    """What the projections of a layer gave for some rows.
+
+    Attributes:
+        q: queries after RoPE `[m, heads, d]`.
+        fresh_q: queries before RoPE `[m, heads, d]`.
+        fresh_k: keys before RoPE `[m, kv_heads, d]`.
+        fresh_v: values `[m, kv_heads, d]`.
+    """
+
+    q: Tensor
+    fresh_q: Tensor
+    fresh_k: Tensor
+    fresh_v: Tensor
+
+
 @dataclass(frozen=True)
 class AttentionScores:
-    """What a first pass over the stitched cache found, `[n]` fp32 each, summed over layers, zero at
-    tokens of cold segments. asked: what the question's rows look at; followed: what the leads do,
-    rows that a method sent after it (zero without any)."""
+    """What passes over the stitched cache found: attention that every token received, summed over
+    layers, `[n]` fp32 each; zero for tokens of uncached segments.
 
-    asked: Tensor
-    followed: Tensor
+    Attributes:
+        question: attention paid by the question's rows.
+        seeds: attention paid by the rows that a method sent after them; zero without any.
+    """
+
+    question: Tensor
+    seeds: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerView:
-    """A layer of a prompt after QKV, before its attention.
+    """A layer of a prompt after its projections, before its attention.
 
-    rows `[m]`: ascending indices computed at this layer; q `[m, heads, d]`: their queries after
-    RoPE; k, v `[kv_heads, n, d]`: the layer's cache after RoPE, fresh KV of the rows in place;
-    fresh_q `[m, heads, d]`, fresh_k, both before RoPE, and fresh_v `[m, kv_heads, d]`: what was
-    just computed; cached: stored KV by segment, None if cold.
-    `flops`: where a method counts work of its own. evidence: what a first pass found, None without
-    one.
+    Attributes:
+        rows: ascending indices of the rows computed at this layer `[m]`.
+        q: their queries after RoPE `[m, heads, d]`.
+        k, v: the layer's KV cache, keys after RoPE, fresh KV of `rows` in place
+            `[kv_heads, n, d]`.
+        fresh_q, fresh_k, fresh_v: what was just computed, before RoPE
+            `[m, heads or kv_heads, d]`.
+        cached: stored KV by segment, None where a segment has none.
+        scale: what scores are multiplied with before the softmax.
+        flops: where a method counts work of its own.
+        attention_scores: what passes over the stitched cache found; None if there was none.
     """
 
     layer: int
@@ -55,15 +80,13 @@ class LayerView:
     flops: FlopCount
     attention_scores: AttentionScores | None = None
 
-    def followed_by(
-        self, rows: Tensor, q: Tensor, fresh_q: Tensor, fresh_k: Tensor, fresh_v: Tensor
-    ) -> LayerView:
-        """With these rows too, which stand behind them and whose KV is in place."""
+    def with_rows_behind(self, rows: Tensor, projected: ProjectedRows) -> LayerView:
+        """The same layer, with more rows, which stand behind `rows` and whose KV is in place."""
         return replace(
             self,
             rows=torch.cat([self.rows, rows]),
-            q=torch.cat([self.q, q]),
-            fresh_q=torch.cat([self.fresh_q, fresh_q]),
-            fresh_k=torch.cat([self.fresh_k, fresh_k]),
-            fresh_v=torch.cat([self.fresh_v, fresh_v]),
+            q=torch.cat([self.q, projected.q]),
+            fresh_q=torch.cat([self.fresh_q, projected.fresh_q]),
+            fresh_k=torch.cat([self.fresh_k, projected.fresh_k]),
+            fresh_v=torch.cat([self.fresh_v, projected.fresh_v]),
         )

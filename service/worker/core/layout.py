@@ -1,9 +1,7 @@
 """Where the segments of one prompt lie: S ‖ D_1..D_k ‖ Q as index ranges over one id sequence.
 
-     0        |S|            |S|+|D_1|                      n-|Q|        n
-     ├── S ──┤├──── D_1 ────┤├──── D_2 ────┤ …  ├─── D_k ───┤├─── Q ───┤
-
-Knows no tensors of KV, no method.
+0        |S|            |S|+|D_1|                      n-|Q|        n
+├── S ──┤├──── D_1 ────┤├──── D_2 ────┤ …  ├─── D_k ───┤├─── Q ───┤
 """
 
 from __future__ import annotations
@@ -19,14 +17,16 @@ from torch import Tensor
 class Segment:
     """One cacheable segment: S (index 0) or a document.
 
-    `offset`: positions its keys had when they were precomputed began here (prefix length).
-    `cold`: no usable KV is stored, its rows are computed like the question's.
+    Attributes:
+        start, end: its rows in the prompt.
+        offset: where its positions began when it was precomputed: the length of what stood before.
+        uncached: no usable KV is stored; its rows are computed like the question's.
     """
 
     start: int
     end: int
     offset: int = 0
-    cold: bool = False
+    uncached: bool = False
 
     @property
     def tokens(self) -> int:
@@ -35,7 +35,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """`segments[0]` is S; ids `[n]` int64."""
+    """A prompt of n tokens.
+
+    Attributes:
+        ids: token ids `[n]` int64.
+        segments: S first, then the documents in order.
+        question_start: the first row of Q.
+    """
 
     ids: Tensor
     segments: tuple[Segment, ...]
@@ -48,15 +54,20 @@ class PromptLayout:
         documents: Sequence[Sequence[int]],
         question: Sequence[int],
         *,
-        cold: Sequence[bool],
+        uncached: Sequence[bool],
         offset: int = 0,
         device: torch.device | None = None,
     ) -> PromptLayout:
-        """`cold[0]` is S, `cold[i]` document i; `offset` the prefix length of the documents."""
+        """Lay the segments out one after another.
+
+        Args:
+            uncached: of S, then of every document: whether its rows must be computed.
+            offset: tokens that the documents' chunks were precomputed behind.
+        """
         ids = list(system)
-        segments = [Segment(0, len(system), 0, cold[0])]
-        for document, is_cold in zip(documents, cold[1:], strict=True):
-            segments.append(Segment(len(ids), len(ids) + len(document), offset, is_cold))
+        segments = [Segment(0, len(system), 0, uncached[0])]
+        for document, is_uncached in zip(documents, uncached[1:], strict=True):
+            segments.append(Segment(len(ids), len(ids) + len(document), offset, is_uncached))
             ids.extend(document)
         start = len(ids)
         ids.extend(question)
@@ -80,24 +91,24 @@ class PromptLayout:
 
     @property
     def forced_rows(self) -> Tensor:
-        """Rows that every method computes at every layer: cold segments and the question (whose
-        first layers may be those of a first pass, `service.worker.forward.question_pass`)."""
-        cold = [self._rows(s) for s in self.segments if s.cold and s.tokens]
-        return torch.cat([*cold, self.question_rows])
+        """Rows that every method computes at every layer: uncached segments and the question (whose
+        first layers may be taken from a first pass, `service.worker.forward.attention_pass`)."""
+        uncached = [self._rows(s) for s in self.segments if s.uncached and s.tokens]
+        return torch.cat([*uncached, self.question_rows])
 
     @property
     def cached_document_rows(self) -> Tensor:
         """Candidates for recomputation: document tokens that came out of a cache."""
-        warm = [self._rows(s) for s in self.documents if not s.cold and s.tokens]
+        cached = [self._rows(s) for s in self.documents if not s.uncached and s.tokens]
         empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
-        return torch.cat(warm) if warm else empty
+        return torch.cat(cached) if cached else empty
 
     @property
     def stale_documents(self) -> tuple[Segment, ...]:
         """Documents out of a cache whose KV can differ from full prefill's: all but a first one
         that was precomputed behind exactly what stands before it."""
-        warm = [s for s in self.documents if not s.cold and s.tokens]
-        return tuple(s for s in warm if s.offset != s.start)
+        cached = [s for s in self.documents if not s.uncached and s.tokens]
+        return tuple(s for s in cached if s.offset != s.start)
 
     @property
     def stale_document_rows(self) -> Tensor:
@@ -108,16 +119,16 @@ class PromptLayout:
 
     @property
     def cached_rows(self) -> Tensor:
-        """Every row but those of cold segments, ascending."""
-        warm = [self._rows(s) for s in self.segments if not s.cold and s.tokens]
-        return torch.cat([*warm, self.question_rows])
+        """Every row but those of uncached segments, ascending."""
+        cached = [self._rows(s) for s in self.segments if not s.uncached and s.tokens]
+        return torch.cat([*cached, self.question_rows])
 
     def only(self, rows: Tensor) -> PromptLayout:
         """The prompt of `rows` (ascending indices) alone, moved together; nothing of it cached."""
         segments, at = [], 0
         for segment in self.segments:
             inside = int(((rows >= segment.start) & (rows < segment.end)).sum())
-            segments.append(Segment(at, at + inside, cold=True))
+            segments.append(Segment(at, at + inside, uncached=True))
             at += inside
         return PromptLayout(self.ids[rows], tuple(segments), at)
 

@@ -16,14 +16,14 @@ from kvstore import TieredStore
 from service.errors import KvstitchError
 from service.worker.checks.gate import Gate, GateSettings
 from service.worker.core.model_facts import ModelFacts
+from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
-from service.worker.engine.explaining import Explainer
+from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
-from service.worker.engine.sampler import sample
-from service.worker.engine.scheduler import Scheduler, StepBudget
+from service.worker.engine.scheduler import Scheduler
+from service.worker.engine.step_budget import StepBudget
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
-from service.worker.forward.prefill import PrefillResult
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.loading.precompute_queue import PrecomputeQueue
@@ -32,6 +32,8 @@ from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.report import report
+from service.worker.sequences.sampler import sample
 from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.engine")
@@ -40,9 +42,11 @@ log = logging.getLogger("kvstitch.engine")
 class Engine:
     """One model, one pool, one store. Not thread-safe: call it from one thread.
 
-    planner: whether to compute documents that would take longer to load; off, whatever is stored is
-    loaded. Chunks in the memory tier are always used. checks: how answers are held against full
-    prefill's; None: they are not."""
+    Args:
+        planner: whether to compute documents that would take longer to load; if not, whatever is
+            stored is loaded. Chunks in the memory tier are always used.
+        checks: how answers are compared with full prefill's; None: they are not.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class Engine:
         self.planner = self._estimator if planner else None
         self.precompute_queue = PrecomputeQueue(adapter, store, loader)
         self._launcher = PrefillLauncher(
-            adapter, self._facts, addressing, loader, self.precompute_queue.keep, self.planner
+            adapter, self._facts, addressing, loader, self.precompute_queue.store, self.planner
         )
         self.pool = KVPool(
             adapter.layers,
@@ -80,16 +84,16 @@ class Engine:
         self.gate = (
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
         )
-        self.background = IdleWork(self.precompute_queue, self.gate)
+        self.idle_work = IdleWork(self.precompute_queue, self.gate)
         self.admission = Admission(
             adapter,
             addressing,
             self._facts,
             pool_tokens=pool_tokens,
-            watch=self.gate.watch if self.gate else None,
+            replace=self.gate.replacement if self.gate else None,
         )
         self._explainer = Explainer(
-            adapter, self.admission, addressing, loader.streams, self._estimator, deciding=planner
+            adapter, self.admission, loader.streams, self._estimator, deciding=planner
         )
         self._events: list[Event] = []
         self._step_budget = StepBudget()
@@ -99,7 +103,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing to compute until a request or a load arrives."""
-        return not self._busy and self.background.idle
+        return not self._busy and self.idle_work.idle
 
     @property
     def _busy(self) -> bool:
@@ -107,9 +111,9 @@ class Engine:
         scheduler = self.scheduler
         if scheduler.running or any(s.abort_reason for s in scheduler.active):
             return True
-        if any(not s.blocked for s in scheduler.opened):
+        if any(not s.blocked for s in scheduler.prefilling):
             return True
-        return scheduler.can_open(self._fits) is not None
+        return scheduler.can_start(self._fits) is not None
 
     # -- what callers ask for ---------------------------------------------------------------------
 
@@ -118,8 +122,7 @@ class Engine:
         after that it ends in exactly one DoneEvent or FailedEvent."""
         sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
-        if sequence.fusion.reads_cache:
-            self._launcher.begin(sequence)
+        self._launcher.start_loading(sequence)
 
     def explain(self, request: Request) -> None:
         """What the request would take: an ExplainedEvent once the tiers said what they hold.
@@ -141,8 +144,8 @@ class Engine:
         self._start_prefill()
         self._decode()
         self._advance_prefill()
-        if not self.background.idle and (self._step_budget.idle_work_is_due or not self._busy):
-            self._advance_background()
+        if not self.idle_work.idle and (self._step_budget.idle_work_is_due or not self._busy):
+            self._advance_idle_work()
         self._events.extend(self.precompute_queue.finished())
         self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
         events, self._events = self._events, []
@@ -154,18 +157,18 @@ class Engine:
                 self._finish(sequence, sequence.abort_reason)
 
     def _start_prefill(self) -> None:
-        sequence = self.scheduler.next_to_open(self._fits)
+        sequence = self.scheduler.next_to_start(self._fits)
         if sequence is None:
             return
         try:
-            kv = self.pool.reserve(sequence.reserved_tokens)
+            kv = self.pool.reserve(self._launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler asked whether it fits"
-            self._launcher.open(sequence, kv, crowded=bool(self.scheduler.running))
+            self._launcher.launch(sequence, kv, crowded=bool(self.scheduler.running))
         except Exception as error:
             self._fail(sequence, error)
 
     def _fits(self, sequence: Sequence) -> bool:
-        wanted = sequence.reserved_tokens
+        wanted = self._launcher.reserved_tokens(sequence)
         if self.pool.can_reserve(wanted):
             return True
         return self.gate is not None and self.gate.give_way() and self.pool.can_reserve(wanted)
@@ -173,7 +176,7 @@ class Engine:
     def _advance_prefill(self) -> None:
         """Steps of the prefills that can go on: one if nobody decodes (so that aborts and new
         requests are seen between steps), else as many as the pace allows."""
-        while (sequence := self.scheduler.prefilling) is not None and not sequence.blocked:
+        while (sequence := self.scheduler.next_prefill) is not None and not sequence.blocked:
             assert sequence.steps is not None
             started = time.monotonic()
             sequence.waited()
@@ -193,19 +196,19 @@ class Engine:
         assert sequence.kv is not None
         sequence.steps = None
         sequence.prefilled(result)
-        sequence.kv.set_length(sequence.held_tokens)
-        sequence.close_stage("prefill")
+        sequence.kv.set_length(sequence.entries)
+        sequence.clock.close("prefill")
         if self.planner is None:
             self._estimator.compute.add(result.flops, sequence.computed_s)
         else:
             self.planner.finished(result.flops, sequence.computed_s, sequence.segments)
-        self._launcher.close(sequence)
+        self._launcher.stop_loading(sequence)
         try:
             self.scheduler.start_running(sequence)
             if self.gate is not None:
                 self.gate.answered(sequence, result)
             self._emit(sequence, sequence.sampler(result.logits))
-            sequence.close_stage("first_token")
+            sequence.clock.close("first_token")
             if sequence in self.scheduler.running:
                 self._evict(sequence, result)
         except Exception as error:
@@ -219,15 +222,15 @@ class Engine:
             sequence.coverage = evict(
                 self._adapter,
                 self._facts,
-                result.layout,
                 kv,
                 sequence.eviction,
-                result.observed,
-                room,
-                asked=None if result.kept_ids is None else sequence.prompt_tokens,
-                watch=None if sequence.fates is None else sequence.fates.kept,
-            ).coverage
-            sequence.close_stage("evict")
+                layout=result.layout,
+                observed=result.observed,
+                room=room,
+                original_tokens=None if result.kept_ids is None else sequence.prompt_tokens,
+                on_kept=None if sequence.token_trace is None else sequence.token_trace.kept,
+            )
+            sequence.clock.close("evict")
         sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in layers]
 
     def _decode(self) -> None:
@@ -260,11 +263,11 @@ class Engine:
             self._finish(sequence, "length")
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
-        if "first_token" in sequence.stages:
-            sequence.close_stage("decode")
+        if "first_token" in sequence.clock.stages:
+            sequence.clock.close("decode")
         self._release(sequence)
         self._write_back(sequence)
-        self._events.append(DoneEvent(sequence.id, reason, sequence.report()))
+        self._events.append(DoneEvent(sequence.id, reason, report(sequence)))
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         if not isinstance(error, KvstitchError):
@@ -274,7 +277,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
-        self._launcher.close(sequence)
+        self._launcher.stop_loading(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
             sequence.steps = None
@@ -284,13 +287,11 @@ class Engine:
 
     def _write_back(self, sequence: Sequence) -> None:
         """Segments that should have been in the store and were not: compute them in spare time."""
-        if sequence.sparse is not None:
-            return  # it stored what it had to compute
-        for i, address in enumerate(sequence.addresses):
-            if address is not None and sequence.missed(i):
-                self.precompute_queue.add(address)
+        for load in sequence.segments:
+            if load is not None and load.missed:
+                self.precompute_queue.add(load.address)
 
-    def _advance_background(self) -> None:
+    def _advance_idle_work(self) -> None:
         started = time.monotonic()
-        self.background.advance()
+        self.idle_work.advance()
         self._step_budget.idle_work_stepped(time.monotonic() - started)

@@ -43,7 +43,7 @@ def compute_chunk(adapter: DecoderAdapter, address: Address) -> Steps[ComputedCh
     """Pauses as the layer loop does."""
     first = len(address.prefix_ids)
     ids = [*address.prefix_ids, *address.ids]
-    layout = PromptLayout.of(ids, [], [], cold=[True], device=adapter.device)
+    layout = PromptLayout.of(ids, [], [], uncached=[True], device=adapter.device)
     k: list[Tensor] = []
     v: list[Tensor] = []
     sketch = SketchBuilder(first)

@@ -88,7 +88,7 @@ class KVPlacer:
         """Where each goes, and what is stored of it."""
         found = []
         for segment, stored in zip(self._layout.segments, self._cached, strict=True):
-            if not segment.cold and segment.tokens:
+            if not segment.uncached and segment.tokens:
                 assert stored is not None, "a segment that is not cold has stored KV"
                 found.append((slice(segment.start, segment.end), stored))
         return found

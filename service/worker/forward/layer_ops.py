@@ -1,8 +1,7 @@
 """One layer's work in tiles of rows, with pauses: projections, then attention, then the MLP.
 
-Rows do not depend on one another there, so tiles change when a row is computed and nothing else.
-Their size depends on nothing but the device: many rows on one that is only fast with many. Knows no
-method and no prompt.
+Rows do not depend on one another within these, so tiles change when a row is computed and nothing
+else. The size of a tile depends only on the device.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from service.worker.core.layer_view import ProjectedRows
 from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import write_rows
 from service.worker.model.adapters.base import DecoderAdapter
@@ -28,21 +28,21 @@ def tiles(rows: int, size: int) -> list[slice]:
 
 
 def project(
-    adapter: DecoderAdapter, layer: int, x: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
-) -> Steps[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Queries after RoPE and before, keys before RoPE, values of `rows`; K, V go into the cache."""
-    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    adapter: DecoderAdapter, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
+) -> Steps[ProjectedRows]:
+    """Queries, keys and values of `rows`; keys and values also go into the layer's cache `kv`."""
+    k_all, v_all = kv
+    parts: list[ProjectedRows] = []
     for tile in tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE)):
         if parts:
             yield None
         at = rows[tile]
         fresh_q, k, v = adapter.qkv(layer, x[tile])
         write_rows(adapter.rope, k_all, v_all, k, v, at)
-        parts.append((adapter.rope.rotate(fresh_q, at), fresh_q, k, v))
+        parts.append(ProjectedRows(adapter.rope.rotate(fresh_q, at), fresh_q, k, v))
     if len(parts) == 1:
         return parts[0]
-    q, fresh_q, k, v = (torch.cat(part) for part in zip(*parts, strict=True))
-    return q, fresh_q, k, v
+    return ProjectedRows(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def attend_and_finish(
@@ -51,11 +51,10 @@ def attend_and_finish(
     x: Tensor,
     q: Tensor,
     rows: Tensor,
-    k_all: Tensor,
-    v_all: Tensor,
+    kv: tuple[Tensor, Tensor],
 ) -> Steps[Tensor]:
-    """Hidden rows after the layer; every key that a row sees is in place."""
-    attended = yield from _attend(adapter, q, rows, k_all, v_all)
+    """Hidden rows after the layer; every key that a row sees is in place in `kv`."""
+    attended = yield from _attend(adapter, q, rows, *kv)
     cuts = tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE))
     if len(cuts) == 1:
         return (yield from adapter.finish_steps(layer, x, attended))

@@ -50,7 +50,7 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
     device = adapter.device
 
     theirs = adapter.model(torch.tensor([ids], device=device)).logits[0, -1].float()
-    full = PromptLayout.of(system, [document], question, cold=[True, True], device=device)
+    full = PromptLayout.of(system, [document], question, uncached=[True, True], device=device)
     captured = _Captured([], [])
 
     def capture(view: LayerView) -> None:
@@ -65,7 +65,7 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
         for a, b in ((0, s), (s, s + d))
     ]
     warm = PromptLayout.of(
-        system, [document], question, cold=[False, False], offset=s, device=device
+        system, [document], question, uncached=[False, False], offset=s, device=device
     )
     stitched = run(prefill(adapter, warm, parts, Pie(), scratch)).logits
 

@@ -1,17 +1,17 @@
-"""Stored layers on their way to a GPU: the next one is copied while this one is computed with.
+"""Stored layers on their way to a GPU: the next one is copied while the GPU computes this one.
 
     aside    │ copy 0 │ copy 1 │        │ copy 2 │
     compute           │ place 0, layer 0 ...     │ place 1, layer 1 ...
 
-What the kernel that places them decodes itself goes as it is stored; other codecs are decoded on
-the device. Only what has arrived in host memory is copied ahead. Knows no positions and no cache.
+Codecs that the placing kernel decodes itself are copied as they are stored; others are decoded on
+the device. Only layers that have arrived in host memory are copied ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,10 +19,22 @@ from torch import Tensor
 from kvstore import EncodedBlocks, EncodedChunk
 from service.worker.core.layer_view import CachedSegment
 from service.worker.kernels.gpu import kv_placement_gpu
-from service.worker.loading.chunk_stream import ChunkStream
 
 Parts = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""k and v, each as `placement_gpu.place` takes them."""
+"""k and v, each as `kv_placement_gpu.place` takes them."""
+
+
+@runtime_checkable
+class ArrivingSegment(Protocol):
+    """Stored KV that may still be on its way from the store."""
+
+    def arrived(self, layer: int) -> bool:
+        """Whether the layer is in host memory."""
+        ...
+
+    def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
+        """What a layer that arrived is in, as it is stored; None if it was decoded."""
+        ...
 
 
 class Side(Protocol):
@@ -109,13 +121,11 @@ class Transfers:
 
 
 def _arrived(stored: CachedSegment, layer: int) -> bool:
-    if not isinstance(stored, ChunkStream):
-        return True
-    return not stored.lost and stored.pending(layer) is None
+    return not isinstance(stored, ArrivingSegment) or stored.arrived(layer)
 
 
 def _copy(stored: CachedSegment, layer: int, device: torch.device) -> Parts:
-    source = stored.stored(layer) if isinstance(stored, ChunkStream) else stored
+    source = stored.stored(layer) if isinstance(stored, ArrivingSegment) else stored
     if isinstance(source, EncodedChunk | EncodedBlocks):
         if source.spec.codec in kv_placement_gpu.CODECS:
             return source.encoded_layer(layer, device=device)

@@ -1,32 +1,28 @@
-"""What a fusion method is replaced by, step by step. Knows no observations."""
+"""What replaces a fusion method that is not trusted, step by step."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 from service.errors import InvalidRequest
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 
 FULL_PREFILL_METHOD = "vanilla"
 RATIO_FACTOR = 2.0
 MIN_RAISED_RATIO = 0.1
-"""A method that was asked to recompute nothing begins with this."""
+"""Where raising begins for a method that was asked to recompute nothing."""
 MAX_RATIO = 0.6
-"""Above it a full prefill costs hardly more, and cannot be wrong."""
+"""Above this a full prefill costs hardly more, and is exact."""
 
 
 def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
     """The method as asked for, with its ratio doubled as often as makes sense where it has one,
     and full prefill."""
     steps = [fusion]
-    ratio = next((field for field in fields(fusion) if field.name == "ratio"), None)
-    if ratio is not None and ratio.metadata.get("type") == "number":
-        most = min(MAX_RATIO, ratio.metadata.get("le") or MAX_RATIO)
-        wanted = _raised(fusion.ratio)  # type: ignore[attr-defined]
-        while wanted <= most:
+    if fusion.repair_ratio is not None:
+        wanted = _raised(fusion.repair_ratio)
+        while wanted <= min(MAX_RATIO, fusion.max_repair_ratio):
             try:
-                steps.append(replace(fusion, ratio=wanted))  # type: ignore[call-arg]
+                steps.append(fusion.with_repair_ratio(wanted))
             except InvalidRequest:
                 break  # its other parameters forbid it
             wanted = _raised(wanted)

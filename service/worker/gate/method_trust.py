@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
 from service.worker.gate.fallbacks import FULL_PREFILL_METHOD, fallbacks
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod
 
 log = logging.getLogger("kvstitch.gate")
 

@@ -60,7 +60,7 @@ class ChunkStream:
         self.last_news_at = time.monotonic()  # asked for, or a part came
         self.turn_bytes = 0.0  # what its tier had to read then up to and with its next part
         self.users = 0  # the loader's to count
-        self.arrived: list[Future[None]] = [Future() for _ in self.parts]
+        self.part_futures: list[Future[None]] = [Future() for _ in self.parts]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._stored: dict[int, EncodedBlocks] = {}
         self._part_of = [i for i, part in enumerate(self.parts) for _ in part]
@@ -70,7 +70,7 @@ class ChunkStream:
     @property
     def done(self) -> bool:
         """Nothing more will arrive."""
-        return self.lost or self.arrived[-1].done()
+        return self.lost or self.part_futures[-1].done()
 
     @property
     def complete(self) -> bool:
@@ -83,7 +83,7 @@ class ChunkStream:
 
     @property
     def parts_arrived(self) -> int:
-        return sum(part.done() for part in self.arrived)
+        return sum(part.done() for part in self.part_futures)
 
     @property
     def bytes_left(self) -> int:
@@ -100,8 +100,12 @@ class ChunkStream:
 
     def pending(self, layer: int) -> Future[None] | None:
         """What to wait for before `layer` can be read; None: it can."""
-        part = self.arrived[self._part_of[layer]]
+        part = self.part_futures[self._part_of[layer]]
         return None if part.done() else part
+
+    def arrived(self, layer: int) -> bool:
+        """Whether `layer` can be read now."""
+        return not self.lost and self.pending(layer) is None
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """k (before RoPE) and v of a layer that arrived: `[tokens, kv_heads, d]`."""
@@ -122,7 +126,7 @@ class ChunkStream:
         if outcome.chunk is None:
             self.lose()
         else:
-            self.arrived[0].set_result(None)
+            self.part_futures[0].set_result(None)
 
     def part(self, number: int, outcome: BlocksOutcome) -> None:
         """One part's read is over: sound, or the chunk is lost."""
@@ -138,12 +142,12 @@ class ChunkStream:
             else:
                 self._stored[layer] = outcome.blocks
         self.last_news_at = time.monotonic()
-        self.arrived[number].set_result(None)
+        self.part_futures[number].set_result(None)
 
     def lose(self) -> None:
         """No more of it will come; who waits is woken."""
         self.lost = True
-        for part in self.arrived:
+        for part in self.part_futures:
             if not part.done():
                 part.set_result(None)
 

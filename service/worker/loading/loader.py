@@ -1,5 +1,5 @@
-"""Brings chunks out of the store on a few threads, so that the engine never waits for a disk or a
-socket. Knows no model and no scheduling.
+"""Brings chunks out of the store and into it on a few threads, so that the engine never waits for a
+disk or a socket.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from kvstore import BlocksOutcome, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
+from service.worker.loading.partial_load import EndsOutcome
 from service.worker.loading.stream_reader import MEMORY, StreamReader
 from service.worker.methods.sparse import sketch
 from service.worker.methods.sparse.blocks import BlockGrid
@@ -28,33 +29,6 @@ BlockSet = Mapping[int, Collection[int]]
 NOTE_S = 10.0
 MAX_NOTES = 1024
 LOOKUP_THREADS = 2
-
-
-@dataclass(frozen=True)
-class EndsOutcome:
-    """What a sparse method's first read of a document gave. seconds: of the whole; the rest is of
-    the sketch's read, `read` has its own."""
-
-    sketch: sketch.Sketch | None
-    read: BlocksOutcome | None
-    seconds: float
-    sketch_bytes: int = 0
-
-    @property
-    def usable(self) -> bool:
-        return self.read is not None and self.read.blocks is not None and not self.read.missing
-
-    @property
-    def tier(self) -> str | None:
-        return self.read.tier if self.read is not None else None
-
-    @property
-    def nbytes(self) -> int:
-        return self.sketch_bytes + (self.read.nbytes if self.read is not None else 0)
-
-    @property
-    def problems(self) -> tuple[tuple[str, str], ...]:
-        return self.read.problems if self.read is not None else ()
 
 
 class Loader:
@@ -95,16 +69,6 @@ class Loader:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
         self.streams.close()
-
-    def load(self, address: Address) -> Future[ReadOutcome]:
-        """Read one chunk; bad or missing data is an outcome, never an exception.
-
-        What a prefetch moments ago found (the tier it came from, a copy that was bad) is part of
-        the outcome: the request it was made for reports it.
-        """
-        return self._run(
-            lambda: self._merge_prefetch_note(address, self._store.read(address.key, address.spec))
-        )
 
     def load_ends(self, address: Address) -> Future[EndsOutcome]:
         """Read a chunk's sketch and its first and last blocks, nothing else of it."""
@@ -154,7 +118,7 @@ class Loader:
             self._note(address, self.streams.read(address))
             return
         stream = self.streams.join(address, tier)
-        stream.arrived[-1].add_done_callback(lambda _: self._was_read_ahead(stream))
+        stream.part_futures[-1].add_done_callback(lambda _: self._was_read_ahead(stream))
 
     def _was_read_ahead(self, stream: ChunkStream) -> None:
         if stream.users == 1:  # else a request that wants it came in time, and reports it itself

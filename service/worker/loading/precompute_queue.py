@@ -1,7 +1,6 @@
-"""The background lane: prefills chunks when nobody waits, and stores their KV.
+"""A queue of chunks to prefill when nobody waits, and to store.
 
-A chunk that is stored without its sketch is computed again and only the sketch is added. Knows no
-socket and no request.
+A chunk that is stored without its sketch is computed again, and only the sketch is added.
 """
 
 from __future__ import annotations
@@ -24,12 +23,17 @@ from service.worker.model.addressing import Address
 MAX_UNWRITTEN = 4
 # Purged keys that are remembered: a prompt that began before its document was deleted must not
 # bring the chunk back when it ends.
-MAX_FORGOTTEN = 100_000
+MAX_PURGED = 100_000
 
 
 @dataclass
 class Task:
-    """One chunk to store. `id` None: nobody waits for the news (write-back after a miss)."""
+    """One chunk to store.
+
+    Attributes:
+        id: of the call that asked for it; None: nobody did, it is written back after a miss.
+        started_at: by time.monotonic.
+    """
 
     address: Address
     id: str | None
@@ -40,15 +44,15 @@ class Task:
 
 
 class PrecomputeQueue:
-    """A queue of chunks; `advance` runs one step of one of them."""
+    """`advance` runs one step of one chunk."""
 
     def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:
         self._adapter = adapter
         self._store = store
         self._loader = loader
         self._queue: deque[Task] = deque()
-        self._silent: set[str] = set()
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._write_backs: set[str] = set()
+        self._purged: OrderedDict[str, None] = OrderedDict()
         self._current: Task | None = None
         self._steps: Steps[ComputedChunk] | None = None
         self._writing: list[Task] = []
@@ -67,34 +71,34 @@ class PrecomputeQueue:
 
     def add(self, address: Address, *, id: str | None = None, chunk_id: int = -1) -> None:
         if id is None:
-            if address.key in self._silent or address.key in self._forgotten:
+            if address.key in self._write_backs or address.key in self._purged:
                 return
-            self._silent.add(address.key)
+            self._write_backs.add(address.key)
         else:
-            self._forgotten.pop(address.key, None)
+            self._purged.pop(address.key, None)
         self._queue.append(Task(address, id, chunk_id))
 
-    def keep(self, address: Address, computed: ComputedChunk) -> None:
+    def store(self, address: Address, computed: ComputedChunk) -> None:
         """Store what a request had to compute anyway, unless it was purged meanwhile."""
-        if address.key in self._forgotten:
+        if address.key in self._purged:
             return
         task = Task(address, None, -1, time.monotonic(), bytes=computed.chunk.nbytes)
         task.write = self._loader.put(address, computed)
         self._writing.append(task)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Before these are purged: what was to be written back of them, is not.
+        """These are about to be purged: what was to be written back of them is not.
 
-        Chunks that somebody asked for are still computed; whoever asked knows of the purge.
+        Chunks that a call asked for are still computed: whoever made the call knows of the purge.
         """
         for key in keys:
-            self._forgotten[key] = None
-            self._forgotten.move_to_end(key)
-        while len(self._forgotten) > MAX_FORGOTTEN:
-            self._forgotten.popitem(last=False)
-        gone = self._silent.intersection(keys)
+            self._purged[key] = None
+            self._purged.move_to_end(key)
+        while len(self._purged) > MAX_PURGED:
+            self._purged.popitem(last=False)
+        gone = self._write_backs.intersection(keys)
         self._queue = deque(t for t in self._queue if t.id is not None or t.address.key not in gone)
-        self._silent -= gone
+        self._write_backs -= gone
         current = self._current
         if current is not None and current.id is None and current.address.key in keys:
             if self._steps is not None:
@@ -161,7 +165,7 @@ class PrecomputeQueue:
         self._finish(task)
 
     def _finish(self, task: Task) -> None:
-        self._silent.discard(task.address.key)
+        self._write_backs.discard(task.address.key)
         self._writing.append(task)
 
     def _event(self, task: Task) -> PrecomputedEvent:

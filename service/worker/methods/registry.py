@@ -1,8 +1,7 @@
 """Finds fusion and eviction methods: one file each, named after the method, class `Method`.
 
 Adding a method is adding a file; nothing else is edited. Files of the operator's own live in a
-folder outside the package, `<folder>/fusion/*.py` and `<folder>/eviction/*.py`. Knows no method by
-name.
+folder outside the package, `<folder>/fusion/*.py` and `<folder>/eviction/*.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
 from service.parameters import check, for_model, schema_of
 from service.records import MethodInfo
 from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.eviction.base import EvictionMethod
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.eviction import EvictionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 
 
 def add_folder(folder: Path) -> None:
@@ -58,7 +57,7 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
 def reads_whole_chunks(fusion: str) -> bool:
     """Whether reading its chunks ahead helps a fusion method. False for an unknown one."""
     cls = fusion_methods().get(fusion)
-    return cls is not None and cls.reads_cache and not cls.sparse
+    return cls is not None and cls.reads is Reads.CHUNKS
 
 
 def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
@@ -76,11 +75,12 @@ def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
         unavailable = error.message if (error.field or "").endswith(".method") else ""
     doc = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     schema = for_model(schema_of(cls), model.layers)
-    return MethodInfo(name, doc, schema, unavailable, getattr(cls, "sparse", False))
+    holds_part = getattr(cls, "reads", None) is Reads.PARTS
+    return MethodInfo(name, doc, schema, unavailable, holds_part)
 
 
 def _found(package: ModuleType) -> dict[str, type[Any]]:
-    names = [m.name for m in iter_modules(package.__path__) if m.name != "base"]
+    names = [m.name for m in iter_modules(package.__path__)]
     return {name: import_module(f"{package.__name__}.{name}").Method for name in names}
 
 

@@ -1,12 +1,8 @@
 """What the first token of one prompt is expected to take, given which segments are computed.
 
-    cold segments, the question, the chosen share   rows at every layer after the whole ones
-    loads                                           of one tier in turns, part by part; of
-                                                    different tiers side by side
-    a layer                                         begins when its part is there and the layer
-                                                    before it is done
-
-Plain numbers; knows no tensors, no store and no clock.
+The method tells what it computes, phase by phase (`FusionMethod.phases`). Loads of one tier take
+turns, part by part; different tiers are read side by side. A layer begins when its part is there
+and the layer before it is done.
 """
 
 from __future__ import annotations
@@ -15,13 +11,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from service.worker.core.flops import FlopCount, Shape
+from service.worker.methods.bases.cost import Phase, PromptShape, total_flops
+from service.worker.methods.bases.fusion import FusionMethod
 
 
 @dataclass(frozen=True)
 class Loadable:
-    """A stored segment, or one of which part has been read.
+    """A stored segment, or what is left of one that is being read.
 
-    left_s: seconds that its tier needs for what is left; parts: pieces in which it arrives.
+    Attributes:
+        tokens: of the segment.
+        left_s: seconds that its tier needs for what is left.
+        parts: pieces in which it arrives.
     """
 
     tokens: int
@@ -30,70 +31,63 @@ class Loadable:
     parts: int = 1
 
 
-@dataclass(frozen=True)
-class MethodCost:
-    """What of a fusion method decides its cost: `whole` first layers compute every row, `unread`
-    ones look at nothing stored, `ratio` of the rows are computed at the others; `scouts`: first
-    layers through which the question runs over the whole cache before that; `settled`: those after
-    which it runs again, where nothing is cold."""
-
-    whole: int = 0
-    unread: int = 0
-    ratio: float = 0.0
-    scouts: int = 0
-    settled: int = 0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptModel:
-    """One prompt. loads: segments that may be loaded or computed; cold_tokens: of segments that
-    must be computed; waiting_s: by tier what others are still reading; begun: the whole layers are
-    behind us; overhead_s and flop_s: seconds of a prompt and of an operation."""
+    """One prompt.
+
+    Attributes:
+        shape: sizes of the model.
+        loads: segments that may be loaded or computed.
+        overhead_s: seconds that any prompt takes.
+        flop_s: seconds of one floating-point operation.
+        uncached_tokens: of segments that must be computed.
+        documents: tokens of each document that needs no waiting for.
+        waiting_s: by tier, seconds that it needs for what others are still reading.
+        exact_layers_done: first layers that have been computed with every row already.
+    """
 
     shape: Shape
     tokens: int
     question: int
     loads: Sequence[Loadable]
-    method: MethodCost
+    method: FusionMethod
     overhead_s: float
     flop_s: float
     uncached_tokens: int = 0
+    documents: Sequence[int] = ()
     waiting_s: Mapping[str, float] = field(default_factory=dict)
-    begun: bool = False
+    exact_layers_done: int = 0
 
-    def seconds(self, cold: Collection[int] = (), ratio: float | None = None) -> float:
-        """With the loads of these numbers computed instead."""
-        loaded = [load for i, load in enumerate(self.loads) if i not in cold]
-        ratio = self.method.ratio if ratio is None else ratio
-        rows = self.question + self.uncached_tokens
-        rows += sum(self.loads[i].tokens for i in cold)
-        rows = min(self.tokens, rows + int(ratio * self.tokens))
-        layers, method = self.shape.layers, self.method
-        arrivals = self._arrivals(loaded)
-        each, last = self._layer_s(rows, rows), self._layer_s(rows, 1)
-        others = rows - self.question
-        settled = method.settled if others == int(ratio * self.tokens) > 0 else 0
-        settling = self._layer_s(others, others, 0) if settled else each
-        said = self._logits_s()
+    def seconds(self, computed: Collection[int] = (), method: FusionMethod | None = None) -> float:
+        """With the loads of these numbers computed instead; by another method if one is given."""
+        arrivals = self._arrivals([x for i, x in enumerate(self.loads) if i not in computed])
         now = self.overhead_s
-        if method.scouts and rows < self.tokens:
-            asked = self._layer_s(self.question, self.question)
-            for arrival in arrivals[: method.scouts]:
-                now = max(now, arrival) + asked
-        whole = 0.0 if self.begun or not method.whole else self._layer_s(self.tokens, self.tokens)
-        selecting = self._layer_s(self.tokens, rows) if method.whole else each
-        for layer in range(layers):
-            if layer >= method.unread:
-                now = max(now, arrivals[layer])
-            if layer == layers - 1:
-                now += last
-            elif layer < method.whole:
-                now += whole
-            elif layer < settled:
-                now += settling
-            else:
-                now += selecting if layer == method.whole else each
-        return now + said
+        for phase in self._phases(computed, method or self.method):
+            if phase.exact and phase.layers.stop <= self.exact_layers_done:
+                continue
+            layer_s = self._layer_s(phase)
+            for layer in phase.layers:
+                if layer >= phase.cache_from:
+                    now = max(now, arrivals[layer])
+                now += layer_s
+        return now + self._logits_s()
+
+    def flops(self) -> float:
+        """Operations, if everything is loaded."""
+        return total_flops(self._phases((), self.method), FlopCount(self.shape))
+
+    def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
+        loaded = [x.tokens for i, x in enumerate(self.loads) if i not in computed]
+        uncached = self.uncached_tokens + sum(self.loads[i].tokens for i in computed)
+        return method.phases(
+            PromptShape(
+                tokens=self.tokens,
+                question=self.question,
+                layers=self.shape.layers,
+                uncached=min(uncached, self.tokens - self.question),
+                documents=[*self.documents, *loaded],
+            )
+        )
 
     def _logits_s(self) -> float:
         count = FlopCount(self.shape)
@@ -118,14 +112,9 @@ class PromptModel:
                 arrivals[layer] = max(arrivals[layer], before + read_s)
         return arrivals
 
-    def _layer_s(self, projected: int, rows: int, question: int | None = None) -> float:
-        """A row of the question (all of it, unless told) sees all keys, the others half of them on
-        average. The last layer finishes one row."""
+    def _layer_s(self, phase: Phase) -> float:
         count = FlopCount(self.shape)
-        count.project(projected)
-        question = min(self.question if question is None else question, rows)
-        count.attend(question * self.tokens + (rows - question) * self.tokens / 2)
-        count.finish(rows)
+        phase.add_layer(count)
         return count.total * self.flop_s
 
 
@@ -136,8 +125,8 @@ EXHAUSTIVE = 6
 def cheapest(model: PromptModel) -> frozenset[int]:
     """Which loads to compute instead, for the least expected time; as few as possible on ties.
 
-    Beyond `EXHAUSTIVE` documents: the slowest j per token for every j, then single changes of mind
-    while they help.
+    With more than `EXHAUSTIVE` documents: for every j the j that take longest per token are tried,
+    then single loads are moved in or out of the best choice for as long as that helps.
     """
     count = len(model.loads)
     if not count or model.seconds() <= _least_if_any_is_computed(model):
@@ -160,28 +149,28 @@ def cheapest(model: PromptModel) -> frozenset[int]:
 
 
 def _least_if_any_is_computed(model: PromptModel) -> float:
-    """Every such choice takes at least that long: the shortest is computed, the others are there;
-    or all are computed, and a method that scouts has nothing to scout."""
+    """A lower bound on every such choice: the shortest load is computed and the others are there at
+    once; or all are computed, and a two-pass method saves its first pass."""
     there = replace(model, loads=[replace(load, left_s=0.0) for load in model.loads])
     numbers = range(len(there.loads))
     shortest = min(numbers, key=lambda i: there.loads[i].tokens)
     return min(there.seconds({shortest}), there.seconds(numbers))
 
 
-# Of the time to the first token, what a larger ratio may add.
+# Share of the time to the first token that a larger ratio may add.
 UNHIDDEN = 0.02
 
 
 def hidden_ratio(model: PromptModel, most: float, steps: int = 20) -> float:
-    """The largest ratio from the method's own to `most` that loading hides: the first token is
-    expected at most `UNHIDDEN` later than with the method's own (what is computed after the last
-    part came cannot be hidden at all). The method's own if there is nothing to hide behind."""
-    least = model.method.ratio
+    """The largest repair ratio, from the method's own to `most`, that loading hides: with it the
+    first token comes at most `UNHIDDEN` later than with the method's own. (What is computed after
+    the last part has arrived cannot be hidden at all.) The method's own, if nothing is loaded."""
+    least = model.method.repair_ratio or 0.0
     if not any(load.left_s > 0 for load in model.loads):
         return least
     allowed = model.seconds() * (1 + UNHIDDEN)
     for step in range(steps, 0, -1):
         ratio = least + (most - least) * step / steps
-        if model.seconds(ratio=ratio) <= allowed:
+        if model.seconds(method=model.method.with_repair_ratio(ratio)) <= allowed:
             return ratio
     return least

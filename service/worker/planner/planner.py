@@ -13,12 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from service.worker.loading.estimates import ComputeEstimate, TierEstimates
-from service.worker.loading.segment_load import SegmentLoad
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.loading.segment_load import Load
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.planner.cost_model import (
     Loadable,
-    MethodCost,
     PromptModel,
     cheapest,
     hidden_ratio,
@@ -42,9 +41,14 @@ MOST_RATIO = 0.5
 
 @dataclass(frozen=True)
 class Waiting:
-    """A segment to load. nbytes: still to be read, in `parts` pieces; quiet_s: since the last of
-    them came, or since it was asked for (0: not asked for yet); turn_bytes: what its tier had to
-    read then, up to and with the next piece."""
+    """A segment to load.
+
+    Attributes:
+        tokens: of the segment.
+        nbytes: bytes still to be read, in `parts` pieces.
+        quiet_s: seconds since the last piece came, or since it was asked for; 0: not asked for yet.
+        turn_bytes: what its tier had to read then, up to and with the next piece.
+    """
 
     tokens: int
     tier: str
@@ -58,16 +62,22 @@ class Waiting:
 class Prompt:
     """What is known of a prompt that waits for segments.
 
-    cold_tokens: of segments that must be computed; others_bytes: by tier what other prompts are
-    still reading; begun: the method's whole layers are computed; crowded: others decode meanwhile,
-    which halves the speed of computing."""
+    Attributes:
+        tokens: of the whole prompt; question: of its question.
+        uncached_tokens: of segments that must be computed.
+        documents: tokens of each document that needs no waiting for.
+        others_bytes: by tier, bytes that other prompts are still reading.
+        exact_layers_done: first layers that have been computed with every row already.
+        crowded: others decode meanwhile, which halves the speed of computing.
+    """
 
     tokens: int
     question: int
     method: FusionMethod
     uncached_tokens: int = 0
+    documents: Sequence[int] = ()
     others_bytes: Mapping[str, float] = field(default_factory=dict)
-    begun: bool = False
+    exact_layers_done: int = 0
     crowded: bool = False
 
 
@@ -92,15 +102,10 @@ class Planner:
         """For `ratio: auto`: the method's own, or more where loading hides it."""
         return hidden_ratio(self._model(prompt, waiting), MOST_RATIO)
 
-    def forecast(
-        self, prompt: Prompt, loads: Sequence[Waiting], ratio: float
-    ) -> tuple[float, float]:
-        """Seconds to the first token, and operations, if these are loaded and `ratio` of the rows
-        is computed beside what must be."""
+    def forecast(self, prompt: Prompt, loads: Sequence[Waiting]) -> tuple[float, float]:
+        """Seconds to the first token, and operations, if these are loaded."""
         model = self._model(prompt, loads)
-        there = [replace(load, left_s=0.0) for load in model.loads]
-        operations = replace(model, overhead_s=0.0, flop_s=1.0, loads=there, waiting_s={})
-        return model.seconds(ratio=ratio), operations.seconds(ratio=ratio)
+        return model.seconds(), model.flops()
 
     def compute_s(self, flops: float, *, crowded: bool = False) -> float:
         """Of a prompt that loads nothing."""
@@ -109,17 +114,15 @@ class Planner:
 
     def look_again_s(self, prompt: Prompt) -> float:
         """How long to wait for a part before deciding anew: a fraction of a cold prefill."""
-        model = self._model(prompt, [])
-        cold = model.seconds(ratio=1.0)
-        return max(LATE_S / 2, cold / (2 * LATE_FACTOR))
+        everything = replace(prompt, uncached_tokens=prompt.tokens - prompt.question, documents=())
+        full_s = self._model(everything, []).seconds()
+        return max(LATE_S / 2, full_s / (2 * LATE_FACTOR))
 
-    def finished(
-        self, flops: float, seconds: float, segments: Sequence[SegmentLoad | None]
-    ) -> None:
+    def finished(self, flops: float, seconds: float, segments: Sequence[Load | None]) -> None:
         """A prompt is in place: what computing it took, and what was planned for it."""
         self.compute.add(flops, seconds)
         for segment in segments:
-            if segment is not None:
+            if segment is not None and segment.plan:
                 self.count(segment.plan)
 
     def count(self, decision: str, times: int = 1) -> None:
@@ -134,24 +137,19 @@ class Planner:
             return dict(self._counts)
 
     def _model(self, prompt: Prompt, waiting: Sequence[Waiting]) -> PromptModel:
-        method, crowd = prompt.method, 2.0 if prompt.crowded else 1.0
+        slower = 2.0 if prompt.crowded else 1.0
         return PromptModel(
-            self._adapter,
-            prompt.tokens,
-            prompt.question,
-            [self._loadable(one, waiting) for one in waiting],
-            MethodCost(
-                method.full_layers,
-                method.layers_without_cache,
-                float(getattr(method, "ratio", 0.0)),
-                method.question_pass_layers(self._adapter.layers).stop if method.scouts else 0,
-                method.reused_question_layers(self._adapter.layers),
-            ),
-            self.compute.overhead_s * crowd,
-            self.compute.flop_s * crowd,
-            prompt.uncached_tokens,
-            {t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
-            prompt.begun,
+            shape=self._adapter,
+            tokens=prompt.tokens,
+            question=prompt.question,
+            loads=[self._loadable(one, waiting) for one in waiting],
+            method=prompt.method,
+            overhead_s=self.compute.overhead_s * slower,
+            flop_s=self.compute.flop_s * slower,
+            uncached_tokens=prompt.uncached_tokens,
+            documents=prompt.documents,
+            waiting_s={t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
+            exact_layers_done=prompt.exact_layers_done,
         )
 
     def _loadable(self, one: Waiting, all_of_them: Collection[Waiting]) -> Loadable:

@@ -1,27 +1,28 @@
 """From a request to a sequence: checks everything that can be checked before any work.
 
-Methods and parameters, the context, the pool's size; addresses of all segments. Knows no queue.
+That is methods and their parameters, the context and the pool's size. Chunks get their addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
+from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
 from service.parameters import AUTO
 from service.records import Chunk
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
-from service.worker.engine.sampler import Sampler
 from service.worker.gate.method_trust import GatedMethod
-from service.worker.methods.fusion.base import FusionMethod
-from service.worker.methods.registry import make_eviction, make_fusion
+from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
+from service.worker.sequences.sampler import Sampler
 from service.worker.sequences.sequence import Sequence
 
-Watch = Callable[[str, FusionMethod], GatedMethod | None]
+Replace = Callable[[str, FusionMethod], GatedMethod | None]
 
 
 class Admission:
@@ -34,14 +35,18 @@ class Admission:
         facts: ModelFacts,
         *,
         pool_tokens: int,
-        watch: Watch | None = None,
+        replace: Replace | None = None,
     ) -> None:
-        """watch: what a fusion method is replaced by where it cannot be trusted."""
+        """
+        Args:
+            replace: what the correctness gate gives a request instead of a method that it does not
+                trust.
+        """
         self._adapter = adapter
         self._facts = facts
         self._addressing = addressing
         self._pool_tokens = pool_tokens
-        self._watch = watch
+        self._replace = replace
 
     def addresses(
         self, system: Many[int], documents: Many[Chunk], prefix_mode: str, tenant: str
@@ -56,25 +61,19 @@ class Admission:
         return [first, *rest]
 
     def sequence(self, request: Request) -> Sequence:
-        """Raises UnknownMethod, InvalidRequest or PromptTooLong."""
-        parameters = dict(request.fusion.parameters)
-        # The planner chooses it when the prompt starts; until then it is the method's default.
-        auto_ratio = parameters.get("ratio") == AUTO
-        if auto_ratio:
-            del parameters["ratio"]
-        fusion = make_fusion(request.fusion.name, parameters)
-        if auto_ratio and not hasattr(fusion, "ratio"):
-            raise InvalidRequest(
-                f"fusion.method {request.fusion.name} has no ratio: leave it out",
-                field="fusion.ratio",
-            )
+        """The request as a sequence that can be queued.
+
+        Raises:
+            UnknownMethod, InvalidRequest, PromptTooLong: it can never be answered as it is.
+        """
+        fusion, auto_ratio = _fusion(request.fusion.name, request.fusion.parameters)
         eviction = request.eviction and make_eviction(
             request.eviction.name, request.eviction.parameters
         )
         fusion.check(self._facts)
         if eviction:
             eviction.check(self._facts)
-            if fusion.sparse:
+            if fusion.reads is Reads.PARTS:
                 raise InvalidRequest(
                     f"fusion.method {request.fusion.name} already holds only part of the "
                     "documents' KV: leave eviction out",
@@ -85,7 +84,7 @@ class Admission:
         addresses = self.addresses(
             request.system, request.documents, request.prefix_mode, request.tenant
         )
-        gated = self._watch(request.fusion.name, fusion) if self._watch else None
+        gated = self._replace(request.fusion.name, fusion) if self._replace else None
         if gated is not None:
             fusion = gated.fusion
         sequence = Sequence(
@@ -93,10 +92,9 @@ class Admission:
             fusion,
             eviction or None,
             addresses,
-            loads=[None] * len(addresses),
             max_tokens=request.sampling.max_tokens,
             sampler=Sampler(request.sampling),
-            auto_ratio=auto_ratio and fusion.reads_cache,
+            auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
         )
         if gated is not None and gated.note is not None:
@@ -116,3 +114,15 @@ class Admission:
         if sequence.max_tokens > room:
             sequence.warnings.append(f"max_tokens was lowered from {sequence.max_tokens} to {room}")
             sequence.max_tokens = room
+
+
+def _fusion(name: str, parameters: Mapping[str, Any]) -> tuple[FusionMethod, bool]:
+    """The method, and whether the planner is to choose its repair ratio. Until it does, when the
+    prompt starts, that is the method's default."""
+    own = dict(parameters)
+    cls = fusion_methods().get(name)
+    repair = cls.repair_parameter() if cls is not None else None
+    if repair is None or own.get(repair) != AUTO:
+        return make_fusion(name, own), False
+    del own[repair]
+    return make_fusion(name, own), True

@@ -1,36 +1,47 @@
-"""Opens a request's prefill: what is read for it, and the steps that run it.
+"""Launches a request's prefill: what is read for it, and the steps that run it.
 
-The dense layer loop and its sparse counterpart part here, and nowhere else. A dense prompt starts
-as soon as it is known where its chunks are; `service.worker.planner.planner` says which of them are
-worth loading, now and whenever the prompt has to wait. A chunk that is lost on the way (bad, gone,
-too late) is computed with the prompt: it is opened again with that segment cold, from the last
-layer that every row went through. Knows no scheduler and no events.
+A prompt starts as soon as it is known where its chunks are; the planner says which of them are
+worth loading, then and whenever the prompt has to wait. A chunk that is lost on the way (damaged,
+gone, too late) is computed with the prompt: the prompt is taken up again with that segment
+uncached, from the last layer that every row went through. A method that reads only parts of the
+documents starts when these have been read.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 from service.worker.core.flops import full_prefill
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
+from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ComputedChunk
-from service.worker.forward.prefill import PrefillResult, Progress, prefill
+from service.worker.forward.prefill import Progress, prefill
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
-from service.worker.loading.segment_load import SegmentLoad
-from service.worker.loading.stream_reader import MEMORY
-from service.worker.methods.fusion.samkv import Method as SamKV
+from service.worker.loading.partial_load import PartialLoad
+from service.worker.loading.segment_load import Load, SegmentLoad
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.fusion import Reads
+from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
-from service.worker.planner.planner import FASTER, LATE, Planner, Prompt
-from service.worker.sequences.planner_view import asked, awaited, expected, prompt_of
+from service.worker.planner.planner import FASTER, LATE, Planner
+from service.worker.sequences.load_plan import (
+    FoundSegment,
+    found_segments,
+    loads_under_way,
+    plan_loads,
+    rest_of,
+    waiting_prompt,
+)
 from service.worker.sequences.sequence import Sequence
-from service.worker.sequences.sparse_request import SparseRequest
+from service.worker.sequences.sparse_prefill import SparsePrefill
 from service.worker.sequences.token_trace import TokenTracer
 
 
@@ -40,82 +51,105 @@ class SegmentLost(Exception):
 
 @dataclass(frozen=True)
 class PrefillLauncher:
-    """keep: stores chunks that a sparse prompt had to compute. planner: None to load whatever is
-    stored, however long it takes."""
+    """One per engine.
+
+    Attributes:
+        store: stores chunks that a sparse prompt had to compute.
+        planner: None to load whatever is stored, however long it takes.
+    """
 
     adapter: DecoderAdapter
     facts: ModelFacts
     addressing: Addressing
     loader: Loader
-    keep: Callable[[Address, ComputedChunk], None]
+    store: Callable[[Address, ComputedChunk], None]
     planner: Planner | None
 
     # -- before it starts -------------------------------------------------------------------------
 
-    def begin(self, sequence: Sequence) -> None:
-        """Start reading: whole chunks, or for a sparse method only the documents' ends."""
-        if sequence.fusion.sparse:
-            sequence.loads = [
-                None
-                if address is None
-                else self.loader.load_ends(address)
-                if segment > 0
-                else self.loader.load(address)
-                for segment, address in enumerate(sequence.addresses)
-            ]
-            return
-        sequence.segments = [
-            None if address is None else SegmentLoad(address) for address in sequence.addresses
-        ]
-        wanted = [a for a in sequence.addresses if a is not None]
-        streams = self.loader.streams
-        sequence.found = streams.find(wanted, lambda tiers: self._found(sequence, tiers))
+    def start_loading(self, sequence: Sequence) -> None:
+        """Start reading what the method reads."""
+        match sequence.fusion.reads:
+            case Reads.NOTHING:
+                return
+            case Reads.PARTS:
+                sequence.segments = [
+                    None if address is None else self._load_part(address, whole=number == 0)
+                    for number, address in enumerate(sequence.addresses)
+                ]
+            case Reads.CHUNKS:
+                sequence.segments = [
+                    None if address is None else SegmentLoad(address)
+                    for address in sequence.addresses
+                ]
+                wanted = [a for a in sequence.addresses if a is not None]
+                streams = self.loader.streams
+                sequence.found = streams.find(wanted, lambda tiers: self._found(sequence, tiers))
+
+    def _load_part(self, address: Address, *, whole: bool) -> Load:
+        if whole:
+            return SegmentLoad(address, self.loader.streams.join(address, None), plan="")
+        return PartialLoad(address, self.loader.load_ends(address))
 
     def _found(self, sequence: Sequence, tiers: dict[str, str]) -> None:
         """Where the chunks are is known (on a loader thread): start to read those worth it."""
-        loads = [load for load in sequence.segments if load is not None]
-        slow = [load for load in loads if tiers.get(load.address.key, MEMORY) != MEMORY]
-        if self.planner is not None and slow:
-            waiting = [asked(load, tiers[load.address.key]) for load in slow]
-            absent = sum(len(x.address.ids) for x in loads if x.address.key not in tiers)
-            prompt = replace(self._prompt(sequence, []), uncached_tokens=absent)
-            for number in self.planner.recompute(prompt, waiting):
-                slow[number].compute(FASTER)
+        segments = found_segments(sequence, tiers)
+        bytes_left = self.loader.streams.bytes_left()
+        plan = plan_loads(sequence, segments, self.planner, bytes_left)
+        for segment in plan.recompute:
+            load = sequence.segments[segment.number]
+            assert isinstance(load, SegmentLoad)
+            load.compute(FASTER)
+        if self.planner is not None and (plan.loads or plan.recompute):
             if self.planner.compute.measured:  # else what the prompt computed says more
                 sequence.decided_at = time.monotonic()
-            self._ask_again(slow, tiers)
-        for load in loads:
-            if load.plan == "load":
+            self._read_stale_tier(plan.recompute)
+        for load in sequence.segments:
+            if isinstance(load, SegmentLoad) and load.plan == "load":
                 tier = tiers.get(load.address.key)
                 load.stream = self.loader.streams.join(load.address, tier)
         if sequence.ended:  # meanwhile: nobody else will leave them
-            self.close(sequence)
+            self.stop_loading(sequence)
 
-    def _ask_again(self, slow: list[SegmentLoad], tiers: dict[str, str]) -> None:
-        """A tier that was turned down for long is read once, or it would stay so for ever."""
+    def _read_stale_tier(self, given_up: Many[FoundSegment]) -> None:
+        """A tier that was turned down for long is read once: else it would stay turned down for
+        ever, however fast it has become."""
         assert self.planner is not None
-        for load in slow:
-            tier = tiers[load.address.key]
-            if load.plan != "load" and self.planner.tiers.stale(tier):
-                self.loader.prefetch([load.address])
+        for segment in given_up:
+            if self.planner.tiers.stale(segment.tier):
+                assert segment.address is not None
+                self.loader.prefetch([segment.address])
                 return
 
     # -- the prompt -------------------------------------------------------------------------------
 
-    def open(self, sequence: Sequence, kv: SequenceKV, *, crowded: bool = False) -> None:
-        """Give a sequence that can start its layout, its KV and its steps. crowded: others decode
-        meanwhile."""
+    def reserved_tokens(self, sequence: Sequence) -> int:
+        """Pool tokens that cover the sequence to its end: it can never run out midway. Known once
+        it is loaded."""
+        documents = sequence.document_tokens
+        held = sum(documents)
+        if self._holds_part(sequence):
+            held = sequence.fusion.max_kept_tokens(documents)
+        request = sequence.request
+        return len(request.system) + held + len(request.question) + sequence.max_tokens
+
+    def launch(self, sequence: Sequence, kv: SequenceKV, *, crowded: bool = False) -> None:
+        """Give a sequence that can start its layout, its KV and its steps.
+
+        Args:
+            crowded: others decode meanwhile.
+        """
         sequence.kv = kv
-        self._account_for_loading(sequence)
+        sequence.clock.close_queue(self._loading_s(sequence))
         if sequence.found is not None:
             sequence.found.result()
         if sequence.auto_ratio and self.planner is not None:
-            loads = awaited(sequence)
-            waiting = [expected(load) for load in loads]
-            ratio = self.planner.ratio(self._prompt(sequence, loads), waiting)
-            sequence.fusion = replace(sequence.fusion, ratio=ratio)  # type: ignore[call-arg]
+            loads = loads_under_way(sequence)
+            prompt = waiting_prompt(sequence, loads, self.loader.streams.bytes_left())
+            ratio = self.planner.ratio(prompt, [rest_of(load) for load in loads])
+            sequence.fusion = sequence.fusion.with_repair_ratio(ratio)
         if sequence.request.token_fates:
-            sequence.fates = TokenTracer(
+            sequence.token_trace = TokenTracer(
                 sequence.fusion, self.adapter.layers, self.adapter.kv_heads
             )
         layout = sequence.layout = self._layout(sequence)
@@ -123,23 +157,13 @@ class PrefillLauncher:
         if sequence.eviction is not None:
             warning = sequence.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
-        if isinstance(sequence.fusion, SamKV) and sequence.runs_sparse:
-            sequence.sparse = SparseRequest.of(
-                self.adapter,
-                self.facts,
-                self.loader,
-                self.keep,
-                layout,
-                sequence.fusion,
-                sequence.addresses,
-                [load.result() if load else None for load in sequence.loads],
-            )
-            sequence.sparse.watch = None if sequence.fates is None else sequence.fates.planned
-            sequence.steps = sequence.sparse.steps(kv)
-            return
-        sequence.steps = self._steps(sequence, kv, crowded)
+        if self._holds_part(sequence):
+            sparse = SparsePrefill(self.adapter, self.facts, self.loader, self.store)
+            sequence.steps = sparse.steps(sequence, kv)
+        else:
+            sequence.steps = self._steps(sequence, kv, crowded)
 
-    def close(self, sequence: Sequence) -> None:
+    def stop_loading(self, sequence: Sequence) -> None:
         """The prompt is in place or over: nothing more is read for it."""
         sequence.ended = True
         for load in sequence.segments:
@@ -147,13 +171,22 @@ class PrefillLauncher:
             if stream is not None:
                 self.loader.streams.leave(stream)
 
+    def _holds_part(self, sequence: Sequence) -> bool:
+        """Whether the prompt runs with only some tokens held. A sparse method of whose documents
+        none is stored runs as a full prefill: that is as cheap as computing the documents one by
+        one, and exact."""
+        if sequence.fusion.reads is not Reads.PARTS:
+            return False
+        return any(load is not None and load.usable for load in sequence.segments[1:])
+
     def _steps(self, sequence: Sequence, kv: SequenceKV, crowded: bool) -> Steps[PrefillResult]:
-        progress = Progress()
-        sequence.progress = progress
-        capture = None if sequence.fates is None else sequence.fates.capture
+        progress = sequence.progress = Progress()
+        trace, method = sequence.token_trace, sequence.fusion
+        dense = method if isinstance(method, DenseMethod) else FullPrefill()
         while True:
             layout = sequence.layout = self._layout(sequence)
-            cached = [self._stored(sequence, i) for i in range(len(layout.segments))]
+            if trace is not None:
+                trace.start_again()
 
             def arrival(layer: int) -> Steps[None]:
                 return self._arrival(sequence, layer, crowded)
@@ -163,11 +196,12 @@ class PrefillLauncher:
                     yield from prefill(
                         self.adapter,
                         layout,
-                        cached,
-                        sequence.fusion,
+                        [self._stored(load) for load in self._segments(sequence)],
+                        dense,
                         kv,
                         eviction=sequence.eviction,
-                        capture=capture,
+                        capture=None if trace is None else trace.capture,
+                        on_pass=None if trace is None else trace.on_pass,
                         arrival=arrival,
                         progress=progress,
                     )
@@ -179,7 +213,7 @@ class PrefillLauncher:
         """Until `layer` of every segment that this run counts on is there. Raises SegmentLost."""
         assert sequence.layout is not None
         for load, segment in zip(sequence.segments, sequence.layout.segments, strict=False):
-            if load is None or segment.cold:
+            if segment.uncached or not isinstance(load, SegmentLoad):
                 continue
             assert load.stream is not None
             while True:
@@ -193,61 +227,65 @@ class PrefillLauncher:
                 if self.planner is None:
                     yield part
                     continue
-                pause = self._think_again(sequence, layer, crowded)
+                pause = self._decide_again(sequence, layer, crowded)
                 if load.usable:
                     yield self.loader.streams.within(part, pause)
 
-    def _think_again(self, sequence: Sequence, layer: int, crowded: bool) -> float:
+    def _decide_again(self, sequence: Sequence, layer: int, crowded: bool) -> float:
         """The prompt has to wait: give up the loads that take longer than computing them, if that
-        was not decided just now. Seconds after which to think again."""
+        was not decided just now.
+
+        Returns:
+            Seconds after which to decide again.
+        """
         planner, progress = self.planner, sequence.progress
         assert planner is not None and progress is not None
-        now, pause = time.monotonic(), planner.look_again_s(self._prompt(sequence, []))
+        bytes_left = self.loader.streams.bytes_left()
+        now = time.monotonic()
+        pause = planner.look_again_s(waiting_prompt(sequence, [], bytes_left))
         if now < sequence.decided_at + pause:
             return sequence.decided_at + pause - now
         sequence.decided_at = now
         if not planner.compute.measured and progress.flops is not None:
             planner.compute.add(progress.flops.total, sequence.computed_s)
-        loads = awaited(sequence)
-        begun = layer > 0 and progress.layer >= sequence.fusion.full_layers > 0
-        prompt = replace(self._prompt(sequence, loads), begun=begun, crowded=crowded)
-        for number in planner.recompute(prompt, [expected(load) for load in loads]):
+        loads = loads_under_way(sequence)
+        done = progress.layer if layer > 0 else 0
+        prompt = waiting_prompt(
+            sequence, loads, bytes_left, crowded=crowded, exact_layers_done=done
+        )
+        for number in planner.recompute(prompt, [rest_of(load) for load in loads]):
             loads[number].compute(LATE)
             planner.count("late")
         return pause
 
-    def _prompt(self, sequence: Sequence, loads: list[SegmentLoad]) -> Prompt:
-        return prompt_of(sequence, loads, self.loader.streams.bytes_left())
+    def _segments(self, sequence: Sequence) -> list[Load | None]:
+        return sequence.segments or [None] * len(sequence.addresses)
 
-    def _stored(self, sequence: Sequence, segment: int) -> CachedSegment | None:
-        load = sequence.segments[segment] if sequence.segments else None
-        if load is None:
-            return sequence.chunk(segment)
-        if not load.usable:
+    def _stored(self, load: Load | None) -> CachedSegment | None:
+        """Whole stored KV that a dense prompt can count on."""
+        if not isinstance(load, SegmentLoad) or not load.usable:
             return None
         assert load.stream is not None
         return load.stream.chunk or load.stream
 
     def _layout(self, sequence: Sequence) -> PromptLayout:
         request = sequence.request
-        count = len(sequence.addresses)
+        uncached = [self._stored(load) is None for load in self._segments(sequence)]
+        if self._holds_part(sequence):  # what is missing of it is completed before it runs
+            uncached = [False] * len(uncached)
         return PromptLayout.of(
             request.system,
             [d.ids for d in request.documents],
             request.question,
-            cold=[self._stored(sequence, i) is None for i in range(count)],
+            uncached=uncached,
             offset=len(self.addressing.prefix(request.prefix_mode, request.system)),
             device=self.adapter.device,
         )
 
-    def _account_for_loading(self, sequence: Sequence) -> None:
-        loads = [load.result().seconds for load in sequence.loads if load is not None]
-        loads += [
-            load.stream.seconds
-            for load in sequence.segments
-            if load is not None and load.stream is not None and load.stream.done
-        ]
-        sequence.close_stage("queue")
-        # Loading overlaps waiting; what remains of the wait is the queue's.
-        sequence.stages["load"] = min(max(loads, default=0.0), sequence.stages["queue"])
-        sequence.stages["queue"] -= sequence.stages["load"]
+    def _loading_s(self, sequence: Sequence) -> float:
+        """The longest load that is over."""
+        loads = [load for load in sequence.segments if load is not None]
+        whole = [load for load in loads if isinstance(load, SegmentLoad)]
+        part = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
+        done = [x.stream.seconds for x in whole if x.stream is not None and x.stream.done]
+        return max([*part, *done], default=0.0)

@@ -1,7 +1,7 @@
 """What became of every token of one prompt, for requests that ask for it; others pay nothing.
 
-Watches the layer loop (`capture`), a sparse method's plan (`planned`) and the eviction (`kept`),
-and puts it into runs of tokens that fared alike. Decides nothing and changes nothing.
+A tracer watches the layer loop (`capture`, `on_pass`), a sparse method's plan (`planned`) and the
+eviction (`kept`), and reports runs of neighbouring tokens to which the same happened.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from service.records import SegmentFates, TokenFates, TokenRun
 from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
-from service.worker.forward.prefill import PrefillResult
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.core.prefill_result import PrefillResult
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.sparse.plan import SparsePlan
 
 
 @dataclass
 class TokenTracer:
-    """Of one prompt. A prompt that is taken up again (a stored segment was lost) goes through
-    layers a second time: what is noted per layer is then replaced."""
+    """Traces one prompt. A prompt that is taken up again, because a stored segment was lost, goes
+    through layers a second time: what was noted per layer is then replaced."""
 
     method: FusionMethod
     layers: int
     kv_heads: int
     _rows: dict[int, Tensor] = field(default_factory=dict)
+    _pass_rows: dict[int, Tensor] = field(default_factory=dict)
     _scores: dict[int, Tensor] = field(default_factory=dict)
     _plan: SparsePlan | None = None
     _layout: PromptLayout | None = None
@@ -39,21 +40,26 @@ class TokenTracer:
     _entries: Tensor | None = None
     _evicted: dict[int, Sequence[Tensor]] = field(default_factory=dict)
 
-    # -- what it is shown -------------------------------------------------------------------------
+    # -- what it is told --------------------------------------------------------------------------
 
     def capture(self, view: LayerView) -> None:
         """A layer of the loop: its rows, and how the method ranks there."""
-        self._rows[view.layer] = view.rows
-        if view.attention_scores is not None:
-            # Rows that a first pass sent keep the KV it gave them, unless they are computed again.
-            stop = self.method.question_pass_layers(self.layers).stop
-            if view.layer < stop:
-                led = self.method.seed_rows(view.layout, view.attention_scores.asked)
-                self._rows[view.layer] = union(view.rows, led)
+        # Rows of a pass before the layers keep the KV it gave them, unless they are computed again.
+        passed = self._pass_rows.get(view.layer, view.rows[:0])
+        self._rows[view.layer] = union(view.rows, passed)
         # Looking must not count as work of the prompt.
         ranked = self.method.ranking(replace(view, flops=FlopCount(view.flops.shape)))
         if ranked is not None:
             self._scores[view.layer] = ranked
+
+    def on_pass(self, layer: int, rows: Tensor) -> None:
+        """Rows that a pass before the layers computed at a layer."""
+        before = self._pass_rows.get(layer, rows[:0])
+        self._pass_rows[layer] = union(before, rows)
+
+    def start_again(self) -> None:
+        """The prompt is taken up again, with other segments computed."""
+        self._pass_rows.clear()
 
     def planned(self, plan: SparsePlan) -> None:
         """What a sparse method holds and computes, per layer."""
@@ -73,7 +79,7 @@ class TokenTracer:
                 held[kept] += self.kv_heads
             computed[question], held[question] = self.layers, everywhere
             self._entries = held
-        elif result.kept_ids is not None:  # started over with these
+        elif result.kept_ids is not None:  # an eviction method started over with these
             computed[result.kept_ids] = self.layers
             counts[result.kept_ids] = everywhere
             self._entries = counts
@@ -90,7 +96,7 @@ class TokenTracer:
         """Token indices per KV head that a layer holds from now on."""
         self._evicted[layer] = kept
 
-    # -- what it tells ----------------------------------------------------------------------------
+    # -- what it reports --------------------------------------------------------------------------
 
     def report(self) -> TokenFates | None:
         """None of a prompt that never came into place."""
@@ -108,7 +114,7 @@ class TokenTracer:
             rounded = None if own is None else [float(f"{score:.3g}") for score in own]
             return SegmentFates(list(_runs(tokens[start:end])), rounded)
 
-        system, *documents = [segment(s.start, s.end, not s.cold) for s in layout.segments]
+        system, *documents = [segment(s.start, s.end, not s.uncached) for s in layout.segments]
         return TokenFates(
             self.layers,
             self.kv_heads,

@@ -49,7 +49,7 @@ def engine_values(engine: Engine) -> list[Sample]:
     scheduler = engine.scheduler
     states = {
         "waiting": len(scheduler.waiting),
-        "prefilling": len(scheduler.opened),
+        "prefilling": len(scheduler.prefilling),
         "running": len(scheduler.running),
     }
     values: list[Sample] = [

@@ -133,7 +133,7 @@ class WorkerServer:
 
     def _purge(self, message: m.Purge) -> m.Purged:
         keys = {a.key for a in self._addresses(message)[1:] if a is not None}
-        self._engine.background.forget(keys)
+        self._engine.idle_work.forget(keys)
         copies = self._store.delete(keys)
         unreached = [name for name in self._store.tier_names if name not in copies]
         return m.Purged(message.id, copies, unreached)
@@ -160,7 +160,7 @@ class WorkerServer:
             values = store_values(self._store.stats()) + engine_values(self._engine)
             stats = m.Stats(
                 values=values,
-                running=len(scheduler.running) + len(scheduler.opened),
+                running=len(scheduler.running) + len(scheduler.prefilling),
                 waiting=len(scheduler.waiting),
                 pool_free=self._engine.pool.free_share,
             )

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.model_facts import ModelFacts
+from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import run
-from service.worker.forward.evict import Evicted, evict
-from service.worker.forward.prefill import Capture, PrefillResult, prefill
+from service.worker.forward.evict import evict
+from service.worker.forward.prefill import Capture, OnPass, prefill
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
@@ -196,13 +197,13 @@ class Tiny:
             stored.k.append(view.fresh_k[len(prefix) :].clone())
             stored.v.append(view.fresh_v[len(prefix) :].clone())
 
-        layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True])
+        layout = PromptLayout.of([*prefix, *ids], [], [], uncached=[True])
         run(prefill(self.adapter, layout, [None], _EveryRow(), self._pool(layout), capture=capture))
         return stored
 
     def stitch(
         self,
-        method: FusionMethod,
+        method: DenseMethod,
         system: Sequence[int] = S,
         documents: Sequence[Sequence[int]] = (D1, D2, D3),
         question: Sequence[int] = Q,
@@ -213,6 +214,7 @@ class Tiny:
         stored: Sequence[StoredSegment | None] | None = None,
         room: int = 0,
         capture: Capture | None = None,
+        on_pass: OnPass | None = None,
     ) -> Run:
         """The prompt by `method`. `cold`: numbers of the segments without stored KV (0 is S)."""
         segments = [system, *documents]
@@ -222,7 +224,7 @@ class Tiny:
                 None if is_cold[i] else self.precompute(ids, prefix if i else ())
                 for i, ids in enumerate(segments)
             ]
-        layout = PromptLayout.of(system, documents, question, cold=is_cold, offset=len(prefix))
+        layout = PromptLayout.of(system, documents, question, uncached=is_cold, offset=len(prefix))
         pool = KVPool(
             self.adapter.layers,
             self.adapter.kv_heads,
@@ -236,7 +238,14 @@ class Tiny:
         sequence = pool.reserve(layout.tokens + room)
         assert sequence is not None
         steps = prefill(
-            self.adapter, layout, stored, method, sequence, eviction=eviction, capture=capture
+            self.adapter,
+            layout,
+            stored,
+            method,
+            sequence,
+            eviction=eviction,
+            capture=capture,
+            on_pass=on_pass,
         )
         result = run(steps)
         sequence.set_length(layout.tokens)
@@ -277,11 +286,17 @@ class Tiny:
         return sequence
 
 
-def evicted(model: Tiny, run: Run, method: EvictionMethod, room: int) -> Evicted:
+def evicted(model: Tiny, run: Run, method: EvictionMethod, room: int) -> float:
     """`method` applied to a run that was stitched with it."""
     facts = ModelFacts(model.adapter.layers, model.adapter.heads, model.adapter.kv_heads)
     return evict(
-        model.adapter, facts, run.result.layout, run.sequence, method, run.result.observed, room
+        model.adapter,
+        facts,
+        run.sequence,
+        method,
+        layout=run.result.layout,
+        observed=run.result.observed,
+        room=room,
     )
 
 
@@ -302,7 +317,15 @@ def prompt_attention(
     facts = ModelFacts(layers, heads or observed.shape[1], kv_heads, head_scores or {})
     if kept_before is None:
         kept_before = torch.zeros(n, dtype=torch.long)
-    return PromptAttention(layer, layout, k, observed, kept_before, d**-0.5, facts)
+    return PromptAttention(
+        layer=layer,
+        layout=layout,
+        k=k,
+        observed=observed,
+        kept_before=kept_before,
+        scale=d**-0.5,
+        model=facts,
+    )
 
 
 @cache
@@ -328,7 +351,7 @@ def assert_same(claim: str, ours: Run, expected: Trace, atol: float = 1e-4) -> N
 
 
 @dataclass(frozen=True)
-class _EveryRow(FusionMethod):
+class _EveryRow(DenseMethod):
     """Full prefill, for precompute here (so that no test of a method leans on another)."""
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
@@ -336,7 +359,7 @@ class _EveryRow(FusionMethod):
 
 
 @dataclass(frozen=True)
-class ForcedRows(FusionMethod):
+class ForcedRows(DenseMethod):
     """Recomputes exactly `rows` (and the question) from the embedding through every layer."""
 
     rows: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.parameters import parameter
 from service.worker.core.budget import apportion, exact
 from service.worker.core.topk import stable_topk
-from service.worker.methods.eviction.base import PromptAttention
+from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 
 

@@ -22,7 +22,7 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.pooling import mean_pool
 from service.worker.core.topk import stable_topk
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 
 # The paper's choice for Llama 3.1 8B: layer 13 of 32.
 DEFAULT_DEPTH = 13 / 32

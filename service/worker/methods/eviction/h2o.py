@@ -19,7 +19,7 @@ from torch import Tensor
 from service.parameters import parameter
 from service.worker.core.flops import causal_pairs
 from service.worker.core.layer_view import LayerView
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.attention import attention_probabilities
 
 # Query rows scored at once: bounds the [heads, rows, n] weights in fp32.

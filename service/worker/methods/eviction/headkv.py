@@ -19,7 +19,7 @@ from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.core.budget import apportion, exact
 from service.worker.core.model_facts import CALIBRATION_FILE, ModelFacts
-from service.worker.methods.eviction.base import PromptAttention
+from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 
 

@@ -31,7 +31,7 @@ from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.pooling import max_pool
 from service.worker.core.topk import stable_topk
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 
 POOL_KERNEL = 7
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from service.parameters import parameter
 from service.worker.core.budget import apportion, exact
-from service.worker.methods.eviction.base import PromptAttention
+from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 
 

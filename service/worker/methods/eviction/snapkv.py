@@ -9,7 +9,7 @@ from torch import Tensor
 from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.core.pooling import max_pool
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 
 
 @dataclass(frozen=True)

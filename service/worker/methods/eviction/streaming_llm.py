@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.core.layer_view import LayerView
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 
 
 @dataclass(frozen=True)

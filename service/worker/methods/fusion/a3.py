@@ -22,12 +22,13 @@ from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.topk import stable_topk
-from service.worker.methods.fusion.base import FusionMethod, share_of
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.fusion import share_of
 from service.worker.model.attention import attend_with_scores
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Recompute the document tokens that the question attends to most, ranked at one early layer
     whose keys and queries are exact."""
 

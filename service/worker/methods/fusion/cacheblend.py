@@ -23,11 +23,12 @@ from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.topk import stable_topk
-from service.worker.methods.fusion.base import FusionMethod, share_of
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.fusion import share_of
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Recompute the document tokens whose stored KV differs most from the true one, measured at
     one early layer; the question plays no part in the choice."""
 

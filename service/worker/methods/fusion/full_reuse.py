@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.worker.core.layout import PromptLayout
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.dense import DenseMethod
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Reuse as precomputed, positions not recovered; only the question is computed. A baseline
     that is expected to fail."""
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.core.layout import PromptLayout
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.dense import DenseMethod
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Recompute the first and last tokens of every document at all layers."""
 
     first: int = parameter(20, "tokens at each document's start", ge=0)

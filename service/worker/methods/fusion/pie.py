@@ -13,14 +13,22 @@ from torch import Tensor
 from service.parameters import parameter
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.dense import DenseMethod
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Positions recovered, nothing recomputed but the question: the cheapest reuse."""
 
     exact_layers: int = parameter(0, "layers whose KV is computed for every token", ge=0)
+
+    @property
+    def layers_without_cache(self) -> int:
+        return self.exact_layers
+
+    @property
+    def full_layers(self) -> int:
+        return max(0, self.exact_layers - 1)
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         return layout.all_rows if self.exact_layers else layout.question_rows

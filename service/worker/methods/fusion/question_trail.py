@@ -1,18 +1,18 @@
-"""Question trail: what the question reads, and what that reads, where reuse got it wrong.
+"""Question trail: what the question attends to, and what that attends to, where reuse was wrong.
 
-kvstitch's own method, `question_scout` carried on in three ways (measured, docs/quality.md):
+A method of kvstitch's own, `question_scout` carried on in three ways (measured, docs/quality.md):
 
-1. Evidence is taken from the layers in which answers are read: not the first third, where
-   attention is about neighbours, and not the last one. The first pass ends there.
-2. The few tokens that the question reads most, the *leads*, then run over the stitched cache
-   themselves. What a lead looks at counts as if the question had: a fact that is two documents
-   away, which no question sees in caches that were made apart.
-3. More rows than the ratio begin; at layer 1, where their own KV shows how far the stored one was
-   off, those with the most evidence times deviation go on. A row that was right needs no repair;
-   but a deviation that builds up in later layers does not show there, so half of the rows are
-   still the question's own choice.
+1. Scores come from the layers in which answers are read: not from the first third, where attention
+   is about neighbours, and not from the last one. The first pass ends there.
+2. The few tokens that the question attends to most, the *seeds*, then run over the stitched cache
+   themselves. What a seed attends to counts as if the question had: so a fact is found that is two
+   documents away, which no question sees in caches that were made apart.
+3. More rows than the ratio begin. At layer 1, where a row's own KV shows how far the stored KV was
+   off, those with the highest score times deviation go on. A row whose stored KV was right needs no
+   repair; but a deviation that builds up in later layers does not show there, so half of the rows
+   stay the question's own choice.
 
-Rows go on so that their mean over the layers is `ratio`:
+Rows go on so that their mean over the layers is `ratio` (b stands for `breadth`):
 
     layer          0             1              2 ... L-1
     rows    b · ratio · n   b · ratio · n   ratio · n · (L - b) / (L - 1)      computed KV
@@ -32,13 +32,14 @@ from service.worker.core.deviation import squared_deviation
 from service.worker.core.layer_view import AttentionScores, LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.topk import stable_topk
-from service.worker.methods.fusion.base import share_of
+from service.worker.methods.bases.fusion import share_of
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 
 CHECK_LAYER = 1
 """The first layer whose KV depends on other tokens."""
 _SHALLOW = 6
-"""Layers that one more share of rows to begin with takes: a shallow model could not pay for it."""
+"""Rows beyond the ratio are paid for by later layers: a shallow model has too few to pay with, so
+so many layers are needed for each further `ratio` of rows that begin."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,19 @@ class Method(QuestionScout):
         stop = max(1, layers - 1)
         return range(min(math.ceil(self.from_depth * layers - 1e-9), stop - 1), stop)
 
-    def seed_rows(self, layout: PromptLayout, asked: Tensor) -> Tensor:
+    def seed_rows(self, layout: PromptLayout, question_scores: Tensor) -> Tensor:
         candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio * self.leads)
         if self.leads and share_of(layout, self.ratio):
             wanted = max(1, wanted)  # a short prompt has one too
-        return candidates[stable_topk(asked[candidates], wanted)]
-
-    def seed_weights(self, rows: Tensor, asked: Tensor) -> Tensor:
-        return asked[rows]
+        return candidates[stable_topk(question_scores[candidates], wanted)]
 
     def rows_after_question_pass(
-        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+        self, layout: PromptLayout, scores: AttentionScores, layers: int
     ) -> Tensor:
-        wanted = share_of(layout, self._begin(layers))
-        everything = self._joined(layout, attention_scores)
-        return self._chosen(
-            layout, layout.stale_document_rows, attention_scores.asked, everything, wanted
-        )
+        wanted = share_of(layout, self._first_share(layers))
+        rank = self._joined(layout, scores)
+        return self._chosen(layout, layout.stale_document_rows, scores.question, rank, wanted)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         if view.layer > 0 or view.attention_scores is None:
@@ -90,37 +86,33 @@ class Method(QuestionScout):
     def select(self, view: LayerView) -> Tensor | None:
         if view.layer != CHECK_LAYER or view.attention_scores is None:
             return None
-        layout, layers = view.layout, view.flops.shape.layers
+        layout, layers, scores = view.layout, view.flops.shape.layers, view.attention_scores
         candidates = layout.stale_document_rows
         begun = candidates[torch.isin(candidates, view.rows)]
-        go_on = (self.ratio * layers - self._begin(layers)) / (layers - 1)
-        off = squared_deviation(view, keys=True, values=True).sqrt()
-        rank = self._joined(layout, view.attention_scores) * off
-        return self._chosen(
-            layout, begun, view.attention_scores.asked, rank, share_of(layout, go_on)
-        )
+        share = (self.ratio * layers - self._first_share(layers)) / (layers - 1)
+        deviation = squared_deviation(view, keys=True, values=True).sqrt()
+        rank = self._joined(layout, scores) * deviation
+        return self._chosen(layout, begun, scores.question, rank, share_of(layout, share))
 
     def _chosen(
-        self, layout: PromptLayout, candidates: Tensor, asked: Tensor, rank: Tensor, wanted: int
+        self, layout: PromptLayout, candidates: Tensor, scores: Tensor, rank: Tensor, wanted: int
     ) -> Tensor:
-        """`wanted` of the candidates: as many as `sure` says by what the question reads, first
-        tokens of documents (at most half), the others by `rank`."""
-        sure = self._best(layout, candidates, asked, math.floor(self.sure * wanted + 1e-9))
+        """`wanted` of the candidates: a share of them, `sure`, by the question's own scores (first
+        tokens of documents take at most half of that), the others by `rank`."""
+        sure = self._best(layout, candidates, scores, math.floor(self.sure * wanted + 1e-9))
         return self._best(layout, candidates, rank.index_fill(0, sure, float("inf")), wanted)
 
-    def _joined(self, layout: PromptLayout, attention_scores: AttentionScores) -> Tensor:
-        """Both kinds of evidence, of the same weight over the candidates. Leads are not evidence
-        for each other: all of them were read."""
+    def _joined(self, layout: PromptLayout, scores: AttentionScores) -> Tensor:
+        """The question's scores plus the seeds', which are scaled to the same sum over the
+        candidates. Seeds get nothing from one another: the question attends to all of them."""
         candidates = layout.stale_document_rows
-        leads = self.seed_rows(layout, attention_scores.asked)
-        followed = attention_scores.followed.index_fill(0, leads, 0.0)
-        total = followed[candidates].sum()
+        seeds = self.seed_rows(layout, scores.question)
+        from_seeds = scores.seeds.index_fill(0, seeds, 0.0)
+        total = from_seeds[candidates].sum()
         if not total > 0:
-            return attention_scores.asked
-        return attention_scores.asked + followed * (
-            attention_scores.asked[candidates].sum() / total
-        )
+            return scores.question
+        return scores.question + from_seeds * (scores.question[candidates].sum() / total)
 
-    def _begin(self, layers: int) -> float:
-        """Share of the prompt's rows to begin with."""
+    def _first_share(self, layers: int) -> float:
+        """Share of the prompt's rows that begin."""
         return min(1.0, self.ratio * min(self.breadth, 1 + (layers - 1) / _SHALLOW))

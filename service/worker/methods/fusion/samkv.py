@@ -3,7 +3,7 @@
 Each document's first and last blocks are always kept; a first pass of the question over these and
 the documents' sketches tell which middle blocks it needs. Only those are read from the store, and
 only first and last blocks (and outlier tokens) are computed anew, attending to what is kept.
-The parts lie in `service.worker.methods.sparse`.
+How blocks are scored and tokens planned: `service.worker.methods.sparse`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from service.parameters import parameter
 from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.cost import PromptShape
+from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
+from service.worker.methods.sparse.plan import SparsePlan, make_plan
+from service.worker.methods.sparse.selection import Selection, outliers, personalised, select
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(SparseMethod):
     """Load and keep about a sixth of the documents' KV: their ends and the blocks this question
     needs; recompute the ends. Nothing else is read, held or attended to."""
-
-    sparse: ClassVar[bool] = True
 
     update: str = parameter(
         "overwrite",
@@ -60,6 +63,47 @@ class Method(FusionMethod):
         choices=("document", "request"),
     )
 
+    def plan(self, prompt: SketchedPrompt, queries: Tensor) -> SparsePlan:
+        documents = prompt.documents
+        selection = self.selected(prompt, queries)
+        return make_plan(
+            prompt.layout.segments[0].tokens,
+            documents,
+            Selection(selection.blocks or [[] for _ in queries], selection.need),
+            outliers(documents, pooled=self.outliers_of == "request"),
+            recompute=self.recompute,
+            max_recomputed=self.max_recomputed,
+        )
+
+    def selected(self, prompt: SketchedPrompt, queries: Tensor) -> Selection:
+        """The middle blocks that the question needs."""
+        documents = prompt.documents
+        local = [d.sketch.local_query for d in documents]
+        return select(
+            documents,
+            personalised(queries, local, bias=self.personalised_bias),
+            stable_layers=self.stable_layers(prompt.model),
+            normalise=self.normalise,
+            limit=self.block_limit([d.grid for d in documents]),
+        )
+
+    def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
+        return blend(computed, stored) if self.update == "fusion" else computed
+
+    def max_kept_tokens(self, documents: Sequence[int]) -> int:
+        grids = [BlockGrid(tokens) for tokens in documents if tokens]
+        ends = sum(len(g.indices(g.fixed)) for g in grids)
+        return ends + BLOCK * self.block_limit(grids)
+
+    def recomputed_tokens(self, shape: PromptShape) -> int:
+        """A document of at most three blocks has no middle and is computed whole."""
+        if not self.recompute:
+            return 0
+        return sum(
+            tokens if tokens <= 3 * BLOCK else int(self.max_recomputed * tokens)
+            for tokens in shape.documents
+        )
+
     def block_limit(self, grids: Sequence[BlockGrid]) -> int:
         """Most middle blocks that a layer may hold, pooled over documents; at least one."""
         if not self.selection:
@@ -70,13 +114,14 @@ class Method(FusionMethod):
         room = (self.max_kept * sum(g.tokens for g in grids) - ends) / block
         return min(most, max(1, math.floor(room)))
 
-    def held_tokens(self, documents: Sequence[int]) -> int:
-        """Upper bound on document tokens that a layer holds, from the documents' lengths."""
-        grids = [BlockGrid(tokens) for tokens in documents if tokens]
-        ends = sum(len(g.indices(g.fixed)) for g in grids)
-        return ends + BLOCK * self.block_limit(grids)
-
     def stable_layers(self, model: ModelFacts) -> tuple[int, ...]:
         """N*: the calibrated layers, else the last eighth."""
         last = math.ceil(model.layers / 8)
         return model.stable_layers or tuple(range(model.layers - last, model.layers))
+
+
+def blend(computed: Tensor, stored: Tensor) -> Tensor:
+    """θ·computed + (1-θ)·stored, θ the tokens' cosine over all heads, clamped to [0, 1] (Q7)."""
+    a, b = computed.float(), stored.float()
+    theta = torch.cosine_similarity(a.flatten(1), b.flatten(1), dim=1).clamp(0, 1)[:, None, None]
+    return (theta * a + (1 - theta) * b).to(computed.dtype)

@@ -8,14 +8,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from service.worker.core.layout import PromptLayout
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.fusion import Reads
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Full prefill of the prompt; no cache is used."""
 
-    reads_cache: ClassVar[bool] = False
+    reads: ClassVar[Reads] = Reads.NOTHING
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         return layout.all_rows

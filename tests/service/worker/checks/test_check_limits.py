@@ -58,7 +58,7 @@ def test_a_check_gives_its_kv_up_to_a_request(model: Tiny) -> None:
             r.events.extend(r.engine.step())
         name = r.submit(VANILLA)
         r.events.extend(r.engine.step())
-        assert r.engine.scheduler.opened, "the request waits for the check"
+        assert r.engine.scheduler.prefilling, "the request waits for the check"
         r.run()
         check(r)
         assert len(r.tokens(name)) > 0
@@ -78,7 +78,7 @@ def test_purged_documents_are_not_checked(model: Tiny) -> None:
         assert left > 1
         address = r.engine.admission.addresses(S, DOCUMENTS, "none", "")[2]
         assert address is not None
-        r.engine.background.forget([address.key])
+        r.engine.idle_work.forget([address.key])
         assert gate_of(r).pending == 0
         assert gate_of(r).counts.of("skipped") == left
 
@@ -167,7 +167,7 @@ def test_only_so_many_parameter_sets_are_known(model: Tiny) -> None:
         for _ in range(4):
             ask(r, BROKEN)
         for n in range(MAX_KNOWN + 20):
-            gate_of(r).watch("a3", make_fusion("a3", {"ratio": n / 1000}))
+            gate_of(r).replacement("a3", make_fusion("a3", {"ratio": n / 1000}))
         states = gate_of(r).states()
         assert len(states) == MAX_KNOWN
         assert state_of(r, "full_reuse").state == "full_prefill"

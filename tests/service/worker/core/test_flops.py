@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from service.worker.core.flops import full_prefill
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
 from service.worker.methods.fusion.legolink import Method as LegoLink
 from service.worker.methods.fusion.pie import Method as Pie

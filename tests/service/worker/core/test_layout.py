@@ -9,7 +9,7 @@ from service.worker.core.layout import PromptLayout, union
 
 def test_ranges() -> None:
     layout = PromptLayout.of(
-        [1, 2], [[3, 4, 5], [], [6]], [7, 8], cold=[False, True, False, False], offset=2
+        [1, 2], [[3, 4, 5], [], [6]], [7, 8], uncached=[False, True, False, False], offset=2
     )
     assert layout.ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert layout.ids.dtype == torch.long
@@ -30,13 +30,13 @@ def test_ranges() -> None:
 
 
 def test_cold_system_is_forced_but_no_candidate() -> None:
-    layout = PromptLayout.of([1, 2], [[3]], [4], cold=[True, False])
+    layout = PromptLayout.of([1, 2], [[3]], [4], uncached=[True, False])
     assert layout.forced_rows.tolist() == [0, 1, 3]
     assert layout.cached_document_rows.tolist() == [2]
 
 
 def test_nothing_but_a_question() -> None:
-    layout = PromptLayout.of([], [], [4, 5], cold=[True])
+    layout = PromptLayout.of([], [], [4, 5], uncached=[True])
     assert layout.forced_rows.tolist() == [0, 1]
     assert layout.cached_document_rows.tolist() == []
     assert layout.cached_document_rows.dtype == torch.long

@@ -39,7 +39,7 @@ def test_a_cold_prompt_is_a_full_prefill_and_is_written_back(model: Tiny) -> Non
         cold, first = r.answer(A3)
         assert cold == full
         assert [d.tier for d in first.documents] == ["cold"] * 3
-        assert r.store.keys_written == 4  # S and three documents
+        assert r.store.stats().new_keys == 4  # S and three documents
         _, second = r.answer(A3)
     assert [d.tier for d in second.documents] == ["memory"] * 3
     assert all(d.bytes > 0 for d in second.documents)
@@ -48,12 +48,12 @@ def test_a_cold_prompt_is_a_full_prefill_and_is_written_back(model: Tiny) -> Non
 def test_new_orders_and_combinations_write_no_key(model: Tiny) -> None:
     with rig(model) as r:
         r.precompute()
-        written = r.store.keys_written
+        written = r.store.stats().new_keys
         one, two, three = DOCUMENTS
         for documents in ([three, one, two], [two], [one, three], [two, two], [three, two, one]):
             _, report = r.answer(A3, documents)
             assert [d.tier for d in report.documents] == ["memory"] * len(documents)
-        assert r.store.keys_written == written == 4
+        assert r.store.stats().new_keys == written == 4
 
 
 def test_a_partly_cold_prompt_recomputes_just_that_document(model: Tiny) -> None:
@@ -121,7 +121,7 @@ def test_abort_in_the_middle_of_a_prefill(model: Tiny) -> None:
     with rig(model) as r:
         name = r.submit(VANILLA)
         r.events.extend(r.engine.step())
-        assert r.engine.scheduler.prefilling is not None
+        assert r.engine.scheduler.next_prefill is not None
         r.engine.abort(name, "disconnect")
         r.run()
         assert r.done(name).finish_reason == "disconnect"

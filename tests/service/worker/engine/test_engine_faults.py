@@ -74,7 +74,7 @@ def test_a_restart_finds_everything_on_disk(model: Tiny, tmp_path: Path) -> None
     with rig(model, tiers=[MemoryTier(1 << 24), disk(tmp_path)]) as r:
         after, report = r.answer(A3)
         _, warm = r.answer(A3)
-        assert r.store.keys_written == 0
+        assert r.store.stats().new_keys == 0
     assert after == before
     assert [d.tier for d in report.documents] == ["ssd"] * 3
     assert [d.tier for d in warm.documents] == ["memory"] * 3  # promoted
@@ -88,7 +88,7 @@ def test_a_second_worker_hits_what_the_first_put_into_redis(model: Tiny) -> None
             assert r.store.flush(20)
         with rig(model, tiers=[MemoryTier(1 << 24), RedisTier(server.url)]) as r:
             after, report = r.answer(A3)
-            assert r.store.keys_written == 0
+            assert r.store.stats().new_keys == 0
     assert after == before
     assert [d.tier for d in report.documents] == ["redis"] * 3
 

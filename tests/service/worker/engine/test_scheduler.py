@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.engine.scheduler import LANE_SHARE, StepBudget
-from service.worker.forward import layer_ops as prefill_tiles
+from service.worker.engine.step_budget import IDLE_WORK_SHARE, StepBudget
+from service.worker.forward import layer_ops
 from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, rig
 from tests.service.worker.tiny import Tiny
 
 
 def steps_between_decodes(decode_s: float, step_s: float) -> int:
-    pace = StepBudget()
-    pace.prefilled(step_s)
-    pace.decoded(decode_s)
+    budget = StepBudget()
+    budget.prefilled(step_s)
+    budget.decoded(decode_s)
     steps = 1
-    pace.prefilled(step_s)
-    while pace.prefill_goes_on:
-        pace.prefilled(step_s)
+    budget.prefilled(step_s)
+    while budget.prefill_goes_on:
+        budget.prefilled(step_s)
         steps += 1
     return steps
 
@@ -30,24 +30,24 @@ def test_prefill_gets_about_as_long_as_a_decode_step(
 
 
 def test_the_background_gets_its_share_under_load() -> None:
-    pace, precompute_queue = StepBudget(), 0
+    budget, precompute_queue = StepBudget(), 0
     for _ in range(1000):
-        pace.decoded(1.0)
-        pace.prefilled(1.0)
-        if pace.idle_work_is_due:
-            pace.idle_work_stepped(2.0)
+        budget.decoded(1.0)
+        budget.prefilled(1.0)
+        if budget.idle_work_is_due:
+            budget.idle_work_stepped(2.0)
             precompute_queue += 1
-    assert precompute_queue * 2.0 == pytest.approx(2000 * LANE_SHARE, rel=0.1)
+    assert precompute_queue * 2.0 == pytest.approx(2000 * IDLE_WORK_SHARE, rel=0.1)
 
 
 def test_a_background_without_work_saves_nothing_up() -> None:
-    pace = StepBudget()
-    pace.idle_work_stepped(1.0)
+    budget = StepBudget()
+    budget.idle_work_stepped(1.0)
     for _ in range(1000):
-        pace.decoded(1.0)
+        budget.decoded(1.0)
     for _ in range(3):
-        pace.idle_work_stepped(1.0)
-        assert not pace.idle_work_is_due
+        budget.idle_work_stepped(1.0)
+        assert not budget.idle_work_is_due
 
 
 def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
@@ -56,8 +56,8 @@ def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
     with rig(model) as r:
         r.precompute()
         expected = [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)]
-    monkeypatch.setattr(prefill_tiles, "TILE_ROWS", {"cpu": 5})
-    monkeypatch.setattr(prefill_tiles, "ATTENDED_PAIRS", {"cpu": 3 * 38})
+    monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": 5})
+    monkeypatch.setattr(layer_ops, "ATTENDED_PAIRS", {"cpu": 3 * 38})
     with rig(model) as r:
         r.precompute()
         assert [r.answer(method, max_tokens=8)[0] for method in (VANILLA, A3)] == expected
@@ -77,7 +77,7 @@ def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
 def test_streams_go_on_between_the_tiles_of_a_long_prompt(
     model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill_tiles, "TILE_ROWS", {"cpu": 4})
+    monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": 4})
     with rig(model, pool_tokens=800) as r:
         streams = [r.submit(VANILLA, [], max_tokens=60) for _ in range(4)]
         while not all(r.tokens(name) for name in streams):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.eviction.base import EvictionMethod, PromptAttention
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.references.prefill import Trace, snapkv_kept

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from service.worker.core.steps import run
 from service.worker.forward.prefill import prefill
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.eviction.snapkv import Method as SnapKV
-from service.worker.methods.fusion.base import FusionMethod
 from service.worker.methods.registry import fusion_methods
 from tests.references.prefill import bottom_right_mask, index_mask
 from tests.service.worker.tiny import (
@@ -32,8 +33,8 @@ from tests.service.worker.tiny import (
 
 IDS = [*S, *D1, *D2, *D3, *Q]
 SCATTERED = (8, 9, 14, 20, 22, 27, 31)
-METHODS: dict[str, FusionMethod] = {
-    **{name: cls() for name, cls in fusion_methods().items() if not cls.sparse},
+METHODS: dict[str, DenseMethod] = {
+    **{name: cls() for name, cls in fusion_methods().items() if cls.reads is not Reads.PARTS},
     "forced rows": ForcedRows(SCATTERED),
 }
 

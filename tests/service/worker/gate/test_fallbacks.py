@@ -9,7 +9,8 @@ import pytest
 from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.gate.fallbacks import fallbacks
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.registry import fusion_methods, make_fusion
 
@@ -47,10 +48,10 @@ def test_every_method_ends_in_full_prefill(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Narrow(FusionMethod):
+class Narrow(DenseMethod):
     """A ratio that may not be doubled twice, by its range or by another parameter."""
 
-    ratio: float = parameter(0.1, "share", ge=0, le=0.3)
+    ratio: float = parameter(0.1, "share", ge=0, le=0.3, auto=True)
     most: float = parameter(1.0, "bound on ratio", ge=0, le=1)
 
     def __post_init__(self) -> None:

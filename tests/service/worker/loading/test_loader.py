@@ -10,6 +10,7 @@ import torch
 from kvstore import ChunkSpec, MemoryTier, TieredStore, encode_chunk
 from kvstore.tiers.testing.fake_tier import FakeTier
 from service.worker.loading import loader as module
+from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Address
 
@@ -34,22 +35,30 @@ def loader(slow: FakeTier) -> Iterator[Loader]:
         one.close()
 
 
+def loaded(loader: Loader) -> ChunkStream:
+    """The whole chunk as a request reads it."""
+    stream = loader.streams.join(ADDRESS, None)
+    stream.part_futures[0].result()
+    loader.streams.leave(stream)
+    return stream
+
+
 def test_the_tier_is_the_one_the_prefetch_read(loader: Loader) -> None:
     loader.prefetch([ADDRESS])
-    first = loader.load(ADDRESS).result()
+    first = loaded(loader)
     assert first.chunk is not None and first.tier == "slow"
-    assert loader.load(ADDRESS).result().tier == "memory"
+    assert loaded(loader).tier == "memory"
 
 
 def test_a_bad_copy_met_by_the_prefetch_is_reported(loader: Loader, slow: FakeTier) -> None:
     slow.damage(ADDRESS.key)
     loader.prefetch([ADDRESS])
-    outcome = loader.load(ADDRESS).result()
-    assert outcome.chunk is None and outcome.problems == (("slow", "corrupt"),)
-    assert loader.load(ADDRESS).result().problems == ()
+    outcome = loaded(loader)
+    assert outcome.chunk is None and outcome.problems == [("slow", "corrupt")]
+    assert loaded(loader).problems == []
 
 
 def test_old_news_is_not_told(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     loader.prefetch([ADDRESS])
     monkeypatch.setattr(module, "NOTE_S", -1.0)
-    assert loader.load(ADDRESS).result().tier == "memory"
+    assert loaded(loader).tier == "memory"

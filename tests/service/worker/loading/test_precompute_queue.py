@@ -51,7 +51,7 @@ def stored(r: Rig) -> list[int]:
 def purge(r: Rig) -> None:
     """As the worker does it."""
     key = addresses(r)[PURGED].key
-    r.engine.background.forget([key])
+    r.engine.idle_work.forget([key])
     r.store.delete({key})
 
 

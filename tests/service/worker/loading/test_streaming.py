@@ -188,7 +188,7 @@ def test_an_aborted_prompt_is_not_read_on(model: Tiny) -> None:
     with streaming_rig(model, tier) as r:
         tier.block("read_ranges")
         name = r.submit(PIE)
-        while r.engine.scheduler.prefilling is None:
+        while r.engine.scheduler.next_prefill is None:
             r.engine.step()
         r.events.extend(r.engine.step())
         r.engine.abort(name, "disconnect")
@@ -224,13 +224,15 @@ def test_a_prompt_that_waits_lets_others_pass(model: Tiny) -> None:
     with streaming_rig(model, slow) as r:
         slow.block("read_ranges")
         first = r.submit(A3)
-        while r.engine.scheduler.prefilling is None or not r.engine.scheduler.prefilling.blocked:
+        while (
+            r.engine.scheduler.next_prefill is None or not r.engine.scheduler.next_prefill.blocked
+        ):
             r.events.extend(r.engine.step())
         second = r.submit(VANILLA, [])
         while not any(getattr(e, "id", "") == second for e in r.events):
             r.events.extend(r.engine.step())
         assert not r.tokens(first)
-        assert r.engine.scheduler.prefilling is not None
+        assert r.engine.scheduler.next_prefill is not None
         slow.release()
         r.run()
         assert r.done(first).report.stages["load"] > 0

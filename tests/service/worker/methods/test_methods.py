@@ -20,8 +20,8 @@ from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.eviction.base import EvictionMethod
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.eviction import EvictionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import (
     add_folder,
     describe,
@@ -63,7 +63,7 @@ def identify(case: tuple[str, dict[str, Any]]) -> str:
 
 # A sparse method does not run in the dense layer loop: tests/service/worker/methods/sparse.
 FACTS = ModelFacts(layers=12, heads=4, kv_heads=2)
-DENSE = {name: cls for name, cls in FUSION.items() if not cls.sparse}
+DENSE = {name: cls for name, cls in FUSION.items() if cls.reads is not Reads.PARTS}
 FUSION_CASES = list(extremes(dict(DENSE)))
 EVICTION_CASES = list(extremes(dict(EVICTION)))
 
@@ -83,7 +83,7 @@ def test_every_file_is_a_method() -> None:
         (service.worker.methods.eviction, EVICTION),
     ):
         folders = [Path(folder) for folder in package.__path__]
-        files = {p.stem for folder in folders for p in folder.glob("*.py")} - {"__init__", "base"}
+        files = {p.stem for folder in folders for p in folder.glob("*.py")} - {"__init__"}
         assert set(found) == files
     assert {"vanilla", "full_reuse", "pie", "a3"} <= set(FUSION)
     assert "snapkv" in EVICTION
@@ -201,7 +201,7 @@ def test_cold_segments_are_not_read(model: Tiny, case: tuple[str, dict[str, Any]
 
 def random_prompt(document: int, seed: int) -> tuple[PromptLayout, Tensor, Tensor]:
     """S 6 ‖ D ‖ Q 7, k `[2, n, 8]`, q `[n, 6, 8]`: two KV heads of three query heads."""
-    layout = PromptLayout.of([1] * 6, [[2] * document], [3] * 7, cold=[False, False])
+    layout = PromptLayout.of([1] * 6, [[2] * document], [3] * 7, uncached=[False, False])
     source = torch.Generator().manual_seed(seed)
     k = torch.randn(2, layout.tokens, 8, generator=source)
     q = torch.randn(layout.tokens, 6, 8, generator=source)
@@ -223,7 +223,18 @@ def kept_by(
     out = []
     for layer in range(LAYERS):
         view = LayerView(
-            layer, layout, rows, q, k, k, q, fresh, fresh, [None, None], 8**-0.5, counts
+            layer=layer,
+            layout=layout,
+            rows=rows,
+            q=q,
+            k=k,
+            v=k,
+            fresh_q=q,
+            fresh_k=fresh,
+            fresh_v=fresh,
+            cached=[None, None],
+            scale=8**-0.5,
+            flops=counts,
         )
         prompt = prompt_attention(
             layout,

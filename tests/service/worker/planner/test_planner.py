@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,15 @@ from kvstore import MemoryTier
 from service.records import Chunk, Method
 from service.worker.core.flops import FlopCount
 from service.worker.loading.estimates import STALE_S, Line, TierEstimates
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.methods.fusion.question_trail import Method as QuestionTrail
 from service.worker.planner.cost_model import (
     EXHAUSTIVE,
     UNHIDDEN,
     Loadable,
-    MethodCost,
     PromptModel,
     cheapest,
     hidden_ratio,
@@ -45,14 +48,31 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
     tokens = 40 + cold + sum(load.tokens for load in loads)
     method = source.choice(
         [
-            MethodCost(),
-            MethodCost(1, 2, 0.15),
-            MethodCost(ratio=0.15, scouts=4),
-            MethodCost(ratio=0.15, scouts=4, settled=2),
+            Pie(),
+            A3(),
+            QuestionScout(again_from=0.0),
+            QuestionScout(),
+            QuestionTrail(),
         ]
     )
+    return prompt_model(
+        tiny,
+        tokens,
+        loads,
+        method,
+        overhead_s=0.01,
+        flop_s=10 ** source.uniform(-11, -8),
+        uncached_tokens=cold,
+    )
+
+
+def prompt_model(
+    tiny: Tiny, tokens: int, loads: list[Loadable], method: FusionMethod, **facts: Any
+) -> PromptModel:
+    """A prompt with a question of 20 tokens."""
+    given: dict[str, Any] = {"overhead_s": 0.0, **facts}
     return PromptModel(
-        tiny.adapter, tokens, 20, loads, method, 0.01, 10 ** source.uniform(-11, -8), cold
+        shape=tiny.adapter, tokens=tokens, question=20, loads=loads, method=method, **given
     )
 
 
@@ -78,23 +98,23 @@ def test_with_many_documents_no_single_change_is_better(model: Tiny, seed: int) 
 
 def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:
     free, endless = Loadable(100, "ssd", 0.0), Loadable(100, "redis", 1e6)
-    plan = PromptModel(model.adapter, 220, 20, [free, endless, free], MethodCost(), 0.0, 1e-9)
+    plan = prompt_model(model, 220, [free, endless, free], Pie(), flop_s=1e-9)
     assert cheapest(plan) == {1}
 
 
 def test_loading_behind_whole_layers_costs_nothing(model: Tiny) -> None:
     """A3 computes two layers before it looks at anything stored."""
-    quick = PromptModel(model.adapter, 120, 20, [], MethodCost(1, 2, 0.15), 0.0, 1e-8)
+    quick = prompt_model(model, 120, [], A3(), flop_s=1e-8)
     hidden = replace(quick, loads=[Loadable(100, "ssd", quick.seconds() / 10, 5)])
     assert hidden.seconds() == quick.seconds()
-    pie = replace(hidden, method=MethodCost())
+    pie = replace(hidden, method=Pie())
     assert pie.seconds() > replace(pie, loads=[Loadable(100, "ssd", 0.0, 5)]).seconds()
 
 
 def test_what_comes_in_one_piece_holds_up_no_layer_of_the_others(model: Tiny) -> None:
     """A short system prompt beside long documents is worth its read, not its computing."""
     flop_s = 1e-8
-    nothing = PromptModel(model.adapter, 1036, 20, [], MethodCost(), 0.0, flop_s)
+    nothing = prompt_model(model, 1036, [], Pie(), flop_s=flop_s)
     computing = replace(nothing, uncached_tokens=16).seconds() - nothing.seconds()
     documents = [Loadable(500, "ssd", computing, 5)] * 2
     system = Loadable(16, "ssd", computing / 10)
@@ -114,7 +134,7 @@ def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) ->
         for _ in range(source.randint(1, 6))
     ]
     flop_s = 10 ** source.uniform(-7, -4)
-    free = PromptModel(model.adapter, 27, 20, loads, MethodCost(), 0.0, flop_s)
+    free = prompt_model(model, 27, loads, Pie(), flop_s=flop_s)
     read, arrivals = 0.0, [0.0] * layers
     for turn in range(max(load.parts for load in loads)):
         read += sum(load.left_s / load.parts for load in loads if load.parts > turn)
@@ -137,9 +157,9 @@ def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) ->
 def test_the_ratio_grows_until_loading_hides_it_no_more(model: Tiny) -> None:
     def chosen(load_s: float) -> float:
         loads = [Loadable(1000, "ssd", load_s, 5)]
-        plan = PromptModel(model.adapter, 1020, 20, loads, MethodCost(1, 2, 0.15), 0.0, 1e-9)
+        plan = prompt_model(model, 1020, loads, A3(), flop_s=1e-9)
         ratio = hidden_ratio(plan, MOST_RATIO)
-        assert plan.seconds(ratio=ratio) <= plan.seconds() * (1 + UNHIDDEN)
+        assert plan.seconds(method=A3(ratio=ratio)) <= plan.seconds() * (1 + UNHIDDEN)
         return ratio
 
     ratios = [chosen(seconds) for seconds in (0.0, 0.05, 0.2, 1e3)]
@@ -255,7 +275,10 @@ def test_auto_takes_the_methods_own_ratio_from_memory(model: Tiny) -> None:
 
 
 def test_auto_needs_a_method_with_a_ratio(model: Tiny) -> None:
-    with rig(model, planner=True) as r, pytest.raises(Exception, match="has no ratio"):
+    with (
+        rig(model, planner=True) as r,
+        pytest.raises(Exception, match="is not a parameter of this method"),
+    ):
         r.submit(Method("pie", {"ratio": "auto"}))
 
 

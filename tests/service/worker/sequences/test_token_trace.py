@@ -10,7 +10,7 @@ import torch
 
 from kvstore import MemoryTier
 from service.records import Chunk, Method, Report, SegmentFates
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
 from service.worker.sequences.token_trace import TokenTracer
@@ -18,7 +18,7 @@ from tests.references.samkv_toys import LONG
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config, tiny_of
 
-DENSE = sorted(name for name, cls in fusion_methods().items() if not cls.sparse)
+DENSE = sorted(name for name, cls in fusion_methods().items() if cls.reads is not Reads.PARTS)
 # headkv needs the head scores of a calibrated model; it gathers like the others.
 EVICTIONS = [None, *sorted(set(eviction_methods()) - {"headkv"})]
 HALF = {"ratio": 0.5}
@@ -55,7 +55,7 @@ def check(report: Report) -> None:
 @pytest.mark.parametrize("fusion", DENSE)
 def test_counts_are_the_reports(model: Tiny, fusion: str, eviction: str | None) -> None:
     """For every method and eviction, one document of three being cold."""
-    parameters = HALF if hasattr(fusion_methods()[fusion], "ratio") else {}
+    parameters = HALF if fusion_methods()[fusion].repair_parameter() else {}
     evicting = Method(eviction, {"budget": 20}) if eviction else None
     with rig(model) as r:
         r.precompute(DOCUMENTS[:2])
@@ -93,11 +93,11 @@ def test_rows_that_a_first_pass_sent_are_computed_too(model: Tiny, leads: float)
 
 def changed_layers(model: Tiny, method: FusionMethod) -> None:
     layers = model.adapter.layers
-    fates = TokenTracer(method, layers, model.adapter.kv_heads)
-    ours = model.stitch(method, capture=fates.capture)
-    fates.prefilled(ours.layout, ours.result)
+    trace = TokenTracer(method, layers, model.adapter.kv_heads)
+    ours = model.stitch(method, capture=trace.capture, on_pass=trace.on_pass)
+    trace.prefilled(ours.layout, ours.result)
     reused = model.stitch(Pie())
-    told = fates.report()
+    told = trace.report()
     assert told is not None
     runs = [r for s in (told.system, *told.documents, told.question) for r in s.runs]
     computed = torch.tensor([r.computed_layers for r in runs for _ in range(r.tokens)])
@@ -113,7 +113,7 @@ def changed_layers(model: Tiny, method: FusionMethod) -> None:
 def _small(fusion: str) -> dict[str, object]:
     if fusion == "legolink":
         return {"first": 2, "last": 1}
-    return HALF if hasattr(fusion_methods()[fusion], "ratio") else {}
+    return HALF if fusion_methods()[fusion].repair_parameter() else {}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_was_recomputed_scored_best(
 @pytest.mark.parametrize("fusion", DENSE)
 def test_looking_changes_nothing(model: Tiny, fusion: str) -> None:
     """Same tokens, same counts, same work as without; and none unless it is asked for."""
-    asked = Method(fusion, HALF if hasattr(fusion_methods()[fusion], "ratio") else {})
+    asked = Method(fusion, HALF if fusion_methods()[fusion].repair_parameter() else {})
     evicting = Method("snapkv", {"budget": 20})
     with rig(model) as r:
         r.precompute()

@@ -18,9 +18,9 @@ from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
-from service.worker.forward.evict import Evicted, evict
+from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.eviction.base import EvictionMethod
+from service.worker.methods.bases.eviction import EvictionMethod
 from tests.references import eviction as reference
 from tests.references.eviction import Kept, Region, attention_weights
 from tests.service.worker.held import held
@@ -50,7 +50,9 @@ class Shape:
     def layout(self) -> PromptLayout:
         half = self.document // 2
         documents = [[2] * half, [3] * (self.document - half)]
-        return PromptLayout.of([1] * self.system, documents, [4] * self.question, cold=[False] * 3)
+        return PromptLayout.of(
+            [1] * self.system, documents, [4] * self.question, uncached=[False] * 3
+        )
 
     def region(self, method: EvictionMethod) -> Region:
         return Region(
@@ -115,18 +117,18 @@ def view_of(layout: PromptLayout, number: int, qk: QK, layers: int) -> LayerView
     keys = k.transpose(0, 1)
     sizes = Sizes(layers, q.shape[1], k.shape[1], k.shape[2])
     return LayerView(
-        number,
-        layout,
-        layout.all_rows,
-        q,
-        keys,
-        keys,
-        q,
-        k,
-        k,
-        [None] * len(layout.segments),
-        sizes.scale,
-        FlopCount(sizes),
+        layer=number,
+        layout=layout,
+        rows=layout.all_rows,
+        q=q,
+        k=keys,
+        v=keys,
+        fresh_q=q,
+        fresh_k=k,
+        fresh_v=k,
+        cached=[None] * len(layout.segments),
+        scale=sizes.scale,
+        flops=FlopCount(sizes),
     )
 
 
@@ -161,12 +163,20 @@ def evicted_kept(
         method.observe(view_of(layout, number, qk, len(layers))) for number, qk in enumerate(layers)
     ]
     _, sequence = filled(layout, layers)
-    done = evict(sizes, facts, layout, sequence, method, observed, 0)  # type: ignore[arg-type]
+    coverage = evict(
+        sizes,  # type: ignore[arg-type]
+        facts,
+        sequence,
+        method,
+        layout=layout,
+        observed=observed,
+        room=0,
+    )
     kept = [
         [[int(t) for t in v[:, 0]] for _, v in held(sequence, number)]
         for number in range(len(layers))
     ]
-    return kept, done.coverage
+    return kept, coverage
 
 
 def kept_by(
@@ -178,7 +188,7 @@ def kept_by(
     return evicted_kept(method, layout, layers, scores)[0]
 
 
-def shrink(model: Tiny, run: Run, method: EvictionMethod, room: int) -> Evicted:
+def shrink(model: Tiny, run: Run, method: EvictionMethod, room: int) -> float:
     """`method` applied to a run that was stitched with it, as the engine does; head scores are
     `head_scores` of the model's sizes."""
     adapter, result = model.adapter, run.result
@@ -187,7 +197,14 @@ def shrink(model: Tiny, run: Run, method: EvictionMethod, room: int) -> Evicted:
     facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, scores)
     asked = None if result.kept_ids is None else run.layout.tokens
     return evict(
-        adapter, facts, result.layout, run.sequence, method, result.observed, room, asked=asked
+        adapter,
+        facts,
+        run.sequence,
+        method,
+        layout=result.layout,
+        observed=result.observed,
+        room=room,
+        original_tokens=asked,
     )
 
 

@@ -114,7 +114,7 @@ def test_it_is_a_full_prefill_of_what_was_kept(budget: int, protect: bool, fusio
     assert run.result.rows.tolist() == kept
     assert_close("gemfilter: logits", run.logits, alone.logits[-1])
     done = shrink(model, run, method, len(ANSWER))
-    assert done.coverage == len(kept) / len(PROMPT)
+    assert done == len(kept) / len(PROMPT)
     everything = [[list(range(len(kept)))] * 2] * 5
     assert_pool_holds(run, alone, everything, len(kept), len(ANSWER))
     run.layout = run.result.layout
@@ -139,7 +139,7 @@ def same(model: Tiny, documents: tuple[list[int], ...], budget: int) -> tuple[Ru
     run = model.stitch(pie, documents=documents, eviction=method)
     assert run.result.kept_ids is None
     before = run.pool.free_share
-    assert shrink(model, run, method, 0).coverage == 1
+    assert shrink(model, run, method, 0) == 1
     assert run.pool.free_share == before
     assert run.sequence.kept_tokens(0) == run.layout.tokens
     return run, model.stitch(pie, documents=documents)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.eviction.base import PromptAttention
+from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.kvec import Method as KVec
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from tests.references.scores import attention_weights, group_mean
@@ -34,7 +34,15 @@ def prompt_of(method: KVec, shape: Shape, layer: int, kept_before: Tensor) -> Pr
     view = view_of(shape.layout, layer, qk, 4)
     facts = ModelFacts(4, 6, 2)
     observed = method.observe(view)
-    return PromptAttention(layer, shape.layout, view.k, observed, kept_before, view.scale, facts)
+    return PromptAttention(
+        layer=layer,
+        layout=shape.layout,
+        k=view.k,
+        observed=observed,
+        kept_before=kept_before,
+        scale=view.scale,
+        model=facts,
+    )
 
 
 # -- identities -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.eviction.base import PromptAttention
+from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.pyramidkv import Method as PyramidKV
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from tests.service.worker.methods.eviction.harness import Shape, kept_by, random_layers
@@ -20,7 +20,17 @@ def rooms(shape: Shape, budget: int, layers: int, beta: float = 20.0) -> list[in
     room = budget - shape.system - shape.question
     return [
         method.layer_room(
-            PromptAttention(layer, layout, empty, empty, empty, 1.0, facts), room, shape.document
+            PromptAttention(
+                layer=layer,
+                layout=layout,
+                k=empty,
+                observed=empty,
+                kept_before=empty,
+                scale=1.0,
+                model=facts,
+            ),
+            room,
+            shape.document,
         )
         for layer in range(layers)
     ]

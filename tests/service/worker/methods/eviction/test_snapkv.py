@@ -22,7 +22,7 @@ def layout_of(system: int, document: int, question: int) -> PromptLayout:
         [1] * system,
         [[2] * half, [3] * (document - half)],
         [4] * question,
-        cold=[False, False, False],
+        uncached=[False, False, False],
     )
 
 
@@ -127,7 +127,7 @@ def test_enough_budget_does_not_warn() -> None:
 def test_nothing_evicted_is_no_warning() -> None:
     """S and Q alone fill the budget exactly and there is no document: nothing is evicted, so no
     document token was."""
-    layout = PromptLayout.of([1] * 4, [], [4] * 5, cold=[False])
+    layout = PromptLayout.of([1] * 4, [], [4] * 5, uncached=[False])
     method = SnapKV(budget=9)
     assert not method.applies(layout)
     assert method.warning(layout) is None

@@ -7,11 +7,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from service.worker.core.flops import FlopCount, full_prefill
+from service.worker.core.flops import full_prefill
 from service.worker.core.layout import PromptLayout
+from service.worker.core.steps import run as finished
 from service.worker.forward.kv_placement import KVPlacer
-from service.worker.forward.prefill import prefill
-from service.worker.forward.question_pass import QuestionPassResult, scout
+from service.worker.forward.prefill import Progress, PromptLoop, prefill
+from service.worker.methods.bases.dense import RowWeights
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from tests.references.fusion import (
@@ -30,57 +31,59 @@ WARM = [name for name in EDGES if name not in COLD]
 
 
 class FromWeights(QuestionScout):
-    """The same evidence, from the weights themselves, of all layers but one."""
+    """The same scores, from the weights themselves, of all layers but one."""
 
     left_out: ClassVar[int] = -1
 
-    def question_row_weights(self, layout: PromptLayout) -> None:
-        return None
+    def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
+        def score(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+            if layer == self.left_out:
+                return None
+            by_row = weights.sum(0)
+            return by_row[-1] + by_row.mean(0) * self.question
 
-    def scout(
-        self, layer: int, weights: torch.Tensor, rows: torch.Tensor, layout: PromptLayout
-    ) -> torch.Tensor | None:
-        if layer == self.left_out:
-            return None
-        by_row = weights.sum(0)
-        return by_row[-1] + by_row.mean(0) * self.question
+        return score
 
 
-def evidence_of(
+def question_scores(
     model: Tiny, method: QuestionScout | None = None, **changes: object
 ) -> torch.Tensor:
-    """Summed evidence of the first pass alone."""
+    """Summed scores of the first pass alone."""
     run = model.stitch(Pie(), **changes)  # type: ignore[arg-type]
-    cold = [s.cold for s in run.layout.segments]
+    cold = [s.uncached for s in run.layout.segments]
     segments = [S, D1, D2, D3]
     cached = [None if c else model.precompute(ids) for ids, c in zip(segments, cold, strict=True)]
     method = method or QuestionScout()
     positions = method.key_positions(run.layout)
-    placement = KVPlacer(model.adapter, run.layout, cached, positions, run.sequence)
-    flops = FlopCount(model.adapter)
-    steps = scout(model.adapter, run.layout, placement, method, run.sequence, flops)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            scouted: QuestionPassResult = end.value
-            return scouted.attention_scores.asked
+    loop = PromptLoop(
+        adapter=model.adapter,
+        layout=run.layout,
+        cached=cached,
+        kv=run.sequence,
+        placer=KVPlacer(model.adapter, run.layout, cached, positions, run.sequence),
+        eviction=None,
+        capture=None,
+        on_pass=None,
+        arrival=None,
+        progress=Progress(),
+    )
+    return finished(method.attention_scores(loop)).question
 
 
 def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:
     """The last row's and half the mean row's, summed over layers and heads."""
     expected = torch.tensor(attention_scores(any_model.reference, any_model.prompt())).sum(0)
-    assert_close("scout: evidence", evidence_of(any_model), expected)
+    assert_close("scout: evidence", question_scores(any_model), expected)
 
 
 def test_a_method_may_look_at_the_weights(
     any_family: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And find nothing in a layer."""
-    whole = evidence_of(any_family, cold=[2])
-    assert_close("from weights", evidence_of(any_family, FromWeights(), cold=[2]), whole)
+    whole = question_scores(any_family, cold=[2])
+    assert_close("from weights", question_scores(any_family, FromWeights(), cold=[2]), whole)
     monkeypatch.setattr(FromWeights, "left_out", 1)
-    less = evidence_of(any_family, FromWeights(), cold=[2])
+    less = question_scores(any_family, FromWeights(), cold=[2])
     heads, layers = any_family.adapter.heads, any_family.adapter.layers
     assert float(less.sum()) == pytest.approx(1.5 * heads * (layers - 1), rel=1e-5)
 
@@ -88,7 +91,7 @@ def test_a_method_may_look_at_the_weights(
 def test_cold_segments_are_not_seen(any_family: Tiny) -> None:
     """Their keys do not exist in the first pass: nothing is read there, and every question row's
     weights still add up to one."""
-    found = evidence_of(any_family, cold=[2])
+    found = question_scores(any_family, cold=[2])
     assert torch.isfinite(found).all()
     assert found[18:24].eq(0).all()
     heads = any_family.adapter.layers * any_family.adapter.heads

@@ -60,7 +60,9 @@ def test_evidence_and_rows_by_layer(any_family: Tiny) -> None:
     expected = trail(any_family.reference, any_family.prompt(), 0.3)
     shown = views(any_family, QuestionTrail(ratio=0.3))
     assert shown[0].attention_scores is not None
-    assert_close("trail: evidence", shown[0].attention_scores.asked, torch.tensor(expected.asked))
+    assert_close(
+        "trail: evidence", shown[0].attention_scores.question, torch.tensor(expected.asked)
+    )
     assert documents_of(shown[0]) == documents_of(shown[1]) == expected.begin
     assert documents_of(shown[2]) == documents_of(shown[-1]) == expected.go_on
     assert set(expected.go_on) < set(expected.begin)

@@ -70,7 +70,7 @@ def assert_same(
     padding = padding_sets(theirs.kept, theirs.hidden)
     assert ours.plan.padding == padding
     assert_reads(ours, theirs, padding, numbers, block)
-    assert ours.result.held_tokens == len(theirs.kept[0]) + len(Q)
+    assert ours.result.entries_per_head == len(theirs.kept[0]) + len(Q)
     assert_close(f"{claim}: logits", ours.result.logits, theirs.logits)
     for layer, (k, v) in enumerate(zip(theirs.trace.k, theirs.trace.v, strict=True)):
         assert_close(f"{claim}: K", ours.k[layer], k)

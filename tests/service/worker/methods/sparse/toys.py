@@ -11,20 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.flops import FlopCount
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
+from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps, run
-from service.worker.forward.prefill import PrefillResult, prefill
+from service.worker.forward.prefill import prefill
 from service.worker.forward.sparse.kept_tokens import TokenSource
-from service.worker.forward.sparse.prefill import (
-    BlockSets,
-    SparsePrompt,
-    first_pass,
-    make_choice,
-    sparse_prefill,
-)
+from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.sparse.blocks import BlockGrid
@@ -85,7 +80,7 @@ class SparseRun:
 def sketch(model: Tiny, ids: Sequence[int], prefix: Sequence[int] = (), block: int = 4) -> Sketch:
     """As precompute makes it, before it is rounded for the store."""
     builder = SketchBuilder(len(prefix), block)
-    layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True])
+    layout = PromptLayout.of([*prefix, *ids], [], [], uncached=[True])
     kv = _pool(model, layout.tokens).reserve(layout.tokens)
     assert kv is not None
     run(prefill(model.adapter, layout, [None], Vanilla(), kv, capture=builder.add))
@@ -119,15 +114,15 @@ def sparse_run(
     stable_layers: tuple[int, ...] = (),
     room: int = 0,
 ) -> SparseRun:
-    """S, these documents and Q by `sparse_prefill`. `sketches` of the non-empty documents, default
-    their own."""
+    """S, these documents and Q by the sparse layer loop. `sketches` of the non-empty documents,
+    default their own."""
     adapter = model.adapter
     facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, {}, stable_layers)
     layout = PromptLayout.of(
         system,
         documents,
         Q,
-        cold=[not ids for ids in (system, *documents)],
+        uncached=[not ids for ids in (system, *documents)],
         offset=len(prefix),
     )
     texts = [ids for ids in documents if ids]
@@ -142,7 +137,8 @@ def sparse_run(
         for kv, grid in zip(stored, grids, strict=True)
     ]
     sketched = [SketchedDocument(*parts) for parts in zip(starts, grids, sketches, strict=True)]
-    prompt = SparsePrompt(layout, model.precompute(system) if system else None, sketched, sources)
+    prompt = SketchedPrompt(layout, sketched, facts)
+    stored_system = model.precompute(system) if system else None
     read: BlockSets = []
 
     def fetch(wanted: BlockSets) -> Steps[list[TokenSource | None]]:
@@ -153,19 +149,20 @@ def sparse_run(
             for kv, grid, blocks in zip(stored, grids, wanted, strict=True)
         ]
 
-    queries = finished(first_pass(adapter, prompt, FlopCount(adapter)))
-    selection, plan = make_choice(adapter, facts, prompt, method, queries)
     pool = _pool(model, layout.tokens + room)
     for store in (*pool.k, *pool.v):
         store.fill_(float("nan"))  # what nobody wrote must not be read
     sequence = pool.reserve(layout.tokens + room)
     assert sequence is not None
-    result = finished(sparse_prefill(adapter, facts, prompt, method, sequence, fetch))
-    assert result.held_tokens is not None
-    sequence.set_length(result.held_tokens)
+    loop = SparseLayerLoop(adapter, prompt, stored_system, sources, sequence, fetch)
+    queries = finished(loop.question_pass())
+    selection, plan = method.selected(prompt, queries), method.plan(prompt, queries)
+    result: PrefillResult = finished(loop.layers(method, plan))
+    assert result.entries_per_head is not None
+    sequence.set_length(result.entries_per_head)
     done = SparseRun(layout, result, sequence, selection, plan, queries, read)
     for layer in layers:
-        k, v = sequence.prompt_layer(layer, result.held_tokens)
+        k, v = sequence.prompt_layer(layer, result.entries_per_head)
         done.k.append(k.transpose(0, 1).clone())
         done.v.append(v.transpose(0, 1).clone())
     return done

@@ -31,7 +31,7 @@ def test_nothing_stored_is_a_full_prefill(model: Tiny) -> None:
         assert told.recomputed_tokens == told.prompt_tokens
         assert told.flops == pytest.approx(told.full_prefill_flops, rel=0.01)
         assert not told.measured
-        assert r.store.keys_written == 0 and r.engine.scheduler.idle
+        assert r.store.stats().new_keys == 0 and r.engine.scheduler.idle
 
 
 def test_the_tier_of_every_document_and_its_bytes(model: Tiny, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from service.worker.core.topk import stable_topk
 from service.worker.model.attention import attention_probabilities
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptAttention:
     """One layer of a filled prompt, as a method sees it.
 

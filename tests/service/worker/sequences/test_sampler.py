@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from service.records import Sampling
-from service.worker.engine.sampler import Sampler, sample
+from service.worker.sequences.sampler import Sampler, sample
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, 2.0, -1.0])
 

@@ -1,0 +1,123 @@
+"""What a request would take: where its chunks are, and what the planner makes of that. Nothing is
+read and nothing is moved."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from service.records import Forecast, SegmentForecast
+from service.worker.core.flops import full_prefill
+from service.worker.core.request import ExplainedEvent, FailedEvent, Request
+from service.worker.loading.chunk_stream import parts_of
+from service.worker.loading.segment_load import UNCACHED
+from service.worker.loading.stream_reader import StreamReader
+from service.worker.methods.bases.cost import PromptShape
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.planner.planner import Planner
+from service.worker.sequences.admission import Admission
+from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
+from service.worker.sequences.sequence import Sequence
+
+
+class Explainer:
+    """One per engine."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        admission: Admission,
+        streams: StreamReader,
+        planner: Planner,
+        *,
+        deciding: bool,
+    ) -> None:
+        """
+        Args:
+            planner: knows what loads and prefills cost.
+            deciding: whether requests are planned by it; if not, whatever is stored is loaded.
+        """
+        self._adapter = adapter
+        self._admission = admission
+        self._streams = streams
+        self._planner = planner
+        self._deciding = deciding
+        self._lookups: list[tuple[Sequence, dict[str, str], Future[None]]] = []
+
+    def begin(self, request: Request) -> None:
+        """Ask the tiers. Raises what submitting the request would raise."""
+        sequence = self._admission.sequence(request)
+        tiers: dict[str, str] = {}
+        wanted = [address for address in sequence.addresses if address is not None]
+        self._lookups.append((sequence, tiers, self._streams.find(wanted, tiers.update)))
+
+    def finished(self, *, crowded: bool) -> list[ExplainedEvent | FailedEvent]:
+        """Those that the tiers have answered.
+
+        Args:
+            crowded: others decode, which slows computing.
+        """
+        events: list[ExplainedEvent | FailedEvent] = []
+        for lookup in [x for x in self._lookups if x[2].done()]:
+            self._lookups.remove(lookup)
+            sequence, tiers, found = lookup
+            try:
+                found.result()
+                events.append(ExplainedEvent(sequence.id, self._forecast(sequence, tiers, crowded)))
+            except Exception as error:
+                events.append(FailedEvent.of(sequence.id, error))
+        return events
+
+    def _forecast(self, sequence: Sequence, tiers: dict[str, str], crowded: bool) -> Forecast:
+        segments = found_segments(sequence, tiers)
+        planner = self._planner if self._deciding else None
+        plan = plan_loads(sequence, segments, planner, self._streams.bytes_left(), crowded=crowded)
+        seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
+        full_flops = full_prefill(self._adapter, sequence.prompt_tokens)
+        recomputed = self._recomputed_tokens(plan)
+        out = [self._segment(sequence, s, loaded=s not in plan.recompute) for s in segments]
+        return Forecast(
+            prompt_tokens=sequence.prompt_tokens,
+            system=out[0],
+            documents=out[1:],
+            recomputed_tokens=recomputed,
+            flops=min(flops, full_flops),
+            full_prefill_flops=full_flops,
+            first_token_s=seconds,
+            full_prefill_s=self._planner.compute_s(full_flops, crowded=crowded),
+            measured=self._planner.compute.measured
+            and all(self._planner.tiers.measured(s.tier) for s in segments if s.is_slow),
+            warnings=sequence.warnings,
+        )
+
+    def _recomputed_tokens(self, plan: LoadPlan) -> int:
+        prompt = plan.prompt
+        loaded = [s.tokens for s in plan.loads if s.number]
+        shape = PromptShape(
+            tokens=prompt.tokens,
+            question=prompt.question,
+            layers=self._adapter.layers,
+            uncached=prompt.uncached_tokens,
+            documents=[*prompt.documents, *loaded],
+        )
+        anew = prompt.method.recomputed_tokens(shape)
+        return min(prompt.tokens, prompt.question + prompt.uncached_tokens + anew)
+
+    def _segment(
+        self, sequence: Sequence, segment: FoundSegment, *, loaded: bool
+    ) -> SegmentForecast:
+        loaded = loaded and segment.tier != UNCACHED
+        seconds = 0.0
+        if loaded and segment.is_slow:
+            assert segment.address is not None
+            parts = len(parts_of(segment.address))
+            seconds = self._planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
+        documents = sequence.request.documents
+        return SegmentForecast(
+            chunk_id=documents[segment.number - 1].chunk_id if segment.number else -1,
+            tokens=segment.tokens,
+            tier=segment.tier,
+            stored_bytes=segment.stored_bytes,
+            load_bytes=segment.load_bytes if loaded else 0,
+            action="load" if loaded else "recompute",
+            load_s=seconds,
+        )

@@ -1,0 +1,69 @@
+"""What a request's answer says about how it was made."""
+
+from __future__ import annotations
+
+from service.records import Report, SegmentReport
+from service.worker.loading.segment_load import SegmentRead
+from service.worker.sequences.sequence import Sequence
+
+
+def report(sequence: Sequence) -> Report:
+    """What happened, whether or not the prompt was ever run."""
+    request, stages = sequence.request, sequence.clock.stages
+    segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
+    ran = bool(sequence.rows_by_segment)
+    recomputed = sum(s.rows_recomputed for s in segments) + len(request.question)
+    document_rows = sum(s.rows_recomputed for s in segments[1:])
+    loading_s = sum(s.load_s for s in segments)
+    return Report(
+        prompt_tokens=sequence.prompt_tokens,
+        completion_tokens=len(sequence.tokens),
+        cached_tokens=sequence.entries - recomputed if ran else 0,
+        recomputed_tokens=recomputed if ran else 0,
+        system=segments[0],
+        documents=segments[1:],
+        rows_per_layer=sequence.rows_per_layer,
+        kept_per_layer=sequence.kept_per_layer,
+        coverage=sequence.coverage,
+        flops=sequence.flops,
+        full_prefill_flops=sequence.full_prefill_flops,
+        kept_ratio=_kept_ratio(sequence),
+        recomputed_ratio=document_rows / max(1, sum(sequence.document_tokens)),
+        stages=stages,
+        decode_steps=sequence.decode_steps,
+        seed=sequence.sampler.seed if request.sampling.temperature > 0 else None,
+        warnings=sequence.warnings,
+        ratio=sequence.fusion.repair_ratio,
+        hidden_load_s=max(0.0, loading_s - stages.get("load", 0.0)),
+        gate=sequence.gated.note if sequence.gated else None,
+        token_fates=None if sequence.token_trace is None else sequence.token_trace.report(),
+    )
+
+
+def _kept_ratio(sequence: Sequence) -> float:
+    """Document entries held after the first token, as a share. Instruction and question are taken
+    to be held: every method that drops entries keeps them unless asked not to."""
+    documents = sum(sequence.document_tokens)
+    if not sequence.kept_per_layer or not documents:
+        return 1.0
+    mean = sum(sequence.kept_per_layer) / len(sequence.kept_per_layer)
+    others = len(sequence.request.system) + len(sequence.request.question)
+    return max(0.0, min(1.0, (mean - others) / documents))
+
+
+def _segment(sequence: Sequence, number: int) -> SegmentReport:
+    request, load = sequence.request, sequence.load(number)
+    document = request.documents[number - 1] if number else None
+    read = load.so_far() if load is not None else SegmentRead()
+    return SegmentReport(
+        chunk_id=-1 if document is None else document.chunk_id,
+        tokens=len(request.system if document is None else document.ids),
+        tier=read.tier,
+        bytes=read.nbytes,
+        stored_bytes=read.stored_bytes,
+        load_s=read.seconds,
+        rows_recomputed=sequence.rows_by_segment[number] if sequence.rows_by_segment else 0,
+        problems=[f"{tier}: {kind}" for tier, kind in read.problems],
+        plan=load.plan if load is not None else "",
+        why=load.why if load is not None else "",
+    )

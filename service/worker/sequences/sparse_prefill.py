@@ -1,0 +1,116 @@
+"""Runs a sparse method over one request's prompt, and completes what the store lacks.
+
+A document whose sketch or blocks are missing or bad is computed by itself, exactly as precompute
+would have, stored again, and used like the others: the answer is the one without the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from kvstore import BlocksOutcome
+from service.worker.core.layer_view import CachedSegment
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.prefill_result import PrefillResult
+from service.worker.core.steps import Steps
+from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
+from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
+from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.kv.pool import SequenceKV
+from service.worker.loading.loader import Loader
+from service.worker.loading.partial_load import PartialLoad
+from service.worker.loading.segment_load import Load, SegmentLoad
+from service.worker.methods.bases.sparse import SketchedPrompt
+from service.worker.methods.sparse.blocks import BlockGrid
+from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.sketch import Sketch
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Address
+from service.worker.sequences.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class SparsePrefill:
+    """Attributes:
+    store: stores a chunk that had to be computed.
+    """
+
+    adapter: DecoderAdapter
+    model: ModelFacts
+    loader: Loader
+    store: Callable[[Address, ComputedChunk], None]
+
+    def steps(self, sequence: Sequence, kv: SequenceKV) -> Steps[PrefillResult]:
+        """Yields None after every layer, and futures that it waits for."""
+        layout = sequence.layout
+        assert layout is not None
+        system = yield from self._system(sequence.segments[0])
+        documents = [load for load in sequence.segments[1:] if isinstance(load, PartialLoad)]
+        segments = [segment for segment in layout.documents if segment.tokens]
+        sketched, ends = [], []
+        for segment, document in zip(segments, documents, strict=True):
+            sketch, source = yield from self._ends(document)
+            grid = BlockGrid(segment.tokens)
+            sketched.append(SketchedDocument(segment.start, grid, sketch))
+            ends.append(source)
+        trace = sequence.token_trace
+        loop = SparseLayerLoop(
+            self.adapter,
+            SketchedPrompt(layout, sketched, self.model),
+            system,
+            ends,
+            kv,
+            fetch=lambda wanted: self._fetch(documents, wanted),
+            on_plan=None if trace is None else trace.planned,
+        )
+        return (yield from sequence.fusion.run(loop))
+
+    def _system(self, load: Load | None) -> Steps[CachedSegment | None]:
+        if not isinstance(load, SegmentLoad):
+            return None
+        if load.usable:
+            assert load.stream is not None
+            return load.stream.chunk
+        return (yield from self._compute(load)).chunk
+
+    def _ends(self, document: PartialLoad) -> Steps[tuple[Sketch, TokenSource]]:
+        found = document.ends.result()
+        if found.usable and found.sketch is not None:
+            assert found.read is not None and found.read.blocks is not None
+            return found.sketch.to(self.adapter.device), found.read.blocks
+        computed = yield from self._compute(document)
+        return computed.sketch, WholeChunk(computed.chunk)
+
+    def _fetch(
+        self, documents: list[PartialLoad], wanted: BlockSets
+    ) -> Steps[list[TokenSource | None]]:
+        """Blocks between the ends of every document. Of a document that was computed just now
+        every block is at hand."""
+        reads: list[Future[BlocksOutcome] | None] = [
+            self.loader.load_blocks(document.address, blocks)
+            if any(blocks.values()) and not document.stored_again
+            else None
+            for document, blocks in zip(documents, wanted, strict=True)
+        ]
+        sources: list[TokenSource | None] = []
+        for document, read in zip(documents, reads, strict=True):
+            if read is None:
+                sources.append(None)
+                continue
+            while not read.done():
+                yield read
+            outcome = document.blocks = read.result()
+            if outcome.blocks is not None and not outcome.missing:
+                sources.append(outcome.blocks)
+            else:
+                computed = yield from self._compute(document)
+                sources.append(WholeChunk(computed.chunk))
+        return sources
+
+    def _compute(self, load: Load) -> Steps[ComputedChunk]:
+        computed = yield from compute_chunk(self.adapter, load.address)
+        load.stored_again = True
+        self.store(load.address, computed)
+        return computed
