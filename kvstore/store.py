@@ -252,12 +252,6 @@ class TieredStore:
         """Wait for the background writes; False when `timeout` (seconds) ran out first."""
         return self._writer.flush(timeout)
 
-    @property
-    def keys_written(self) -> int:
-        """New keys since the start; asking known chunks in a new order must not raise it."""
-        with self._lock:
-            return self._new_keys
-
     def stats(self) -> StoreStats:
         """A snapshot of the counters; asks every healthy tier what it holds."""
         tiers = tuple(tier.stats() for tier in self._tiers)

@@ -12,7 +12,7 @@
 `unavailable` includes calls that an open circuit breaker turned away.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvstore.tiers.base import TierKind, TierUsage
@@ -51,7 +51,8 @@ class StoreStats:
 
     Attributes:
         tiers: in the order in which they are read.
-        new_keys: puts of keys that no tier held.
+        new_keys: puts of keys that no tier held. Asking known chunks in a new order must not
+            raise it.
         already_present: puts of keys that some tier held.
         shared_reads: reads answered by another thread's read of the same key.
         dropped_writes: background writes dropped because the queue was full.
@@ -75,9 +76,3 @@ class StoreStats:
             if tier.name == name:
                 return tier
         raise KeyError(name)
-
-    def counters(self) -> Iterator[tuple[str, str, str, int]]:
-        """All counts, as (tier, op, outcome, count)."""
-        for tier in self.tiers:
-            for (op, outcome), count in sorted(tier.ops.items()):
-                yield tier.name, op, outcome, count

@@ -108,10 +108,6 @@ class EncodedChunk:
             start, end = self.header.layer_range(layer)
             self.header.verify_layer(layer, view[start:end])
 
-    def container(self) -> bytes:
-        """A copy of the whole safetensors file."""
-        return self.header_bytes + view_bytes(self.data).tobytes()
-
 
 def encode_chunk(
     spec: ChunkSpec, k: Sequence[Tensor], v: Sequence[Tensor], *, pin: bool = False

@@ -13,7 +13,6 @@ from kvstore.format.checksum import BlockDigests, Buffer
 from kvstore.format.chunk_spec import ChunkSpec
 from kvstore.format.safetensors_header import build_sealed, parse_sealed
 from kvstore.format.tensor_layout import (
-    TensorEntry,
     blocks_layout,
     descriptions,
     layer_entries,
@@ -39,11 +38,6 @@ class ChunkHeader:
     spec: ChunkSpec
     digests: Mapping[str, BlockDigests]
     nbytes: int
-
-    @property
-    def tensors(self) -> dict[str, TensorEntry]:
-        """Place and shape of each tensor by name, in file order."""
-        return {entry.name: entry for entry in tensor_layout(self.spec)}
 
     @property
     def data_start(self) -> int:

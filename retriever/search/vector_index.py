@@ -2,19 +2,11 @@
 
 The search is exact (FAISS IDMap2 over Flat). It supports removal, and is fast enough for up to
 about 200,000 chunks per scope. Every scope has a FAISS index of its own, so a search neither sees
-nor pays for other tenants' vectors. faiss is imported on first use. A crash during a save leaves
-either the old files or the new ones:
-
-    index-<checksum>.faiss    one per scope; written, fsynced and renamed first
-    manifest.json             names them; the save takes effect when it is renamed
+nor pays for other tenants' vectors. faiss is imported on first use.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -24,58 +16,20 @@ from typing import Any
 import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import (
-    EmbedderMismatch,
-    IndexCorrupt,
-    IndexMissing,
-    InvalidQuery,
-    InvalidVectors,
-)
+from retriever.errors import EmbedderMismatch, InvalidVectors
 from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.search.index_files import (
+    Manifest,
+    SavedScope,
+    read_manifest,
+    read_scope,
+    write_manifest,
+    write_scope,
+)
 from retriever.search.read_write_lock import ReadWriteLock
 
-_MANIFEST = "manifest.json"
-_FORMAT = 2
 # FAISS may sum a product in another order in a range search than in a search for the best k.
 _ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class SavedScope:
-    """The file with one scope's vectors."""
-
-    tenant: str
-    collection: str
-    count: int
-    file: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a saved index holds.
-
-    Attributes:
-        name: name of the embedder.
-        revision: revision of the embedder.
-        dim: dimensions of the vectors.
-        generation: generation of the catalog's state that the index mirrors.
-        token: token of that state.
-        scopes: one file per scope.
-        format: version of the file format.
-    """
-
-    name: str
-    revision: str
-    dim: int
-    generation: int
-    token: str
-    scopes: tuple[SavedScope, ...]
-    format: int = _FORMAT
-
-    @property
-    def count(self) -> int:
-        return sum(saved.count for saved in self.scopes)
 
 
 @dataclass
@@ -197,16 +151,10 @@ class VectorIndex:
             with self._lock.read():
                 for scope, part in self._parts.items():
                     if part.saved is None or not (directory / part.saved.file).is_file():
-                        part.saved = _save_part(directory, scope, part)
+                        part.saved = write_scope(directory, scope, part.faiss, len(part.ids))
                 scopes = tuple(part.saved for part in self._parts.values() if part.saved)
             manifest = Manifest(**asdict(space), generation=generation, token=token, scopes=scopes)
-            partial = directory / "manifest.tmp"
-            partial.write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
-            _publish(partial, directory / _MANIFEST)
-            kept = {saved.file for saved in scopes}
-            for old in directory.glob("index-*.faiss"):
-                if old.name not in kept:
-                    old.unlink(missing_ok=True)
+            write_manifest(directory, manifest)
             return manifest
 
     def load(self, directory: Path, space: EmbeddingSpace) -> Manifest:
@@ -222,7 +170,9 @@ class VectorIndex:
         if saved != space:
             raise EmbedderMismatch(f"the saved index is of {saved}, the embedder is {space}")
         parts = {
-            Scope(saved.tenant, saved.collection): _load_part(directory, saved, space.dim)
+            Scope(saved.tenant, saved.collection): _ScopeIndex(
+                *read_scope(directory, saved, space.dim), saved
+            )
             for saved in manifest.scopes
         }
         with self._lock.write():
@@ -239,53 +189,6 @@ class VectorIndex:
         return gone
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of a saved index.
-
-    Raises:
-        IndexMissing: nothing is saved there.
-        IndexCorrupt: the manifest cannot be read.
-    """
-    try:
-        fields = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-        scopes = tuple(SavedScope(**saved) for saved in fields.pop("scopes"))
-        manifest = Manifest(**fields, scopes=scopes)
-        whole = [Scope(saved.tenant, saved.collection) for saved in scopes]
-    except FileNotFoundError as error:
-        raise IndexMissing(f"no index is saved in {directory}") from error
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, InvalidQuery) as error:
-        raise IndexCorrupt(f"the manifest in {directory} cannot be read: {error}") from error
-    inside = all(Path(saved.file).name == saved.file for saved in scopes)
-    if manifest.format != _FORMAT or not inside or len(set(whole)) != len(whole):
-        raise IndexCorrupt(f"the manifest in {directory} is of another format")
-    return manifest
-
-
-def _save_part(directory: Path, scope: Scope, part: _ScopeIndex) -> SavedScope:
-    import faiss
-
-    partial = directory / "index.tmp"
-    faiss.write_index(part.faiss, str(partial))
-    checksum = _checksum(partial)
-    file = f"index-{checksum[:16]}.faiss"
-    _publish(partial, directory / file)
-    return SavedScope(scope.tenant, scope.collection, len(part.ids), file, checksum)
-
-
-def _load_part(directory: Path, saved: SavedScope, dim: int) -> _ScopeIndex:
-    import faiss
-
-    path = directory / saved.file
-    # The checksum comes before faiss parses the file, because faiss trusts the sizes it reads.
-    if not path.is_file() or _checksum(path) != saved.sha256:
-        raise IndexCorrupt(f"{path} is missing or its checksum does not hold")
-    loaded: Any = faiss.read_index(str(path))
-    ids = {int(i) for i in faiss.vector_to_array(loaded.id_map)}
-    if loaded.d != dim or len(ids) != saved.count or loaded.ntotal != saved.count:
-        raise IndexCorrupt(f"{path} does not hold what its manifest says")
-    return _ScopeIndex(loaded, ids, saved)
-
-
 def _empty(dim: int) -> Any:
     import faiss
 
@@ -298,21 +201,3 @@ def _selector(ids: Collection[int]) -> Any:
     batch = faiss.IDSelectorBatch(np.fromiter(ids, dtype=np.int64, count=len(ids)))
     parameters: Any = faiss.SearchParameters  # SWIG's keyword constructor is not in its stubs
     return parameters(sel=batch)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _publish(partial: Path, final: Path) -> None:
-    """fsync, rename, fsync the folder: after a crash the name is the new file or the old one."""
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(final)
-    with contextlib.suppress(OSError):  # not every file system lets a folder be fsynced
-        folder = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

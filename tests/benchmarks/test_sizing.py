@@ -19,7 +19,7 @@ def test_a_chunk_on_paper_is_as_large_as_a_real_one(codec: str) -> None:
     k, v = (
         [torch.randn(spec.shape).to(spec.torch_dtype) for _ in range(spec.layers)] for _ in "kv"
     )
-    assert len(encode_chunk(spec, k, v).container()) == SMALL.chunk_bytes(codec, tokens=100)
+    assert encode_chunk(spec, k, v).nbytes == SMALL.chunk_bytes(codec, tokens=100)
 
 
 def test_reads_follow_rank() -> None:

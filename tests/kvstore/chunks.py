@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from kvstore import ChunkSpec, EncodedChunk, chunk_key, encode_chunk
+from kvstore import ChunkHeader, ChunkSpec, EncodedChunk, chunk_key, encode_chunk
 from kvstore.format.byte_ranges import gather, total_bytes
 from kvstore.format.chunk_blocks import BlockSelection, selection_ranges
+from kvstore.format.tensor_layout import TensorEntry, tensor_layout
 
 
 def make_spec(
@@ -50,6 +51,16 @@ def make_key(number: int = 0) -> str:
         prefix_ids=[],
         chunk_ids=[number],
     )
+
+
+def chunk_file(chunk: EncodedChunk) -> bytes:
+    """The bytes of the chunk's safetensors file."""
+    return chunk.header_bytes + chunk.data.numpy().tobytes()
+
+
+def tensors_of(header: ChunkHeader) -> dict[str, TensorEntry]:
+    """Place and shape of each tensor of a chunk, by name."""
+    return {entry.name: entry for entry in tensor_layout(header.spec)}
 
 
 def gathered(chunk: EncodedChunk, selection: BlockSelection) -> Tensor:

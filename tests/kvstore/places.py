@@ -5,7 +5,7 @@ import torch
 
 from kvstore import MemoryTier, RedisTier, SsdTier
 from kvstore.tiers.ssd.directory_scan import chunk_path
-from tests.kvstore.chunks import make_key, make_spec
+from tests.kvstore.chunks import make_key, make_spec, tensors_of
 
 KEY = make_key()
 PICKED = {0: [0, 3], 2: [1, 2, 4]}
@@ -32,7 +32,7 @@ class Place:
 
     def flip(self, header, name, block):
         """Change one byte of one block of one tensor."""
-        place = header.tensors[name].blocks_range(block, block)[0]
+        place = tensors_of(header)[name].blocks_range(block, block)[0]
         if self.kind == "memory":
             self.tier.read(KEY).data[place] ^= 2
         elif self.kind == "ssd":

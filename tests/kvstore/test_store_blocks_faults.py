@@ -22,7 +22,7 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.tiers.ssd.directory_scan import chunk_path
-from tests.kvstore.chunks import make_chunk, make_key, same_chunk
+from tests.kvstore.chunks import make_chunk, make_key, same_chunk, tensors_of
 from tests.kvstore.places import KEY, PICKED, check, spec_of
 from tests.redis_server import redis_server
 
@@ -79,7 +79,7 @@ def test_blocks_of_two_copies_never_mix(near, far):
 
 def test_the_copy_with_most_sound_blocks_is_the_answer(near, far):
     chunk = make_chunk(spec_of())
-    tensors = chunk.header.tensors
+    tensors = tensors_of(chunk.header)
     for tier, damaged in ((near, [("k.0", 0), ("k.0", 3)]), (far, [("v.2", 1)])):
         tier.plant(KEY, chunk)
         for name, block in damaged:

@@ -13,6 +13,7 @@ import torch
 from kvstore import encode_chunk, parse_header
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
+from tests.kvstore.chunks import chunk_file
 
 OPERATIONS = "kvstitch_tier_operations_total"
 
@@ -36,7 +37,7 @@ def of_another_model(file: Path) -> None:
         [torch.randn(spec.shape, generator=noise).to(spec.torch_dtype) for _ in range(spec.layers)]
         for _ in "kv"
     )
-    file.write_bytes(encode_chunk(spec, k, v).container())
+    file.write_bytes(chunk_file(encode_chunk(spec, k, v)))
 
 
 DAMAGE = {

@@ -5,7 +5,7 @@ from safetensors.torch import load as safetensors_load
 
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
 from kvstore.format.codecs import codec, codec_names
-from tests.kvstore.chunks import make_chunk, make_spec, make_tensors
+from tests.kvstore.chunks import chunk_file, make_chunk, make_spec, make_tensors, tensors_of
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -14,17 +14,17 @@ def test_safetensors_reads_it(tmp_path, codec, dtype):
     spec = make_spec(codec, dtype)
     chunk = make_chunk(spec)
     path = tmp_path / "chunk.safetensors"
-    path.write_bytes(chunk.container())
+    path.write_bytes(chunk_file(chunk))
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
         metadata = file.metadata()
         stored = file.get_tensor("v.2")
-    assert names == set(chunk.header.tensors)
+    assert names == set(tensors_of(chunk.header))
     assert metadata["fingerprint"] == "model-a" and metadata["codec"] == codec
     assert metadata["blocks.k.0"].startswith("xxh3_64:")
-    start, end = (chunk.header.tensors["v.2"].start, chunk.header.tensors["v.2"].end)
+    start, end = (tensors_of(chunk.header)["v.2"].start, tensors_of(chunk.header)["v.2"].end)
     assert torch.equal(stored.view(torch.uint8).flatten(), chunk.data[start:end])
-    assert set(safetensors_load(chunk.container())) == names
+    assert set(safetensors_load(chunk_file(chunk))) == names
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65])

@@ -4,7 +4,7 @@ import torch
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
 from kvstore.format.chunk_blocks import BlockVerifier, block_selection, check_selection
 from kvstore.format.codecs import codec_names
-from tests.kvstore.chunks import gathered, make_chunk, make_spec, make_tensors
+from tests.kvstore.chunks import gathered, make_chunk, make_spec, make_tensors, tensors_of
 
 
 def read(chunk, layer_blocks):
@@ -58,7 +58,7 @@ def test_a_layer_without_blocks():
 def test_bad_blocks_are_cut_out(name):
     chunk = make_chunk(make_spec(name, tokens=300))
     for entry, block in (("k.0", 1), ("v.0", 4), ("v.2", 0)):
-        start, end = chunk.header.tensors[entry].blocks_range(block, block)
+        start, end = tensors_of(chunk.header)[entry].blocks_range(block, block)
         chunk.data[end - 1 if block else start] ^= 0x80
     blocks, bad = read(chunk, {0: [0, 1, 2, 4], 1: [3], 2: [0]})
     assert bad == [(0, 1), (0, 4), (2, 0)]

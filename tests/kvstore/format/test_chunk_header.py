@@ -11,7 +11,7 @@ from kvstore.format.chunk_header import FORMAT, VERSION
 from kvstore.format.codecs import codec_names
 from kvstore.format.safetensors_header import header_bytes, seal
 from kvstore.format.tensor_layout import layer_entries
-from tests.kvstore.chunks import make_chunk, make_spec
+from tests.kvstore.chunks import chunk_file, make_chunk, make_spec, tensors_of
 
 
 def load(container: bytes) -> EncodedChunk:
@@ -37,7 +37,7 @@ def reseal(raw: bytes, old: str, new: str) -> bytes:
 @pytest.mark.parametrize("codec", codec_names())
 @pytest.mark.parametrize("bit", [0x01, 0x20, 0x80])
 def test_a_flip_of_any_byte_is_detected(codec, bit):
-    container = bytearray(make_chunk(make_spec(codec, layers=2, tokens=5)).container())
+    container = bytearray(chunk_file(make_chunk(make_spec(codec, layers=2, tokens=5))))
     assert load(bytes(container))
     for position in range(len(container)):
         container[position] ^= bit
@@ -47,7 +47,7 @@ def test_a_flip_of_any_byte_is_detected(codec, bit):
 
 
 def test_truncation_at_any_length_is_detected():
-    container = make_chunk(make_spec("int8", layers=1, tokens=5)).container()
+    container = chunk_file(make_chunk(make_spec("int8", layers=1, tokens=5)))
     for length in range(len(container)):
         with pytest.raises(ChunkCorrupt):
             load(container[:length] or b"\0")
@@ -55,15 +55,15 @@ def test_truncation_at_any_length_is_detected():
 
 def test_longer_than_the_header_says():
     with pytest.raises(ChunkCorrupt):
-        load(make_chunk().container() + b"\0")
+        load(chunk_file(make_chunk()) + b"\0")
 
 
 def test_parse_gives_back_what_was_built():
     chunk = make_chunk(make_spec("int8"))
-    parsed = parse_header(chunk.container())
+    parsed = parse_header(chunk_file(chunk))
     assert parsed == chunk.header
     assert parsed.data_start % 64 == 0 and parsed.data_start == header_bytes(chunk.header_bytes)
-    assert parsed.file_bytes == chunk.nbytes == len(chunk.container())
+    assert parsed.file_bytes == chunk.nbytes == len(chunk_file(chunk))
 
 
 @pytest.mark.parametrize("codec", codec_names())
@@ -82,7 +82,7 @@ def test_layers_are_contiguous_and_in_order(codec):
 def test_a_block_is_one_byte_range_of_each_tensor(codec):
     """Ranges of the blocks tile the tensor, and each holds the bytes of its rows."""
     chunk = make_chunk(make_spec(codec, tokens=150))
-    for entry in chunk.header.tensors.values():
+    for entry in tensors_of(chunk.header).values():
         ranges = [entry.blocks_range(block, block) for block in range(3)]
         assert ranges[0][0] == entry.start and ranges[-1][1] == entry.end
         assert all(a[1] == b[0] for a, b in pairwise(ranges))
@@ -97,7 +97,7 @@ def test_a_block_is_one_byte_range_of_each_tensor(codec):
 
 def test_bad_blocks_are_named():
     chunk = make_chunk(make_spec("int4", tokens=200))
-    places = {entry.name: entry for entry in chunk.header.tensors.values()}
+    places = {entry.name: entry for entry in tensors_of(chunk.header).values()}
     for name, block in (("k.1", 2), ("v.1.scale", 0), ("v.1.min", 2), ("k.1.scale", 3)):
         chunk.data[places[name].blocks_range(block, block)[0]] ^= 1
     raw = chunk.layer_bytes(1)
@@ -172,7 +172,7 @@ def test_other_files_are_corrupt(text):
 
 def test_a_fingerprint_cannot_pose_as_the_checksum():
     spec = make_spec(fingerprint='"header_checksum":"xxh3_128:' + "0" * 32 + '"')
-    assert parse_header(make_chunk(spec).container()).spec == spec
+    assert parse_header(chunk_file(make_chunk(spec))).spec == spec
 
 
 def test_require_spec_names_what_differs():

@@ -72,9 +72,9 @@ def test_another_name_or_version_is_refused(name, version):
 
 
 def test_a_chunk_is_no_extra():
-    from tests.kvstore.chunks import make_chunk
+    from tests.kvstore.chunks import chunk_file, make_chunk
 
-    raw = torch.frombuffer(bytearray(make_chunk().container()), dtype=torch.uint8)
+    raw = torch.frombuffer(bytearray(chunk_file(make_chunk())), dtype=torch.uint8)
     with pytest.raises(ChunkRefused):
         parse_extra(raw, "sketch", 1)
 

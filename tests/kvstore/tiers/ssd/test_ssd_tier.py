@@ -8,7 +8,7 @@ import pytest
 from kvstore import ChunkCorrupt, SsdTier, TierFull, TierUnavailable
 from kvstore.format.chunk_blocks import selection_ranges
 from kvstore.tiers.ssd.directory_scan import chunk_path
-from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.kvstore.chunks import chunk_file, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.format.test_chunk_header import VERSION_1
 
 
@@ -27,7 +27,7 @@ def test_layout(tmp_path):
     key = make_key()
     tier.put(key, make_chunk())
     assert files(tmp_path) == [tmp_path / key[:2] / key[2:4] / f"{key}.safetensors"]
-    assert files(tmp_path)[0].read_bytes() == make_chunk().container()
+    assert files(tmp_path)[0].read_bytes() == chunk_file(make_chunk())
     assert not list((tmp_path / "tmp").iterdir())
     tier.close()
 
