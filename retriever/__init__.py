@@ -3,7 +3,8 @@
 Importing this package imports neither torch nor faiss.
 """
 
-from retriever.catalog.catalog import Catalog, CorpusCounts
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.catalog_records import CorpusCounts
 from retriever.chunking.chunker import ChunkSettings, Span, split
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.documents import (

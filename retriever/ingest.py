@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from retriever.catalog.catalog import Catalog, UpsertResult
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.catalog_records import UpsertResult
 from retriever.chunking.chunker import ChunkSettings, Span
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors

@@ -12,15 +12,14 @@ of a catalog.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from retriever.catalog.catalog import Catalog, CorpusCounts, UpsertResult
-from retriever.catalog.queries import CatalogState
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.catalog_records import CorpusCounts, UpsertResult
 from retriever.chunking.chunker import ChunkSettings, Span
 from retriever.documents import (
     Chunk,
@@ -31,15 +30,14 @@ from retriever.documents import (
     SearchMode,
     StoredDocument,
 )
-from retriever.embedders.base import Embedder, EmbeddingSpace, Vectors, space_of
-from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing, InvalidQuery
+from retriever.embedders.base import Embedder, Vectors, space_of
+from retriever.errors import EmbedderMismatch, InvalidQuery
+from retriever.index_mirror import IndexMirror
 from retriever.ingest import IngestResult, ingest
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.search.read_write_lock import ReadWriteLock
 from retriever.search.vector_index import VectorIndex
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,9 @@ class Retriever:
         self._index = index
         self._embedder = embedder
         self._chunking = chunking
-        self._index_dir = index_dir
+        self._mirror = IndexMirror(catalog, index, embedder, index_dir)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
-        self._indexed: CatalogState | None = None
 
     @classmethod
     def in_folder(cls, folder: Path, embedder: Embedder, chunking: ChunkSettings) -> Retriever:
@@ -108,9 +105,7 @@ class Retriever:
             )
         self._catalog.purge()  # documents that the last process removed but did not purge
         with self._consistency.write():
-            reason = self._load(space)
-            if reason is not None:
-                self._rebuild(space)
+            reason = self._mirror.start()
         return StartReport(len(self._index), reason)
 
     def close(self) -> None:
@@ -182,7 +177,7 @@ class Retriever:
             removed, state = self._catalog.delete(doc_ids, scope=scope)
             if removed:
                 self._index.remove(removed, scope=scope)
-            self._record_state(state)
+            self._mirror.record(state)
         return removed
 
     def set_pinned(
@@ -196,13 +191,8 @@ class Retriever:
 
         The caller decides how often, e.g. some time after the last change.
         """
-        if self._index_dir is None:
-            return
         with self._consistency.read():
-            if self._indexed is not None:
-                space = space_of(self._embedder)
-                state = self._indexed
-                self._index.save(self._index_dir, space, state.generation, state.token)
+            self._mirror.save()
 
     def purge(self) -> None:
         """Save, and make sure that no file holds anything of removed or replaced documents.
@@ -275,40 +265,8 @@ class Retriever:
             if done.status != "unchanged":
                 ids = [chunk.chunk_id for chunk in done.chunks]
                 self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
-            self._record_state(done.state)
+            self._mirror.record(done.state)
         return done
-
-    def _record_state(self, state: CatalogState) -> None:
-        """Record that the index mirrors `state`; rebuild it if a change was missed."""
-        if self._indexed is None or state.generation > self._indexed.generation + 1:
-            logger.warning("the catalog changed without this index; rebuilding it")
-            self._rebuild(space_of(self._embedder))
-        self._indexed = state
-
-    def _load(self, space: EmbeddingSpace) -> str | None:
-        """Load the saved index; returns why it cannot be used, or None."""
-        if self._index_dir is None:
-            return "the index is not saved"
-        try:
-            manifest = self._index.load(self._index_dir, space)
-        except IndexMissing as error:
-            return str(error)
-        except (IndexFileError, EmbedderMismatch) as error:
-            logger.warning("rebuilding the index from the catalog: %s", error)
-            return str(error)
-        state = self._catalog.state()
-        if CatalogState(manifest.generation, manifest.token) != state:
-            return "the saved index mirrors another state of the catalog"
-        self._indexed = state
-        return None
-
-    def _rebuild(self, space: EmbeddingSpace) -> None:
-        state = self._catalog.state()
-        self._index.reset(space.dim)
-        for scope, ids, vectors in self._catalog.vectors(space):
-            self._index.add(ids.tolist(), vectors, scope=scope)
-        self._indexed = state
-        logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))
 
 
 def _check_query(query: str, top_k: int, mode: str) -> None:

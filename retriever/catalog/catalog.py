@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from retriever.catalog import queries
+from retriever.catalog.catalog_records import CatalogState, CorpusCounts, UpsertResult
 from retriever.catalog.database import Database
 from retriever.catalog.filter_sql import conditions
-from retriever.catalog.queries import CarriedOver, CatalogState
+from retriever.catalog.queries import CarriedOver
 from retriever.chunking.chunker import Span
 from retriever.documents import (
     Chunk,
@@ -34,32 +34,6 @@ from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search import bm25
 
 DOCUMENT_NUMBERS = "SELECT document, doc_id FROM documents WHERE scope_id = ? AND doc_id"
-
-
-@dataclass(frozen=True)
-class CorpusCounts:
-    """Sizes of a corpus; tokens are counted in the rendered chunks."""
-
-    documents: int
-    chunks: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class UpsertResult:
-    """What an upsert did.
-
-    Attributes:
-        status: what happened to the document.
-        chunks: the document's chunks after the upsert.
-        removed_chunk_ids: ids of the chunks of its previous revision.
-        state: the catalog's state after the upsert.
-    """
-
-    status: Literal["created", "updated", "unchanged"]
-    chunks: list[Chunk]
-    removed_chunk_ids: list[int]
-    state: CatalogState
 
 
 class Catalog:

@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from retriever.catalog.catalog_records import CatalogState
 from retriever.chunking.chunker import Span
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
@@ -29,20 +30,6 @@ CHUNK = """
            revision
     FROM chunks JOIN documents USING (document)
 """
-
-
-@dataclass(frozen=True)
-class CatalogState:
-    """A state of the catalog; equal states mean equal content.
-
-    Attributes:
-        generation: number of changes so far.
-        token: random, new with each change, so that a restored backup with the same generation
-            differs.
-    """
-
-    generation: int
-    token: str
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retriever.catalog.catalog import Catalog, UpsertResult
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.catalog_records import UpsertResult
 from retriever.chunking.chunker import Span, split
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of

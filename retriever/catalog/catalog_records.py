@@ -1,0 +1,48 @@
+"""What the catalog tells about itself: its state, its sizes, and what an upsert did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from retriever.documents import Chunk
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    """A state of the catalog; equal states mean equal content.
+
+    Attributes:
+        generation: number of changes so far.
+        token: random, new with each change, so that a restored backup with the same generation
+            differs.
+    """
+
+    generation: int
+    token: str
+
+
+@dataclass(frozen=True)
+class CorpusCounts:
+    """Sizes of a corpus; tokens are counted in the rendered chunks."""
+
+    documents: int
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class UpsertResult:
+    """What an upsert did.
+
+    Attributes:
+        status: what happened to the document.
+        chunks: the document's chunks after the upsert.
+        removed_chunk_ids: ids of the chunks of its previous revision.
+        state: the catalog's state after the upsert.
+    """
+
+    status: Literal["created", "updated", "unchanged"]
+    chunks: list[Chunk]
+    removed_chunk_ids: list[int]
+    state: CatalogState

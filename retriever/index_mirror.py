@@ -1,0 +1,84 @@
+"""Keeps the vector index equal to the catalog: loads, rebuilds and saves it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.catalog_records import CatalogState
+from retriever.embedders.base import Embedder, space_of
+from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
+from retriever.search.vector_index import VectorIndex
+
+logger = logging.getLogger(__name__)
+
+
+class IndexMirror:
+    """Remembers which state of the catalog the index holds. The caller must hold a lock.
+
+    Args:
+        catalog: the source of truth.
+        index: the index that mirrors it.
+        embedder: made the vectors; started before `start`.
+        directory: where the index is saved; None: it is never saved, and every start rebuilds it.
+    """
+
+    def __init__(
+        self, catalog: Catalog, index: VectorIndex, embedder: Embedder, directory: Path | None
+    ) -> None:
+        self._catalog = catalog
+        self._index = index
+        self._embedder = embedder
+        self._directory = directory
+        self._state: CatalogState | None = None
+
+    def start(self) -> str | None:
+        """Load the saved index if it mirrors the catalog, else rebuild it.
+
+        Returns:
+            Why the index was rebuilt; None if the saved one was used.
+        """
+        reason = self._load()
+        if reason is not None:
+            self._rebuild()
+        return reason
+
+    def record(self, state: CatalogState) -> None:
+        """Record that the index mirrors `state`; rebuild it if a change was missed."""
+        if self._state is None or state.generation > self._state.generation + 1:
+            logger.warning("the catalog changed without this index; rebuilding it")
+            self._rebuild()
+        self._state = state
+
+    def save(self) -> None:
+        """Write the index, so that the next start need not rebuild it."""
+        if self._directory is not None and self._state is not None:
+            space, state = space_of(self._embedder), self._state
+            self._index.save(self._directory, space, state.generation, state.token)
+
+    def _load(self) -> str | None:
+        """Load the saved index; returns why it cannot be used, or None."""
+        if self._directory is None:
+            return "the index is not saved"
+        try:
+            manifest = self._index.load(self._directory, space_of(self._embedder))
+        except IndexMissing as error:
+            return str(error)
+        except (IndexFileError, EmbedderMismatch) as error:
+            logger.warning("rebuilding the index from the catalog: %s", error)
+            return str(error)
+        state = self._catalog.state()
+        if CatalogState(manifest.generation, manifest.token) != state:
+            return "the saved index mirrors another state of the catalog"
+        self._state = state
+        return None
+
+    def _rebuild(self) -> None:
+        space = space_of(self._embedder)
+        state = self._catalog.state()
+        self._index.reset(space.dim)
+        for scope, ids, vectors in self._catalog.vectors(space):
+            self._index.add(ids.tolist(), vectors, scope=scope)
+        self._state = state
+        logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))
