@@ -1,11 +1,12 @@
 # make demo    set up, serve the embedded default, ingest the sample corpus, ask, compare, stop
-# make test    everything CI runs except the static checks, in two processes
-# make loadtest  serve, ingest the sample corpus, raise the rate until every method gives in
-#               (LOADTEST="--url https://… --api-key …" loads a service of yours: docs/loadtest.md)
-# make check   ruff, mypy strict, import rules, generated files are up to date
+# make test    everything CI runs apart from `make check`, in two processes
+# make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
+#               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
+#               docs/loadtest.md)
+# make check   ruff, mypy (strict), import rules, and that generated files are up to date
 PYTHON ?= python3
 VENV := .venv/bin
-# Contended cores spin 10 to 500 times longer without this.
+# Without this, waiting threads keep shared cores busy 10 to 500 times longer.
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: setup demo serve test check dashboards bench loadtest clean
@@ -37,7 +38,7 @@ check: setup
 	$(VENV)/python -m service.metrics_docs --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 
-# Writes what is made from code: the dashboards and the page of metrics.
+# Writes the files that are generated from code: the dashboards and docs/metrics.md.
 dashboards: setup
 	$(VENV)/python -m service.metrics_docs
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
