@@ -1,1 +1,1 @@
-"""How right the answers of sparse and dense methods are, on tasks whose answers are known."""
+"""Quality of the answers of fusion and eviction methods, on tasks with known answers."""

@@ -4,9 +4,9 @@
     python -m benchmarks.quality ruler --model FOLDER --fusion vanilla a3 --codec raw int8
     python -m benchmarks.quality multidoc --fusion vanilla --eviction none snapkv:budget=128
 
-Prints a table, each configuration beside the first, and writes it with every sample's score to the
-folder --out. Answers are recorded as they are made, and the same command goes on where it was
-stopped; --fresh measures again.
+Prints a table in which every configuration is compared with the first one, and writes it with every
+sample's score to the folder --out. Answers are recorded as they are made; a stopped run continues
+with the same command. --fresh measures everything again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
 
 
 def configurations(args: argparse.Namespace, prefix_mode: str) -> list[Configuration]:
-    """The cross product, named by what differs. Raises InvalidRequest."""
+    """All combinations of the arguments, named by what differs between them.
+
+    Raises:
+        InvalidRequest: an argument is not a method, a codec or a prefix mode.
+    """
     modes = args.prefix_mode or [prefix_mode]
     made = []
     for fusion, eviction, codec, mode in product(args.fusion, args.eviction, args.codec, modes):

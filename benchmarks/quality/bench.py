@@ -1,7 +1,7 @@
-"""Answers samples through the engine itself, all configurations of a sample together.
+"""Answers samples with the real engine, all configurations of a sample together.
 
-One engine per codec (an engine has one), each on a memory tier that chunks are precomputed into;
-answers go on until the end token, a stop text or the sample's limit.
+There is one engine per codec, because an engine has one, and each has a memory tier that chunks are
+precomputed into. An answer ends at the end token, a stop text or the sample's limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 
 MAX_RUNNING = 64
-# Short: there may be nothing left to wait for.
+# Short, because there may be nothing left to wait for.
 _WAIT_S = 0.002
 _ATTEMPTS = 5
 
@@ -36,11 +36,18 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Result:
-    """What one configuration said to one sample (`prompt`: its key).
+    """The answer of one configuration to one sample.
 
-    flops: operations of the prompt over a full prefill's. rows: document tokens computed anew, kept
-    document KV entries held after the first token, both of all. coverage: tokens that some head of
-    some layer kept.
+    Attributes:
+        prompt: key of the sample.
+        configuration: key of the configuration.
+        text: the answer, cut at the sample's stop texts.
+        score: of the answer, 0 to 1.
+        tokens: number of answer tokens.
+        flops: operations of the prompt, relative to a full prefill.
+        rows: share of the document tokens that were recomputed.
+        kept: share of the document KV entries that were still held after the first token.
+        coverage: share of the document tokens that at least one head of one layer kept.
     """
 
     prompt: str
@@ -56,7 +63,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds from asking to the first token, nothing else running."""
+    """Seconds from the request to the first token, with nothing else running."""
 
     prompt: str
     configuration: str
@@ -73,14 +80,14 @@ class _Asked:
 
     @property
     def cold(self) -> bool:
-        """Whether a document was computed that the method would have read from the store."""
+        """Whether a document was computed although the method reads documents from the store."""
         assert self.report is not None
         reads = fusion_methods()[self.configuration.fusion.name].reads_cache
         return reads and any(d.tier == "cold" and d.tokens for d in self.report.documents)
 
 
 class Bench:
-    """Use as `with Bench.open(…) as bench`."""
+    """The engines that answer; use as `with Bench.open(…) as bench`."""
 
     def __init__(
         self,
@@ -112,8 +119,16 @@ class Bench:
         pool_tokens: int,
         memory_bytes: int,
     ) -> Iterator[Bench]:
-        """`pool_tokens` and `memory_bytes` are of each engine; in a store, the least recently used
-        chunks make room."""
+        """Starts the engines on demand and closes them at the end.
+
+        Args:
+            adapter: the model.
+            facts: its sizes and calibration.
+            fingerprint: of the model.
+            decode: turns token ids into text.
+            pool_tokens: size of each engine's KV pool.
+            memory_bytes: size of each engine's store; the least recently used chunks are evicted.
+        """
         add_folder(METHODS_FOLDER)
         with ExitStack() as stack:
             yield cls(adapter, facts, fingerprint, decode, pool_tokens, memory_bytes, stack)
@@ -121,7 +136,7 @@ class Bench:
     def measure(
         self, samples: Sequence[Sample], configurations: Sequence[Sequence[Configuration]]
     ) -> list[Result]:
-        """Each sample under its configurations, all at once."""
+        """Answers each sample under its configurations, all at once."""
         asked: dict[Engine, dict[str, _Asked]] = {}
         for sample, wanted in zip(samples, configurations, strict=True):
             self.precompute(sample, wanted)
@@ -135,7 +150,7 @@ class Bench:
         return [self._result(each) for running in asked.values() for each in running.values()]
 
     def time(self, sample: Sample, configurations: Sequence[Configuration]) -> list[Timing]:
-        """One after the other, each alone, the first token only."""
+        """Times the first token of each configuration, one after the other."""
         self.precompute(sample, configurations)
         timings = []
         for configuration in configurations:
@@ -154,8 +169,10 @@ class Bench:
         return timings
 
     def precompute(self, sample: Sample, configurations: Sequence[Configuration]) -> None:
-        """Store what the configurations will read; what is stored already stays. Nobody else may
-        be asking: what the engine says meanwhile is dropped."""
+        """Stores the chunks that the configurations will read, unless they are stored already.
+
+        No request may be running: events of the engines are dropped meanwhile.
+        """
         for codec, mode in dict.fromkeys((c.codec, c.prefix_mode) for c in configurations):
             engine = self._engine(codec)
             for address in engine.admission.addresses(
@@ -206,9 +223,11 @@ class Bench:
         return name
 
     def _answer_warm(self, engine: Engine, running: dict[str, _Asked]) -> None:
-        """With all in place that methods read. On a busy machine the store can miss its deadline;
-        the service computes such a document, which would lend the method rows that are not its own:
-        it is asked again."""
+        """Answers with every document read from the store, repeating requests where one was not.
+
+        On a busy machine the store can miss its deadline. The engine then computes the document,
+        and the method would profit from exact rows that it did not choose.
+        """
         for _ in range(_ATTEMPTS):
             self._answer(engine, running)
             cold = [name for name, asked in running.items() if asked.cold]
@@ -227,7 +246,7 @@ class Bench:
         )
 
     def _answer(self, engine: Engine, running: dict[str, _Asked]) -> None:
-        """Until every one of `running` is done and nothing is left to write back."""
+        """Runs until all of `running` are answered and all writes to the store are done."""
         while any(a.report is None for a in running.values()) or engine.precompute_queue.pending:
             self._step(engine, running)
 
@@ -246,7 +265,7 @@ class Bench:
                 raise WorkerFault(f"{name}: {event.message} (field {event.field})")
 
     def _turn(self, engine: Engine) -> list[Event]:
-        """A step; then until a load arrives, if nothing else is to do."""
+        """One step of the engine, then a wait for a load if there is nothing else to do."""
         self._woken.clear()
         events = engine.step()
         if not events and engine.idle:

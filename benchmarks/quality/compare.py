@@ -1,14 +1,14 @@
-"""Whether one method is better than another on the same samples.
+"""Tests whether one method is better than another on the same samples.
 
 With K tasks, n_t samples of task t and d_ti = ours − theirs on its sample i, the difference is the
 macro average D = 1/K Σ_t 1/n_t Σ_i d_ti: every task counts the same, however many samples it has.
 
-Its interval is the percentile bootstrap's, samples drawn anew within each task, in pairs. Its p is
-of a sign-flip permutation test, two-sided: were the methods alike, each d_ti would be as likely to
-have the other sign, so p is the share of sign choices whose |D| is at least the one seen. For
-scores of 0 and 1 there is McNemar's exact test besides: of w samples only we get right and l only
-they do, p = min(1, 2 P(X ≤ min(w, l))), X ~ Binomial(w + l, ½); tasks do not count there.
-Knows no files and no metrics.
+The interval is that of the percentile bootstrap, with pairs of samples redrawn within each task. p
+is that of a two-sided sign-flip permutation test: if the methods were equally good, each d_ti could
+as well have the other sign, so p is the share of sign choices whose |D| is at least the observed
+one. For scores of 0 and 1 McNemar's exact test is given as well. With w samples that only we
+answer correctly and l that only they do, p = min(1, 2 P(X ≤ min(w, l))), X ~ Binomial(w + l, ½);
+this test ignores tasks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from benchmarks.fidelity.report.statistics import Bootstrap, Estimate
 
 EXACT = 14
-"""Up to as many samples that differ, all 2^n sign choices are tried."""
+"""With at most this many samples that differ, all 2^n sign choices are tried."""
 DRAWS = 10_000
 _AT_ONCE = 500
-_TOLERANCE = 1e-9  # sums that are equal on paper differ by rounding
+_TOLERANCE = 1e-9  # sums that are mathematically equal can differ by rounding
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Ours less theirs. `mcnemar` is None unless all scores are 0 or 1."""
+    """Our scores minus theirs. `mcnemar` is None unless all scores are 0 or 1."""
 
     difference: Estimate
     p: float
@@ -47,8 +47,17 @@ class Paired:
 def paired(
     tasks: Sequence[str], ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0
 ) -> Paired:
-    """`tasks`, `ours` and `theirs` by sample. Figures depend on `seed` and the order of a task's
-    samples, not on how tasks are mixed."""
+    """Compares two lists of scores on the same samples.
+
+    The result depends on `seed` and on the order of a task's samples, but not on how samples of
+    different tasks are mixed.
+
+    Args:
+        tasks: the task of every sample.
+        ours: our score of every sample.
+        theirs: their score of every sample.
+        seed: of the resampling.
+    """
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     won, lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     binary = all(score in (0, 1) for score in (*ours, *theirs))
@@ -63,7 +72,7 @@ def paired(
 
 
 def macro(tasks: Sequence[str], values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The mean over tasks of their means; NaN all if there was no value."""
+    """Mean over tasks of the tasks' means, with its interval; all NaN if there are no values."""
     if not values:
         return Estimate(math.nan, math.nan, math.nan)
     groups = _by_task(tasks, values)
@@ -78,8 +87,11 @@ def macro(tasks: Sequence[str], values: Sequence[float], *, seed: int = 0) -> Es
 def sign_flip(
     tasks: Sequence[str], differences: Sequence[float], *, seed: int = 0, draws: int = DRAWS
 ) -> float:
-    """p of the macro average of `differences`. Beyond `EXACT` that are not 0, from `draws` random
-    choices, the one seen counted among them: p is at least 1 / (draws + 1)."""
+    """p value of the macro average of `differences`, by the sign-flip permutation test.
+
+    With more than `EXACT` differences that are not 0, `draws` random sign choices are used and the
+    observed one is counted among them, so p is at least 1 / (draws + 1).
+    """
     groups = _by_task(tasks, differences)
     shares = [own / (len(own) * len(groups)) for own in groups]
     terms = np.concatenate([*shares, np.zeros(0)])
@@ -96,23 +108,27 @@ def sign_flip(
 
 
 def _as_large(flipped: NDArray[np.integer], terms: Floats) -> int:
-    """Rows of `flipped`, 1 where a term changes its sign, whose |sum| is at least that of none."""
+    """Number of rows of `flipped` (1: sign flipped) whose |sum| is at least that of no flips."""
     total = terms.sum()
     sums = total - 2 * (flipped @ terms)
     return int((np.abs(sums) >= abs(total) - _TOLERANCE * np.abs(terms).sum()).sum())
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """Exact and two-sided."""
+    """McNemar's exact two-sided p value."""
     discordant = won + lost
     tail = sum(math.comb(discordant, k) for k in range(min(won, lost) + 1))
     return min(1.0, 2 * tail / (1 << discordant))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values (1979), in the order given: of m sorted ones, the i-th smallest
-    becomes max over j ≤ i of (m − j + 1) p_j, at most 1. To reject those of at most α keeps the
-    chance of any false rejection among all at α."""
+    """Adjusts p values for multiple comparisons by Holm's method, keeping their order.
+
+    Of m sorted values the i-th smallest becomes the maximum over j ≤ i of (m − j + 1) p_j, at most
+    1. Rejecting all that are at most α keeps the chance of any false rejection at α.
+
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
     adjusted, highest = [0.0] * len(ps), 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
@@ -121,7 +137,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 class _Stratum(Bootstrap):
-    """The resampled means themselves, for a mean over several strata."""
+    """Bootstrap of one task, which also gives the resampled means, to be averaged over tasks."""
 
     def means(self, values: Floats) -> Floats:
         return self._weights @ values / len(values)
@@ -129,12 +145,12 @@ class _Stratum(Bootstrap):
 
 @lru_cache(maxsize=64)
 def _stratum(count: int, seed: int) -> _Stratum:
-    """Kept: drawing 2,000 resamples of some hundred samples takes longer than using them."""
+    """Cached: drawing 2,000 resamples of some hundred samples takes longer than using them."""
     return _Stratum(count, seed=seed)
 
 
 def _by_task(tasks: Sequence[str], values: Sequence[float]) -> list[Floats]:
-    """By the tasks' names in order."""
+    """Values grouped by task, tasks sorted by name."""
     groups: dict[str, list[float]] = {task: [] for task in sorted(set(tasks))}
     for task, value in zip(tasks, values, strict=True):
         groups[task].append(value)
@@ -142,5 +158,5 @@ def _by_task(tasks: Sequence[str], values: Sequence[float]) -> list[Floats]:
 
 
 def _seed(seed: int, place: int) -> int:
-    """Another for each stratum, or strata of one size would be drawn alike."""
+    """A seed of its own for each task, or tasks of the same size would be resampled alike."""
     return int(np.random.SeedSequence((seed, place)).generate_state(1)[0])

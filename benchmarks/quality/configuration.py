@@ -1,4 +1,4 @@
-"""What is compared: a fusion method, an eviction method, a codec and a prefix mode, by a name."""
+"""A configuration to compare: a fusion method, an eviction method, a codec, a prefix mode."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ from service.worker.core.model_facts import ModelFacts
 from service.worker.methods.registry import add_folder, make_eviction, make_fusion
 
 METHODS_FOLDER = Path(__file__).parent / "methods"
-"""Baselines that only benchmarks offer, found as an operator's own methods are."""
+"""Plugin methods that are only for benchmarks: baselines."""
 PREFIX_MODES = ("none", "bos", "system")
 _LONG = 1 << 20
-_COMMAS = re.compile(r",(?![^\[]*\])")  # none within a list
+_COMMAS = re.compile(r",(?![^\[]*\])")  # not those within a JSON list
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """`budget_share`: the eviction's budget as a share of each prompt's tokens, for models whose
-    contexts are too short for absolute ones. `documents` off: the question alone, so that what is
-    left is guessing.
+    """One way to answer.
 
-    For figures: configurations of one `curve` differ in `point` (a ratio, a budget) alone.
+    Attributes:
+        name: unique within an experiment.
+        fusion: fusion method with parameters.
+        eviction: eviction method with parameters, or None.
+        budget_share: the eviction's budget as a share of each prompt's tokens, for models whose
+            contexts are too short for absolute budgets.
+        codec: that chunks are stored with.
+        prefix_mode: what chunks are precomputed behind.
+        documents: False to ask the question without documents, which measures guessing.
+        curve: name of the line in figures; configurations of a curve differ only in `point`.
+        point: position on the curve: a ratio or a budget.
     """
 
     name: str
@@ -45,18 +53,18 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """16 hex characters over everything that decides the answer but the code."""
+        """16 hex characters that identify everything but the code that the answer depends on."""
         record = asdict(replace(self, name="", curve="", point=None))
         text = json.dumps(record, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def full(self) -> bool:
-        """Full prefill of the whole prompt, nothing evicted."""
+        """Whether this is full prefill of the whole prompt without eviction."""
         return self.fusion.name == "vanilla" and self.eviction is None and self.documents
 
     def evicting(self, prompt_tokens: int) -> Method | None:
-        """The eviction method for a prompt of this length."""
+        """The eviction method with its budget for a prompt of this length."""
         if self.eviction is None or self.budget_share is None:
             return self.eviction
         budget = max(1, math.ceil(self.budget_share * prompt_tokens))
@@ -66,7 +74,12 @@ class Configuration:
         return replace(self, name=name)
 
     def check(self, model: ModelFacts) -> None:
-        """Raises UnknownMethod or InvalidRequest, as the engine would on every sample."""
+        """Makes sure that the model can use the methods.
+
+        Raises:
+            UnknownMethod: there is no such method.
+            InvalidRequest: the methods or their parameters do not fit the model.
+        """
         add_folder(METHODS_FOLDER)
         fusion = make_fusion(self.fusion.name, self.fusion.parameters)
         fusion.check(model)
@@ -85,7 +98,13 @@ class Configuration:
 
 
 def parse_method(text: str) -> Method:
-    """`a3:ratio=0.15,selection_layer=2`: values are JSON, or else text. Raises InvalidRequest."""
+    """Reads a method as written on the command line: `a3:ratio=0.15,selection_layer=2`.
+
+    Values are JSON; what is not JSON is text.
+
+    Raises:
+        InvalidRequest: the text does not have this form.
+    """
     name, _, rest = text.partition(":")
     parameters: dict[str, Any] = {}
     for part in _COMMAS.split(rest) if rest else ():

@@ -1,7 +1,7 @@
 """Text samples to token ids, for any model folder: chat template, chunks of a fixed size.
 
-The context is encoded once and cut by ids, so chunk borders are the same for every method, full
-prefill included. Knows no suite and no weights.
+The context is encoded once and cut between ids, so all methods, full prefill included, see the same
+tokens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _QUESTION = "Question: {question}"
 
 
 class Encoder:
-    """`tokenizer` is the served model's, with the BOS its prompt format asks for."""
+    """Encodes samples with the served model's tokenizer and the BOS of its prompt format."""
 
     def __init__(self, folder: Path) -> None:
         files = ModelFolder(folder)
         fmt = load_format(files)
         self.tokenizer = ServingTokenizer(files, bos=fmt.bos)
-        # bos_keep would put a BOS into every chunk, and so into the prompt of full prefill.
+        # bos_keep would add a BOS to every chunk, and so to the prompt of full prefill as well.
         self.prefix_mode = "bos" if fmt.prefix_mode == "bos_keep" else fmt.prefix_mode
         self._before, self._behind = "", ""
         template = files.chat_template()
         if template is not None:
             chat = without_bos(from_chat_template(template, files), self.tokenizer.bos_text)
-            # What the template puts around the one user turn.
+            # The template's text before and after the one user turn.
             self._before = chat.system.partition(INSTRUCTION)[0]
             self._behind = chat.question.partition(_QUESTION)[2]
 

@@ -1,6 +1,6 @@
 """The experiments: which configurations each of the papers' tables and figures compares.
 
-Knows no samples and no results; any suite's samples can be run under any of them.
+Every experiment can be run on the samples of every suite.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.records import Method
 RATIOS = (0.05, 0.10, 0.15, 0.30)
 RATIO = 0.15
 CONTEXT_KEPT = 0.17
-"""Share of the context that A3(ex) keeps (its paper's Table 3)."""
+"""Share of the context that A3(ex) keeps, by Table 3 of its paper."""
 EVICTIONS = (
     "streaming_llm", "h2o", "snapkv", "pyramidkv", "ada_snapkv", "ada_pyramidkv", "headkv",
     "gemfilter", "kvec",
@@ -24,7 +24,7 @@ FULL, GUESS = "full prefill", "guess"
 OURS = "question_trail"
 SCOUT = "question_scout"
 SAMKV_CHUNK_TOKENS = 192
-"""Three of its blocks; shorter chunks it computes whole."""
+"""Three of SamKV's blocks; it computes shorter chunks whole."""
 RANKED_BY_RATIO = ("cacheblend", "a3", SCOUT, OURS)
 RANDOM = "random_rows"
 OURS_WITHOUT: dict[str, dict[str, float]] = {
@@ -33,14 +33,16 @@ OURS_WITHOUT: dict[str, dict[str, float]] = {
     "evidence of all layers but the last": {"from_depth": 0.0},
     "no first tokens": {"edge": 0},
 }
-"""Parts of our own method that are left out one at a time."""
+"""Parts of question_scout that are left out one at a time."""
 
 
 def fusion(
     prefix_mode: str, chunk_tokens: int, ratios: Sequence[float] = RATIOS
 ) -> list[Configuration]:
-    """A3's Tables 1 and 2, 4 and 5: fusion methods, each at every ratio where it has one. SamKV
-    only in chunks that have a middle to leave out."""
+    """A3's Tables 1, 2, 4 and 5: every fusion method, at every ratio if it has one.
+
+    SamKV is left out where chunks are too short to have a middle that it could skip.
+    """
 
     def plain(name: str, method: str, **parameters: Any) -> Configuration:
         return Configuration(name, Method(method, parameters), prefix_mode=prefix_mode, curve=name)
@@ -53,7 +55,7 @@ def fusion(
         _ranked(RANDOM, RATIO, prefix_mode, ratio=RATIO),
     ]
     for ratio in ratios:
-        ends = max(1, round(ratio * chunk_tokens))  # as many tokens of a chunk as of the prompt
+        ends = max(1, round(ratio * chunk_tokens))  # the same share of every chunk as of the prompt
         first, last = ends - ends // 2, ends // 2
         found.append(_ranked("legolink", ratio, prefix_mode, first=first, last=last))
         found += [_ranked(name, ratio, prefix_mode, ratio=ratio) for name in RANKED_BY_RATIO]
@@ -63,8 +65,7 @@ def fusion(
 
 
 def variants(prefix_mode: str) -> list[Configuration]:
-    """What random rows, exact first layers and the parts of our own method are worth, and chunks
-    precomputed bare."""
+    """Ablations: random rows, exact first layers, parts of question_scout, no prefix."""
     full = Configuration(FULL, Method("vanilla"), curve=FULL)
     exact = Method("pie", {"exact_layers": 2})
     pie = Configuration("pie", Method("pie"), prefix_mode=prefix_mode, curve="pie")
@@ -82,7 +83,7 @@ def variants(prefix_mode: str) -> list[Configuration]:
 
 
 def _ranked(curve: str, point: float, prefix_mode: str, **parameters: Any) -> Configuration:
-    """A point of a method's curve over the ratio."""
+    """One ratio of a method."""
     method = Method(curve, parameters)
     return Configuration(
         at(curve, point), method, prefix_mode=prefix_mode, curve=curve, point=point
@@ -94,7 +95,7 @@ def at(name: str, ratio: float) -> str:
 
 
 def extension(prefix_mode: str) -> list[Configuration]:
-    """A3's Table 3: methods with and without eviction to 17 % of the context."""
+    """A3's Table 3: fusion methods with and without eviction to 17 % of the context."""
     found = []
     for name, method in (
         (FULL, Method("vanilla")),
@@ -119,8 +120,12 @@ def extension(prefix_mode: str) -> list[Configuration]:
 def eviction(
     budgets: Sequence[float], *, available: Sequence[str] = EVICTIONS
 ) -> list[Configuration]:
-    """K-VEC's Tables 1, 6 and 7: eviction after a full prefill. Budgets below 1 are shares of the
-    prompt, others tokens."""
+    """K-VEC's Tables 1, 6 and 7: eviction after a full prefill.
+
+    Args:
+        budgets: below 1 a share of the prompt, else tokens.
+        available: names of the eviction methods that the model can use.
+    """
     found = [Configuration(FULL, Method("vanilla"), curve=FULL)]
     for budget in budgets:
         found += [evicting(name, name, budget) for name in available]
@@ -128,7 +133,7 @@ def eviction(
 
 
 def evicting(name: str, method: str, budget: float, **parameters: Any) -> Configuration:
-    """After a full prefill; named with its budget."""
+    """An eviction method after a full prefill, named with its budget."""
     if budget < 1:
         chosen, share, label = Method(method, parameters), budget, f"{100 * budget:g} %"
     else:
@@ -145,7 +150,7 @@ def evicting(name: str, method: str, budget: float, **parameters: Any) -> Config
 
 
 def kvec_parts(budget: float) -> list[Configuration]:
-    """K-VEC's Table 10, at one budget; (f), another criterion for heads, is not built."""
+    """K-VEC's Table 10 at one budget, without row (f), another criterion for heads."""
 
     def kvec(name: str, **parameters: Any) -> Configuration:
         return evicting(name, "kvec", budget, **parameters)
@@ -164,7 +169,7 @@ def kvec_parts(budget: float) -> list[Configuration]:
 
 
 def codecs(prefix_mode: str) -> list[Configuration]:
-    """Chunks at rest in every codec, under three ways to reuse them."""
+    """Every codec, with three ways to reuse the stored chunks."""
     return list(_codecs(prefix_mode))
 
 

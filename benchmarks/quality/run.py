@@ -1,8 +1,8 @@
-"""What is measured and what is missing: records of answers in files, batches of what is to do.
+"""Recorded answers, and batches of what is still to be measured.
 
-Results of a model lie in JSONL files, one for each process that wrote some; a run goes on where
-another stopped, with more samples or more configurations. Records do not notice that the code has
-changed: measure again with fresh files.
+Results of a model are in JSONL files, one for each process that wrote some. A run continues where
+another stopped, also with more samples or configurations. Recorded answers are used even if the
+code has changed since: start with fresh files then.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.sample import Sample
 
 TOGETHER = 24
-"""Requests in the engine at once, about: they decode in one batch."""
+"""About how many requests are in the engine at once; they are decoded in one batch."""
 
 Batch = list[tuple[Sample, list[Configuration]]]
 
 
 class Shards(Generic[R]):
-    """Records of one kind and one model, in the files `<name>.<number>.jsonl`."""
+    """Records of one kind for one model, in the files `<name>.<number>.jsonl`."""
 
     def __init__(self, folder: Path, name: str, kind: type[R]) -> None:
         self._folder, self._name, self._kind = folder, name, kind
@@ -34,7 +34,7 @@ class Shards(Generic[R]):
         self.load()
 
     def load(self) -> None:
-        """Read what every process left."""
+        """Reads the records of all processes."""
         paths = sorted(self._folder.glob(f"{self._name}.*.jsonl"))
         self._files = [RecordFile(path, self._kind) for path in paths]
         for file in self._files:
@@ -46,14 +46,18 @@ class Shards(Generic[R]):
         self._files = []
 
     def file(self, number: int) -> RecordFile[R]:
-        """Where the process of this number appends."""
+        """The file that the process with this number appends to."""
         return RecordFile(self._folder / f"{self._name}.{number}.jsonl", self._kind)
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         return any(key in file for file in self._files)
 
     def __getitem__(self, key: tuple[str, str]) -> R:
-        """By sample and configuration. Raises KeyError."""
+        """The record of a sample key and a configuration key.
+
+        Raises:
+            KeyError: there is none.
+        """
         for file in self._files:
             if key in file:
                 return file[key]
@@ -62,10 +66,12 @@ class Shards(Generic[R]):
 
 @dataclass(frozen=True)
 class Run:
-    """Samples that every configuration of an experiment answered, and what it said.
+    """The samples that every configuration of an experiment has answered, with the answers.
 
-    `results` and `timings` by (sample key, configuration key). `timings` holds some of the samples
-    only, all configurations of each one after the other.
+    Attributes:
+        samples: the samples.
+        results: answers by (sample key, configuration key).
+        timings: times by the same keys, for some of the samples.
     """
 
     samples: Sequence[Sample]
@@ -73,7 +79,7 @@ class Run:
     timings: Mapping[tuple[str, str], Timing]
 
     def of(self, configuration: Configuration) -> list[Result]:
-        """In the order of the samples."""
+        """The answers of a configuration, in the order of the samples."""
         return [self.results[s.key, configuration.key] for s in self.samples]
 
     @property
@@ -84,7 +90,7 @@ class Run:
 def missing(
     samples: Sequence[Sample], configurations: Sequence[Configuration], results: Shards[Result]
 ) -> Iterator[Batch]:
-    """What is not recorded yet, a few samples at a time."""
+    """Batches of a few samples with the configurations that are not recorded for them."""
     batch: Batch = []
     for sample in samples:
         wanted = [c for c in configurations if (sample.key, c.key) not in results]
@@ -98,7 +104,7 @@ def missing(
 
 
 def parts(batch: Batch) -> Iterator[Batch]:
-    """A batch of one sample under many configurations, some at a time; others as they are."""
+    """Splits a batch of one sample with many configurations; returns other batches as they are."""
     if len(batch) > 1:
         yield batch
         return
@@ -113,15 +119,18 @@ def time_all(
     configurations: Sequence[Configuration],
     timings: Shards[Timing],
 ) -> None:
-    """Time each sample under all configurations, or not at all: ratios never compare two moments
-    of a noisy machine. Interrupted (Ctrl-C) it stops after what is recorded."""
+    """Times each sample under all its configurations, one right after the other.
+
+    A ratio thus never compares two distant moments of a noisy machine. On Ctrl-C it stops and keeps
+    what is recorded.
+    """
     wanted = [s for s in samples if any((s.key, c.key) not in timings for c in configurations)]
     progress = Progress("timed samples", len(wanted))
     file = timings.file(0)
     try:
         for number, sample in enumerate(wanted):
             if number == 0:
-                bench.time(sample, configurations)  # warms up
+                bench.time(sample, configurations)  # the first one warms up
             file.add(bench.time(sample, configurations))
             progress.add(1)
     except KeyboardInterrupt:
@@ -136,7 +145,7 @@ def complete(
     results: Shards[Result],
     timings: Shards[Timing],
 ) -> Run:
-    """The samples that every configuration was measured on."""
+    """The samples that every configuration has been measured on."""
     keys = [c.key for c in configurations]
     whole = [s for s in samples if all((s.key, k) in results for k in keys)]
     timed = [s for s in whole if all((s.key, k) in timings for k in keys)]

@@ -1,4 +1,4 @@
-"""What every suite generates: one question over one context, as text or as token ids."""
+"""Samples, as every suite generates them: a question about a context, as text or token ids."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class TextSample:
-    """As a suite writes it; nothing here knows a tokenizer.
+    """A sample as text. The prompt is `instruction` ‖ `context` ‖ `question`.
 
-    `instruction` ‖ `context` ‖ `question` is the whole prompt: templates, line breaks and tags are
-    part of them. `chat`: put the model's chat template around it, where it has one; `answer_prefix`
-    follows the assistant header (or the question). The generated text is cut before the first of
-    `stop`, and scored by `metric` (a name of `benchmarks.quality.scores`) against `references`; a
-    classification's metric also asks for `classes`, the names of all. `details` is for figures:
-    depth, length, haystack.
+    Attributes:
+        suite: name of the suite.
+        task: name of the task.
+        number: of the sample in its task.
+        instruction: first part of the prompt, with line breaks and tags.
+        context: what is cut into documents.
+        question: last part of the prompt.
+        references: accepted answers.
+        metric: name of a metric in `benchmarks.quality.scores`.
+        answer_tokens: largest length of the answer.
+        answer_prefix: beginning of the answer, which the model continues.
+        stop: texts that end the answer; it is cut before the first of them.
+        chat: whether to use the model's chat template, where it has one.
+        details: for figures, such as depth, length and haystack.
+        classes: names of all classes, for the metric of a classification.
     """
 
     suite: str
@@ -38,7 +47,7 @@ class TextSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """As the engine is asked: S, D_1..D_k and Q as ids, each encoded by itself."""
+    """A sample as the engine gets it: S, D_1..D_k and Q as token ids, each encoded by itself."""
 
     text: TextSample
     system: tuple[int, ...]
@@ -55,7 +64,7 @@ class Sample:
 
     @property
     def key(self) -> str:
-        """16 hex characters over everything that decides the answer and its score."""
+        """16 hex characters that identify everything that the answer and its score depend on."""
         text = self.text
         limits = [text.stop, text.answer_tokens]
         judged = [text.task, text.metric, text.references, text.classes, limits]

@@ -1,18 +1,18 @@
-"""SamKV's answers beside those of other methods, and without its parts.
+"""Compares SamKV's answers with those of other methods, and with SamKV without some of its parts.
 
     python -m benchmarks.quality.sparse --samples 100 --seed 1 --out benchmarks/results/quality
     python -m benchmarks.quality.sparse --model FOLDER --tasks single update --samples 8
 
-The demo model's tasks as question answering over several documents: contexts of about 190 to 460
-tokens, cut into documents of --document-tokens. The paper's blocks of 64 would leave such documents
-no middle, so blocks have 16 tokens here; still the three blocks that are always kept are more than
-a third of a document of 128, where passages of a thousand tokens keep a sixth in all, and a rest of
-at most three blocks is kept and recomputed whole. Kept and recomputed shares stand beside every
-figure for that reason. Sketches are not rounded to int8.
+The demo model's tasks are used as question answering over several documents: contexts of about 190
+to 460 tokens, cut into documents of --document-tokens. With the paper's blocks of 64 tokens such
+documents would have no middle, so blocks have 16 tokens here. Even so, the three blocks that are
+always kept are more than a third of a document of 128 tokens, while passages of a thousand tokens
+keep a sixth in all; and a rest of at most three blocks is kept and recomputed whole. The tables
+therefore give the kept and recomputed shares with every figure. Sketches are not rounded to int8.
 
 Writes sparse.json (raw samples, machine, versions, commit, seed) and sparse.md. Answers are
-appended to sparse-samples-<model>.jsonl as they are made; the same command goes on where it was
-stopped, and measures again only with --fresh (records do not notice that the code has changed).
+appended to sparse-samples-<model>.jsonl as they are made; a stopped run continues with the same
+command. Recorded answers are used even if the code has changed since: use --fresh then.
 """
 
 from __future__ import annotations

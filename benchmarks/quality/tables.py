@@ -1,4 +1,4 @@
-"""The answers as two tables in the shape of SamKV's tables 3 and 4, and as JSON."""
+"""Writes the answers as two tables like Tables 3 and 4 of SamKV's paper, and as JSON."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ FIGURES: dict[str, Callable[[Answer], float]] = {"F1": lambda a: a.f1, "exact": 
 
 @dataclass(frozen=True)
 class Scores:
-    """One method: by figure, estimates by task and over all prompts; and over those the difference
-    from the baseline."""
+    """The numbers of one method.
+
+    For each figure: estimates by task, over all prompts, and of the difference from the baseline
+    over all prompts.
+    """
 
     compared: Compared
     answers: Sequence[Answer]
@@ -46,7 +49,7 @@ class Scores:
         tasks: Sequence[str],
         seed: int,
     ) -> Scores:
-        """`tasks`: each answer's."""
+        """Computes the numbers; `tasks` has the task of every answer."""
         everything = Bootstrap(len(answers), seed=seed)
         by_task: dict[str, dict[str, Estimate]] = {}
         average, difference = {}, {}
@@ -81,14 +84,14 @@ def report(
 
 
 def methods_table(scores: Sequence[Scores], figure: str) -> str:
-    """Table 3: a row per method, a column per task."""
+    """Table 3: a row for each method, a column for each task."""
     tasks = list(scores[0].by_task[figure])
     rows = [[s.compared.name, *_cells(s, figure)] for s in scores]
     return table(["method", *tasks, "average", "kept", "recomputed"], rows)
 
 
 def ablation_table(scores: Sequence[tuple[Ablated, Scores]], figure: str) -> str:
-    """Table 4: which parts are on, then as the first table."""
+    """Table 4: which parts are used, then columns as in the first table."""
     rows = []
     for number, (of, s) in enumerate(scores, start=1):
         parts = [_mark(part) for part in (of.selection, of.bias, of.recompute)]
@@ -99,7 +102,7 @@ def ablation_table(scores: Sequence[tuple[Ablated, Scores]], figure: str) -> str
 
 
 def _cells(s: Scores, figure: str) -> list[str]:
-    """Of every task, then average, kept, recomputed."""
+    """Cells of all tasks, then average, kept share, recomputed share."""
     average = with_interval(s.average[figure], _points)
     change = f"{100 * s.difference[figure].mean:+.1f}"
     return [
@@ -127,7 +130,7 @@ def write(
     methods: Sequence[Scores],
     ablated: Sequence[tuple[Ablated, Scores]],
 ) -> list[Path]:
-    """`<name>.json` and `<name>.md` in `folder`; their paths. The environment is added."""
+    """Writes `<name>.json` and `<name>.md`, environment included; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         **facts,

@@ -3,7 +3,7 @@
     for sample in load(folder, "hotpotqa", samples=50): ...
     short = truncated(sample, tokenizer.encode_offsets, LIMITS["llama-3.1"])
 
-A task is named as its file is, `hotpotqa` or `hotpotqa_e`. Knows no model and no chunks.
+A task has the name of its file, such as `hotpotqa` or `hotpotqa_e`.
 """
 
 from benchmarks.quality.longbench.data import load

@@ -3,7 +3,7 @@
     {"input": "…", "context": "…", "answers": ["…"], "length": 9149, "dataset": "hotpotqa",
      "language": "en", "all_classes": null, "_id": "…"}
 
-Files are read, not fetched.
+The files are not downloaded: a folder with them must be given.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ class _Row(msgspec.Struct):
 
 
 def load(folder: Path, task: str, *, samples: int | None = None) -> Iterator[TextSample]:
-    """The first `samples` lines of the task's file in `folder`, or all.
+    """The first `samples` samples of the task's file in `folder`, or all.
 
-    `length` and the file's other fields are in a sample's details. Raises InvalidRequest for an
-    unknown task and a missing file, and at a line that is not of this format.
+    Returns:
+        Samples; the file's other fields, such as `length`, are in their details.
+
+    Raises:
+        InvalidRequest: the task is unknown, its file is missing or a line is not as expected.
     """
     name = task.removesuffix("_e") if task in E_TASKS else task
     if name not in TASKS:

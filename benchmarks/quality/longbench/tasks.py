@@ -1,7 +1,7 @@
 """The tasks: prompt, metric and answer length of each, as in LongBench's `config` and `eval.py`.
 
-Prompts are the official ones to the letter, misprints included. The few-shot and code tasks get no
-chat template, and of the answer to a few-shot task the first line counts.
+Prompts are the official ones to the letter, misprints included. The few-shot and code tasks are
+asked without a chat template, and only the first line of an answer to a few-shot task counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """`prompt` holds {context} once and, behind it, {input} at most once."""
+    """A task. `prompt` contains {context} once and, after it, {input} at most once."""
 
     prompt: str
     metric: str
@@ -135,14 +135,14 @@ TASKS = {
 }
 
 KVEC_TASKS = tuple(TASKS)
-"""What K-VEC reports: all of them."""
+"""The tasks that K-VEC reports: all."""
 
 E_TASKS = (
     "qasper_e", "multifieldqa_en_e", "hotpotqa_e", "2wikimqa_e", "gov_report_e", "multi_news_e",
     "trec_e", "triviaqa_e", "samsum_e", "passage_count_e", "passage_retrieval_en_e", "lcc_e",
     "repobench-p_e",
 )  # fmt: skip
-"""LongBench-E: other samples of these tasks, spread evenly over lengths."""
+"""The tasks of LongBench-E: other samples, with evenly spread lengths."""
 
 A3_TASKS = tuple(t for t in E_TASKS if t not in ("passage_retrieval_en_e", "repobench-p_e"))
-"""What A3 reports, by its figures from LongBench-E."""
+"""The tasks that A3 reports; its figures are those of LongBench-E."""

@@ -1,6 +1,6 @@
-"""Long prompts lose the middle of their context, as LongBench's do, but nothing of the templates.
+"""Cuts the middle out of the context of long prompts, as LongBench does, but not out of templates.
 
-The official code cuts the middle out of the whole prompt, wherever that falls.
+The official code cuts the middle out of the whole prompt, templates included.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from benchmarks.quality.sample import TextSample
 from service.errors import PromptTooLong
 
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
-"""(start, end) in characters of each token of a text, in order, no special tokens among them."""
+"""Start and end in characters of each token of a text, in order, without special tokens."""
 
 LIMITS = {"llama-3": 7_500, "llama-3.1": 31_500, "mistral": 31_500}
-"""Tokens of a prompt without its answer and chat template, for models of 8k and of 32k and more."""
+"""Largest prompts in tokens, without answer and chat template: for 8k models, and 32k or more."""
 
 
 def truncated(sample: TextSample, offsets: Offsets, limit: int) -> TextSample:
-    """`sample` with instruction, context and question of at most `limit` tokens together, each
-    encoded by itself: the context keeps as many tokens of its start as of its end.
+    """`sample` with at most `limit` tokens of instruction, context and question together.
 
-    Raises PromptTooLong if instruction and question alone take more.
+    Each of the three is encoded by itself. The context keeps as many tokens of its start as of its
+    end.
+
+    Raises:
+        PromptTooLong: instruction and question alone exceed the limit.
     """
     around = len(offsets(sample.instruction)) + len(offsets(sample.question))
     if around > limit:
@@ -37,10 +40,10 @@ def truncated(sample: TextSample, offsets: Offsets, limit: int) -> TextSample:
     while tokens > room:
         context = _ends(sample.context, spans, half)
         tokens = len(offsets(context))
-        half -= 1  # where the ends meet, the text may take more tokens than they did
+        half -= 1  # where the two ends meet, the text may be encoded to more tokens than before
     return replace(sample, context=context)
 
 
 def _ends(text: str, spans: Sequence[tuple[int, int]], half: int) -> str:
-    """The text of the first `half` tokens and of the last."""
+    """The text of the first `half` tokens and that of the last `half`."""
     return text[: spans[half - 1][1]] + text[spans[-half][0] :] if half else ""

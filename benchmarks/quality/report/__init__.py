@@ -1,1 +1,1 @@
-"""The papers' tables and figures from answers of the quality bench: `python -m` this package."""
+"""Makes the papers' tables and figures: `python -m benchmarks.quality.report`."""

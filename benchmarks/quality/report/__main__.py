@@ -2,13 +2,13 @@
 
     python -m benchmarks.quality.report --processes 2
     python -m benchmarks.quality.report --experiments fusion --samples 20 --seeds 1
-    python -m benchmarks.quality.report --quick                # beside the committed quick table
+    python -m benchmarks.quality.report --quick                # compares with the committed table
     python -m benchmarks.quality.report --quick --replace      # makes that table
     python -m benchmarks.quality.report --model FOLDER --suite ruler --length 4096
 
 Writes <experiment>.json, <experiment>.md and pictures, and an index. Answers are recorded as they
-are made, and the same command goes on where it was stopped. Records do not notice that the engine
-has changed: then use --fresh.
+are made; a stopped run continues with the same command. Recorded answers are used even if the code
+has changed since: use --fresh then.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _whole(args: argparse.Namespace, subject: Subject) -> int:
 
 
 def _small(args: argparse.Namespace, subject: Subject) -> int:
-    """The quick table, beside the committed one where there is one."""
+    """Makes the quick table and compares it with the committed one, if there is one."""
     folder = args.out / QUICK_FOLDER
     committed = args.check or folder / "quick.json"
     comparing = not args.smoke and not args.replace and (args.check or committed.exists())

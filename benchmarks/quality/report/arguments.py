@@ -1,4 +1,4 @@
-"""What both command lines ask for: the model, the suite, how to run it."""
+"""The arguments that both command lines share: the model, the suite, how to run it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.quality.tasks.suites import Choice
 from service.gateway.prompts.model_folder import resolve
 
 SMALL_VOCABULARY = 4096
-"""A tokenizer of no more tokens knows few English words."""
+"""A tokenizer with at most this many tokens has few whole English words."""
 SPLITS = {"dev": multidoc.DEVELOPMENT, "test": multidoc.TEST}
 
 
@@ -39,7 +39,11 @@ def add_samples(parser: argparse.ArgumentParser, *, samples: int) -> None:
 
 
 def place(args: argparse.Namespace) -> Place:
-    """Raises ModelRefused."""
+    """The model that the arguments name.
+
+    Raises:
+        ModelRefused: there is no such model.
+    """
     return Place(resolve(args.model), args.dtype, args.device, args.threads)
 
 

@@ -1,4 +1,4 @@
-"""Whether fresh averages lie within the intervals of a table that was committed."""
+"""Checks that new averages lie within the intervals of a committed table."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ class Checked:
 
     @property
     def within(self) -> bool:
-        # Scores are kept to four digits.
+        # Scores are stored with four digits.
         return self.committed.low - 5e-5 <= self.fresh <= self.committed.high + 5e-5
 
 
 def check(committed: Path, fresh: Path) -> list[Checked]:
-    """Every configuration of the committed table, by name.
+    """Checks every configuration of the committed table.
 
-    Raises InvalidRequest: a file is not such a table, they are of different models or samples, or
-    the fresh one lacks a configuration.
+    Returns:
+        The old and the new average of each configuration.
+
+    Raises:
+        InvalidRequest: a file is not such a table, the two are of different models or samples, or
+            the new one lacks a configuration.
     """
     old, new = _read(committed), _read(fresh)
     for what in ("model", "suite", "seeds", "samples_per_task", "ranked"):

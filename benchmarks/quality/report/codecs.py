@@ -1,4 +1,4 @@
-"""What chunks lose by being stored in fewer bits: each codec beside raw, for each way to reuse."""
+"""What storing chunks in fewer bits costs: each codec compared with raw, for each fusion method."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sections(scores: Scores) -> list[str]:
 
 
 def rivals(scores: Scores) -> list[Compared]:
-    """Every coded configuration beside the raw one of its curve."""
+    """Pairs of every configuration with a codec and the raw one of the same curve."""
     raw = {s.configuration.curve: s for s in scores.rows if s.configuration.codec == "raw"}
     pairs = [(s, raw[s.configuration.curve]) for s in scores.rows if s.configuration.codec != "raw"]
     return compare_all(scores, pairs)

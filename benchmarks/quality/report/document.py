@@ -1,4 +1,4 @@
-"""Writes an experiment: JSON with every sample's score, Markdown around its sections."""
+"""Writes an experiment: JSON with every sample's score, and Markdown."""
 
 from __future__ import annotations
 
@@ -31,8 +31,20 @@ def write(
     *,
     pictures: Sequence[Path] = (),
 ) -> list[Path]:
-    """`<name>.json` and `<name>.md`; their paths. `facts` has the title as `what`; the environment
-    is added."""
+    """Writes `<name>.json` and `<name>.md`; the environment is added to `facts`.
+
+    Args:
+        folder: where to.
+        name: of the files.
+        facts: about the run, with the title as `what`.
+        scores: the results.
+        sections: of the Markdown.
+        rivals: comparisons for the JSON.
+        pictures: paths of the figures.
+
+    Returns:
+        Paths of the two files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     record = {**facts, "environment": describe(), **_record(scores)}
     record["comparisons"] = [_comparison(c) for c in rivals]
@@ -59,8 +71,11 @@ def _record(scores: Scores) -> dict[str, Any]:
 
 
 def _configuration(s: Scored, scores: Scores) -> dict[str, Any]:
-    """Samples as columns: scores of 0 and 1 as a string of digits, costs in thousandths; a column
-    of one value throughout as that value. `seconds` are those of the timed samples."""
+    """A configuration's samples in a compact form.
+
+    Scores of 0 and 1 are a string of digits, costs are in thousandths, and a list of equal values
+    becomes that value. `seconds` are those of the timed samples.
+    """
     c, timings = s.configuration, scores.run.timings
     return {
         **asdict(c),

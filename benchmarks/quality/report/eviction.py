@@ -1,4 +1,4 @@
-"""K-VEC's Tables 1, 6, 7 and 10, and A3's Table 3: what is lost when KV entries are evicted."""
+"""K-VEC's Tables 1, 6, 7 and 10, and A3's Table 3: what evicting KV entries costs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sections(scores: Scores) -> list[str]:
 
 
 def coverage_table(scores: Scores, rows: Sequence[Scored]) -> str:
-    """Score and coverage relative to full prefill's, and each method beside kvec."""
+    """Score and coverage relative to full prefill, and each method compared with kvec."""
     full = scores.rows[0]
     beside = {c.ours.name: difference(c) for c in _beside(scores, rows)}
     lines = [
@@ -67,13 +67,13 @@ def coverage_table(scores: Scores, rows: Sequence[Scored]) -> str:
 
 
 def rivals(scores: Scores) -> list[Compared]:
-    """Every method beside kvec at its budget."""
+    """Pairs of every method and kvec at the same budget."""
     found = [_beside(scores, _at(scores, budget)) for budget in budgets(scores)]
     return [compared for own in found for compared in own]
 
 
 def figures(scores: Scores, folder: Path) -> list[Path]:
-    """Score and coverage over budgets."""
+    """Score and coverage against the budget."""
     share = all(budget < 1 for budget in budgets(scores))
     label = "budget, % of the prompt" if share else "budget, entries a layer and KV head"
 
@@ -105,7 +105,7 @@ def figures(scores: Scores, folder: Path) -> list[Path]:
 
 
 def parts_sections(scores: Scores) -> list[str]:
-    """K-VEC's ablation: rows beside the second, kvec as published."""
+    """K-VEC's ablation: every row compared with the second, which is kvec as published."""
     full, base, *changed = scores.rows
     compared = {c.ours.name: c for c in parts(scores)}
     rows = [
@@ -143,7 +143,7 @@ def extension_sections(scores: Scores) -> list[str]:
 
 
 def extended(scores: Scores) -> list[Compared]:
-    """Rows come as a fusion, then the same with evictions behind it."""
+    """A3's Table 3: each fusion method, followed by the same with evictions after it."""
     pairs, plain = [], scores.rows[0]
     for s in scores.rows:
         if s.configuration.eviction is None:

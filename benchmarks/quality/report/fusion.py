@@ -1,4 +1,4 @@
-"""A3's Tables 1 and 2: what reusing chunks costs in score, and what is gained by recomputing."""
+"""A3's Tables 1 and 2: what reusing chunks costs in score, and what recomputing brings back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sections(scores: Scores) -> list[str]:
 
 
 def rivals(scores: Scores) -> list[Compared]:
-    """Each configuration beside A3 at its ratio."""
+    """Pairs of each configuration and A3 at the same ratio."""
     wanted = []
     for s in scores.rows:
         ratio = RATIO if s.configuration.point is None else s.configuration.point
@@ -74,7 +74,7 @@ def recovered(scores: Scores, of: Scored, start: Scored | None) -> str:
 
 
 def headline(scores: Scores) -> str:
-    """What the index shows: references, and every method at the papers' ratio."""
+    """The index's table: the references, and every method at the papers' ratio."""
     names = [FULL, "full_reuse", START, at("legolink", RATIO), at("random_rows", RATIO)]
     names += [at("cacheblend", RATIO), at("a3", RATIO), at(OURS, RATIO), GUESS]
     rows = [s for name in names if (s := scores.named(name)) is not None]

@@ -1,4 +1,4 @@
-"""The index of a results folder: a link to every experiment that is there, and the main table."""
+"""The index of a results folder: links to its experiments, and the main table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TABLE = "## The main table\n"
 
 
 def write(folder: Path, names: Iterable[str], headline: str | None) -> Path:
-    """`README.md` in `folder`. `headline`: the main table as just made; None: it stays."""
+    """Writes `README.md` in `folder`, with `headline` as main table; None keeps the present one."""
     file = folder / "README.md"
     if headline is None and file.exists():
         headline = file.read_text(encoding="utf-8").partition(_TABLE)[2].strip() + "\n"

@@ -1,4 +1,4 @@
-"""From experiments to files: samples of one suite, answered once for all experiments on them."""
+"""Makes experiments: answers a suite's samples once for all of them, and writes the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.settings import demo_model
 
 
 class Maker:
-    """`prepare` finds everything that is wrong before any work; `make` measures and writes."""
+    """Makes experiments on one suite: `prepare` finds errors first, `make` does the work."""
 
     def __init__(
         self,
@@ -33,7 +33,13 @@ class Maker:
         self.written: list[Path] = []
 
     def prepare(self) -> None:
-        """Raises InvalidRequest, UnknownMethod or PromptTooLong."""
+        """Draws the samples and checks all configurations.
+
+        Raises:
+            InvalidRequest: the suite, a task or a method's parameter is wrong.
+            UnknownMethod: there is no such method.
+            PromptTooLong: the model cannot hold a prompt.
+        """
         subject = self._subject
         self._samples = draw(self._choice, subject.encoder, subject.adapter.max_context)
         evictions, self._notes = usable(subject.facts)
@@ -48,7 +54,7 @@ class Maker:
             configuration.check(subject.facts)
 
     def make(self, *, processes: int, timed: int, fresh: bool) -> dict[str, Scores]:
-        """Experiments of which some sample was measured whole; `written` has their files."""
+        """Measures and writes; returns the experiments with at least one complete sample."""
         label = self._subject.label
         results = Shards(self._folder, f"answers-{label}", Result)
         timings = Shards(self._folder, f"timings-{label}", Timing)
@@ -100,6 +106,6 @@ class Maker:
         )
 
     def _all(self, names: Sequence[str] | Mapping[str, Experiment]) -> list[Configuration]:
-        """Of these experiments, each once."""
+        """The configurations of these experiments, each once."""
         found = (c for name in names for c in self._configurations[name])
         return list({c.key: c for c in found}.values())

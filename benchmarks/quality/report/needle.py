@@ -1,4 +1,4 @@
-"""The needle maps: a method's score at every depth of every length."""
+"""Needle maps: a method's score at every depth of every length."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def figures(scores: Scores, folder: Path) -> list[Path]:
 
 
 def grid(scores: Scores, scored: Scored) -> list[list[float]]:
-    """Means by depth, then length."""
+    """Mean scores by depth, then by length."""
     cells: dict[tuple[float, float], list[float]] = defaultdict(list)
     for sample, result in zip(scores.run.samples, scored.results, strict=True):
         details = sample.text.details

@@ -1,4 +1,4 @@
-"""The order that the papers found, put to the data pair by pair (METHODS §6)."""
+"""Tests the papers' ranking of methods on the data, pair by pair (METHODS §6)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AS_PUBLISHED, REVERSED, UNDECIDED = "as the papers say", "the other way round", 
 
 @dataclass(frozen=True)
 class Pair:
-    """`compared.ours` is the one that the papers found better (or, for ≥, not worse)."""
+    """A pair of the ranking: the papers found `compared.ours` better, or for ≥ not worse."""
 
     relation: str
     compared: Compared
@@ -25,7 +25,7 @@ class Pair:
 
 
 def pairs(scores: Scores, ratio: float) -> list[Pair]:
-    """All pairs of the order at this ratio, as far as they were measured; p corrected over them."""
+    """All measured pairs of the ranking at this ratio, with p values corrected over all of them."""
     ranking = [scores.named(name) for name in _names(ratio)]
     wanted = list(combinations([s for s in ranking if s is not None], 2))
     return [_pair(c, ratio) for c in compare_all(scores, wanted)]

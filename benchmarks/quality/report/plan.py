@@ -1,4 +1,4 @@
-"""The experiments by name: what each compares and how it is shown."""
+"""The experiments by name: what each compares, and how it is shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMOKE = (FULL, "pie", at("a3", RATIO), at(OURS, RATIO))
 
 @dataclass(frozen=True)
 class Setting:
-    """What the configurations depend on. `evictions`: those that the model can use."""
+    """What configurations depend on; `evictions` are the methods that the model can use."""
 
     prefix_mode: str
     chunk_tokens: int
@@ -34,15 +34,24 @@ class Setting:
 
     @property
     def budget(self) -> float:
-        """Of the ablation: tight, not the tightest."""
+        """The budget of the ablation: the second one, if there are two."""
         return self.budgets[min(1, len(self.budgets) - 1)]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`rivals`: the comparisons of its tables, for the JSON. `timed`: its TTFT is measured.
-    `evicts`: it has every eviction method that the model can use. `needle`: it has samples of its
-    own."""
+    """An experiment.
+
+    Attributes:
+        title: of the page.
+        configurations: makes what is compared.
+        sections: makes the tables.
+        rivals: makes the comparisons of the tables, for the JSON.
+        figures: draws the figures.
+        timed: whether TTFT is measured.
+        evicts: whether every eviction method that the model can use is compared.
+        needle: whether it has needle samples of its own.
+    """
 
     title: str
     configurations: Callable[[Setting], list[Configuration]]
@@ -55,7 +64,7 @@ class Experiment:
 
 
 def usable(model: ModelFacts, names: Sequence[str] = EVICTIONS) -> tuple[list[str], list[str]]:
-    """Eviction methods this model can use, and why it cannot use the others."""
+    """The eviction methods that this model can use, and why it cannot use the others."""
     found, notes = [], []
     for name in names:
         try:

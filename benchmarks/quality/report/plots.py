@@ -1,4 +1,4 @@
-"""Figures: curves of a score against what it costs, and maps over depth and length."""
+"""Figures: curves of score against cost, and maps over depth and length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLOURS = {
 _OTHERS = plt.get_cmap("tab10")
 
 Grid = Sequence[Sequence[float]]
-"""By row, then column; NaN where there is nothing."""
+"""Values by row, then column; NaN for none."""
 
 
 def curves(
@@ -45,8 +45,10 @@ def curves(
     flat: Sequence[str] = (),
     percent: bool = True,
 ) -> Path:
-    """A line per curve with intervals; a curve of one point is a marker, or a dotted line across
-    where it is one of `flat`."""
+    """Draws a line with intervals for each curve.
+
+    A curve of one point is a marker, or a dotted horizontal line if its name is in `flat`.
+    """
     _, axes = plt.subplots(figsize=(8.5, 5.5))
     for number, (name, points) in enumerate(_by_curve(rows).items()):
         colour = _COLOURS.get(name, _OTHERS(number % 10))
@@ -68,7 +70,7 @@ def _line(
     axes: Axes, placed: Sequence[tuple[float, Estimate]], unit: float, name: str, colour: Any
 ) -> None:
     means = [100 * e.mean for _, e in placed]
-    # Rounding can put a mean outside its interval by nothing.
+    # By rounding a mean can lie outside its interval by a tiny amount.
     errors = [
         [max(0.0, 100 * (e.mean - e.low)) for _, e in placed],
         [max(0.0, 100 * (e.high - e.mean)) for _, e in placed],
@@ -95,7 +97,7 @@ def maps(
     rows: Sequence[object],
     labels: tuple[str, str],
 ) -> Path:
-    """A heat map of scores from 0 to 1 for each name; `labels` of columns and of rows."""
+    """Draws a heat map of scores from 0 to 1 for each name; `labels` are those of the axes."""
     across = min(3, len(grids))
     down = -(-len(grids) // across)
     size = (1.5 + 0.42 * len(columns), 1.2 + 0.34 * len(rows))
@@ -119,7 +121,7 @@ def maps(
 
 
 def _by_curve(rows: Sequence[Scored]) -> dict[str, list[Scored]]:
-    """Rows without a curve are not drawn."""
+    """Rows grouped by curve; those without a curve are left out."""
     found: dict[str, list[Scored]] = {}
     for s in rows:
         if s.configuration.curve:
@@ -129,7 +131,7 @@ def _by_curve(rows: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 def _save(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No software version in the file: the same figures give the same bytes.
+    # No software version in the file, so that the same figures give the same bytes.
     plt.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
     plt.close("all")
     return path

@@ -1,6 +1,7 @@
-"""Answers what is missing, in this process or in several, each with a model and a file of its own.
+"""Answers what is not recorded yet, in this process or in several.
 
-Killed at any moment, a process leaves whole records; on Ctrl-C each finishes its batch.
+Each process has its own model and its own file. A killed process leaves only whole records; on
+Ctrl-C each process finishes its batch.
 """
 
 from __future__ import annotations
@@ -32,8 +33,14 @@ def answer(
     *,
     processes: int = 1,
 ) -> int:
-    """Fill `results`; how many answers are new. Raises WorkerFault: a process failed, what it had
-    done is recorded."""
+    """Adds the missing answers to `results`.
+
+    Returns:
+        Number of new answers.
+
+    Raises:
+        WorkerFault: a process failed; what it had answered is recorded.
+    """
     batches = list(missing(samples, configurations, results))
     progress = Progress("answers", sum(len(w) for batch in batches for _, w in batch))
     room = longest(samples)
@@ -91,7 +98,7 @@ def _spread(
                     raise WorkerFault("a process failed, its error is above") from None
     finally:
         stop.set()
-        todo.cancel_join_thread()  # what nobody takes any more
+        todo.cancel_join_thread()  # batches that no process takes any more
         for worker in workers:
             worker.join()
 
@@ -104,7 +111,7 @@ def _process(
 
 
 def _taken(todo: Any, stop: Any) -> Iterator[Batch]:
-    """Batches until there are no more, or the parent stops or dies."""
+    """Takes batches until there are none left, or the parent process stops or dies."""
     parent = multiprocessing.parent_process()
     while not stop.is_set() and (parent is None or parent.is_alive()):
         try:

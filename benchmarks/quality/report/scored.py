@@ -1,7 +1,6 @@
-"""From answers to figures: scores by task with intervals, averages over ranked tasks, costs,
-comparisons of two configurations on the same samples.
+"""From answers to numbers: scores by task with intervals, averages over tasks, costs, comparisons.
 
-Knows no files and no tables.
+A ranked task is one that full prefill does well enough to tell methods apart.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from benchmarks.quality.run import Run
 
 @dataclass(frozen=True)
 class Spread:
-    """Of samples: quartiles, or the least, the mean and the most."""
+    """Spread of samples: quartiles, or smallest, mean and largest."""
 
     low: float
     middle: float
@@ -28,8 +27,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Scored:
-    """One configuration. average, by_seed, flops, rows, kept and coverage are macro averages over
-    the ranked tasks. ttft: over full prefill's, of the samples that were timed; None: none was."""
+    """The numbers of one configuration.
+
+    average, by_seed, flops, rows, kept and coverage are macro averages over the ranked tasks. ttft
+    is relative to full prefill, over the timed samples; None if none was timed.
+    """
 
     configuration: Configuration
     results: Sequence[Result] = field(repr=False)
@@ -48,11 +50,11 @@ class Scored:
 
 
 class Scores:
-    """All configurations of an experiment; `full` is full prefill, or the first where that is not
-    among them.
+    """The numbers of all configurations of an experiment.
 
-    A task ranks methods where full prefill scores at least `ranked_from`. Where none does, all do
-    and `learnt` is off.
+    `full` is full prefill, or the first configuration if that is not among them. A task is ranked
+    if full prefill scores at least `ranked_from` on it. If no task is, all are ranked and `learnt`
+    is False.
     """
 
     def __init__(
@@ -87,14 +89,14 @@ class Scores:
         return next((s for s in self.rows if s.name == name), None)
 
     def against(self, ours: Scored, theirs: Scored) -> Paired:
-        """Ours less theirs, on the ranked tasks."""
+        """Compares two configurations on the ranked tasks: ours minus theirs."""
         chosen = [(self._task[i], ours.results[i].score, theirs.results[i].score)
                   for i in self._places]  # fmt: skip
         tasks, a, b = zip(*chosen, strict=True)
         return paired(tasks, a, b)
 
     def recovered(self, of: Scored, start: Scored) -> float | None:
-        """Share of the way from `start` to full prefill, on the ranked tasks; None: no way."""
+        """Share of the gap from `start` to full prefill that `of` closes; None without a gap."""
         gap = self.of(self.full).average.mean - start.average.mean
         return (of.average.mean - start.average.mean) / gap if gap > 0 else None
 

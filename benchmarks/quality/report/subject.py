@@ -1,4 +1,4 @@
-"""The model that is asked: a folder, loaded once per process."""
+"""The measured model: a folder that each process loads once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.load import default_pool_tokens, fingerprint, load
 
 STORED = 2 * TOGETHER
-"""Longest prompts that a store holds: all samples of a batch in two prefix modes."""
+"""How many of the longest prompts a store holds: all samples of a batch in two prefix modes."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model lies and how it is run; small, and the same in every process."""
+    """Which model, and how to run it; passed to every process."""
 
     folder: Path
     dtype: str
@@ -33,10 +33,14 @@ class Place:
 
 
 class Subject:
-    """The model itself."""
+    """The loaded model."""
 
     def __init__(self, place: Place) -> None:
-        """Raises ModelRefused: it cannot be served."""
+        """Loads the model.
+
+        Raises:
+            ModelRefused: it cannot be served.
+        """
         torch.set_num_threads(place.threads)
         self.place = place
         self.adapter: DecoderAdapter = load(
@@ -57,13 +61,19 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """Of files that belong to this model as it is run."""
+        """Part of the names of files that belong to this model and dtype."""
         return f"{self.fingerprint[:12]}-{self.dtype}"
 
     @contextmanager
     def bench(self, longest: int) -> Iterator[Bench]:
-        """With room for as many prompts of `longest` tokens, answer included, as are asked
-        together, or as many as memory is for. Raises InvalidRequest: not even one."""
+        """A bench with memory for the prompts that are answered together, or for as many as fit.
+
+        Args:
+            longest: tokens of the longest prompt with its answer.
+
+        Raises:
+            InvalidRequest: memory does not suffice for one.
+        """
         room = default_pool_tokens(self.adapter, TOGETHER)
         if longest > room:
             raise InvalidRequest(
@@ -82,5 +92,5 @@ class Subject:
 
 
 def longest(samples: Sequence[Sample]) -> int:
-    """Tokens of prompt and answer, at most."""
+    """Tokens of the longest prompt with its answer."""
     return max(s.tokens + s.text.answer_tokens for s in samples)

@@ -1,4 +1,4 @@
-"""Tables that several experiments share, as Markdown; scores are × 100."""
+"""Markdown tables that several experiments share; scores are times 100."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Compared:
-    """`p`: of the paired permutation test, Holm-corrected over the comparisons made with it."""
+    """A comparison; `p` is that of the paired permutation test, Holm-corrected over its table."""
 
     ours: Scored
     theirs: Scored
@@ -32,7 +32,7 @@ def compare_all(scores: Scores, pairs: Sequence[tuple[Scored, Scored]]) -> list[
 
 
 def score_table(scores: Scores, rows: Sequence[Scored] | None = None) -> str:
-    """A row per configuration: every task, the average over ranked ones, and that of each seed."""
+    """A row per configuration: every task, the average over ranked tasks, the average by seed."""
     seeds = scores.seeds if len(scores.seeds) > 1 else []
     head = ["configuration", *(_task(scores, t) for t in scores.tasks), "average"]
     lines = [
@@ -48,7 +48,7 @@ def score_table(scores: Scores, rows: Sequence[Scored] | None = None) -> str:
 
 
 def difference_table(compared: Sequence[Compared], costs: bool = True) -> str:
-    """What each configuration loses or gains beside another, and what either costs."""
+    """Differences between pairs of configurations, with the costs of both."""
     head = ["configuration", "beside", "difference", "p", "won", "lost"]
     rows = [
         [c.ours.name, c.theirs.name, *difference(c), str(c.paired.won), str(c.paired.lost)]
@@ -75,14 +75,14 @@ def p_value(p: float) -> str:
 
 
 def share(spread: Spread | None) -> str:
-    """Middle [low, high] as percentages."""
+    """`middle [low, high]` in percent."""
     if spread is None:
         return NONE
     return f"{percent(spread.middle)} [{percent(spread.low)}, {percent(spread.high)}]"
 
 
 def about(scores: Scores) -> str:
-    """What the figures are means of, and which tasks rank methods."""
+    """A paragraph on what is averaged, and which tasks are ranked."""
     counts = [f"{task} {sum(s.task == task for s in scores.run.samples)}" for task in scores.tasks]
     timed = len({sample for sample, _ in scores.run.timings})
     text = (

@@ -28,7 +28,7 @@ _FWE = (
     " Answer: According to the coded text above, the three most frequently appeared words are:",
 )
 LETTERS = 6
-# From here on ranks 4 and 5 differ by one at least, for n (1/16 - 1/25) / zeta(2) >= 1.
+# From this size on ranks 4 and 5 differ by at least one: n (1/16 - 1/25) / zeta(2) >= 1.
 _FWE_SMALLEST = 74
 
 
@@ -48,7 +48,11 @@ _SHORT = _Sizes(_Repeats(6, 1), _Repeats(3, 1), 20)  # below 4,096 tokens
 
 
 def prepare_cwe(setting: Setting) -> Drafter:
-    """Raises InvalidRequest: there are not enough words."""
+    """Makes drafts of cwe.
+
+    Raises:
+        InvalidRequest: there are not enough words.
+    """
     sizes = _LONG if setting.length >= 4096 else _SHORT
     if len(setting.words.every) < sizes.example_words:
         raise InvalidRequest(
@@ -59,13 +63,13 @@ def prepare_cwe(setting: Setting) -> Drafter:
 
 
 def _cwe(words: Words, sizes: _Sizes, number: int, rng: random.Random) -> Draft:
-    """Its size is the number of different words. Where the words run out, pairs go on."""
+    """A draft of cwe. Its size is the number of different words; after the last word come pairs."""
     shown = rng.sample(words.every, sizes.example_words)
     example = _numbered(_repeated(shown, sizes.example, rng.getrandbits(64)))
     drawn = rng.sample(words.every, len(words.every))
     common, order = drawn[:COMMON], rng.getrandbits(64)
     pairs = distinct(lambda: words.pair(rng))
-    # An answer is looked for in what the model says, so no pair may contain one.
+    # Scores look for the answers anywhere in the text, so no pair may contain one.
     more = (pair for pair in pairs if not set(pair.split("-")) & set(common))
     head = (
         f"{example}{_CWE_QUESTION}{_CWE_ANSWER_PREFIX} {_numbered(shown[:COMMON])}\n"
@@ -99,13 +103,13 @@ def _numbered(words: list[str]) -> str:
 
 
 def prepare_fwe(setting: Setting) -> Drafter:
-    # The fifth code is the first that is not asked for; the official formula reaches five at 300.
+    # The fifth code is the first that is not an answer; the official formula reaches five at 300.
     codes = max(5, (setting.length - setting.answer_tokens) // 50)
     return partial(_fwe, codes)
 
 
 def _fwe(codes: int, number: int, rng: random.Random) -> Draft:
-    """Its size n gives rank k of the codes n / (zeta(2) k²) places; the first rank is dots."""
+    """A draft of fwe. With size n the code of rank k occurs n / (zeta(2) k²) times; 1 is dots."""
     drawn = distinct(lambda: "".join(rng.choices(string.ascii_lowercase, k=LETTERS)))
     ranked = ["...", *islice(drawn, codes - 1)]
     order, zeta = rng.getrandbits(64), math.pi**2 / 6

@@ -1,4 +1,4 @@
-"""A sample of which only the size is open, and how the size is found."""
+"""A sample whose size is not fixed yet, and the search for the size that fills a length."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from service.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Setting:
-    """What all samples of a task share. `count` gives the tokens of a text; `data` is the folder
-    of the question answering sets."""
+    """What all samples of a task share.
+
+    Attributes:
+        count: number of tokens of a text.
+        length: tokens of prompt and answer.
+        answer_tokens: tokens of the answer.
+        words: for keys and lists.
+        haystack: text that needles are put into.
+        data: folder of the question answering data sets.
+    """
 
     count: Callable[[str], int]
     length: int
@@ -29,8 +37,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Draft:
-    """`context` builds the haystack of a size, in the task's own unit: lines, words, documents.
-    The same size gives the same text; needles and answers do not depend on it."""
+    """A sample of open size.
+
+    `context` makes the text for a size, in the task's own unit: lines, words or documents. The same
+    size always gives the same text. Needles and answers do not depend on the size.
+    """
 
     instruction: str
     context: Callable[[int], str]
@@ -39,20 +50,23 @@ class Draft:
     references: tuple[str, ...]
     smallest: int
     most: int = sys.maxsize
-    haystack: str = ""  # whose text, where there is a choice
+    haystack: str = ""  # name of the haystack, if the task has one
 
     def tokens(self, size: int, count: Callable[[str], int]) -> int:
-        """Of the prompt, every part by itself, as the engine encodes them."""
+        """Tokens of the prompt, each part encoded by itself, as the engine does."""
         parts = self.instruction, self.context(size), self.question + self.answer_prefix
         return sum(map(count, parts))
 
 
-Drafter = Callable[[int, random.Random], Draft]  # number of the sample, its random numbers
+Drafter = Callable[[int, random.Random], Draft]  # number of the sample, its random generator
 
 
 def fitting(draft: Draft, count: Callable[[str], int], budget: int) -> int:
-    """The size whose prompt has at most `budget` tokens while the next one's has more, by binary
-    search; `most` where all fit. Raises InvalidRequest: the smallest one does not fit."""
+    """The largest size whose prompt has at most `budget` tokens, by binary search.
+
+    Raises:
+        InvalidRequest: the smallest size does not fit.
+    """
 
     def tokens(size: int) -> int:
         return draft.tokens(size, count)

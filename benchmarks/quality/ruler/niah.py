@@ -39,17 +39,21 @@ _SEVERAL = {
 
 @dataclass(frozen=True)
 class Niah:
-    """A task: what the needles lie in, and how many there are. `needles` are in other needles."""
+    """A needle task. `haystack` "needles" hides the needles among other needles."""
 
     haystack: Literal["noise", "essay", "needles"]
     key: Literal["word", "uuid"] = "word"
     value: Literal["number", "uuid"] = "number"
     keys: int = 1
-    values: int = 1  # of every key
+    values: int = 1  # for every key
     queries: int = 1
 
     def prepare(self, setting: Setting) -> Drafter:
-        """Raises InvalidRequest: there are not enough words for the keys."""
+        """Makes drafts of the task.
+
+        Raises:
+            InvalidRequest: there are not enough words for the keys.
+        """
         needed = self.keys + (self.haystack == "needles")
         if self.key == "word" and setting.words.pairs < needed:
             raise InvalidRequest(
@@ -71,7 +75,7 @@ class Niah:
         template = _ONE if self.queries * self.values == 1 else _SEVERAL
         texts = {part: text.format(kind=self.value, query=query) for part, text in template.items()}
         depths, places = sorted(rng.sample(DEPTHS, len(needles))), rng.getrandbits(64)
-        lines = list[str]()  # of other needles, as many as were ever asked for
+        lines = list[str]()  # other needles, as many as were needed so far
 
         def among_lines(size: int) -> str:
             if self.haystack == "noise":

@@ -1,4 +1,4 @@
-"""Question answering: the documents an answer is found in, among documents of other questions.
+"""Question answering: the documents with the answer, among documents of other questions.
 
 Reads the published files of SQuAD 2.0 and HotpotQA, as RULER does.
 """
@@ -35,7 +35,7 @@ _QUESTION = (
 
 @dataclass(frozen=True)
 class Question:
-    """`near` are the first distractors: of the same article, or made for this question."""
+    """A question. `near` are its first distractors: from the same article, or made for it."""
 
     query: str
     answers: tuple[str, ...]
@@ -47,7 +47,7 @@ Reader = Callable[[Any], list[Question]]
 
 
 def squad(published: Any) -> list[Question]:
-    """Of the questions that have an answer."""
+    """The questions of SQuAD that have an answer."""
     return [
         Question(
             question["question"],
@@ -74,7 +74,11 @@ def hotpotqa(published: Any) -> list[Question]:
 
 
 def prepare(file: tuple[str, str], read: Reader, setting: Setting) -> Drafter:
-    """Raises InvalidRequest: the file is missing, or not what it should be."""
+    """Makes drafts from a published file.
+
+    Raises:
+        InvalidRequest: the file is missing, or has another format.
+    """
     name, source = file
     path = setting.data and setting.data / name
     if path is None or not path.is_file():
@@ -98,7 +102,7 @@ def _questions(path: Path, source: str, read: Reader) -> list[Question]:
 def _draft(
     questions: list[Question], documents: list[str], number: int, rng: random.Random
 ) -> Draft:
-    """The question of that number in the file. Its size is the number of documents."""
+    """A draft of the question with that number in the file; its size is the number of documents."""
     if number >= len(questions):
         raise InvalidRequest(f"there are only {len(questions)} questions", field="samples")
     question = questions[number]

@@ -1,4 +1,4 @@
-"""The tasks by name, and their samples."""
+"""RULER's tasks by name, and their samples."""
 
 from __future__ import annotations
 
@@ -50,8 +50,11 @@ def tasks() -> tuple[str, ...]:
 
 
 def drafts(task: str, setting: Setting, *, samples: int, seed: int) -> Iterator[Draft]:
-    """Samples before their size is known. Needles, names and answers depend on seed, task and
-    number only: the same ones at every length."""
+    """Drafts of the samples.
+
+    Needles, names and answers depend only on seed, task and number, so they are the same at every
+    length.
+    """
     draw = TASKS[task].prepare(setting)
     return (draw(n, random.Random(f"{seed}/{task}/{n}")) for n in range(samples))
 
@@ -67,12 +70,26 @@ def generate(
     haystack: Haystack | None = None,
     data: Path | None = None,
 ) -> Iterator[TextSample]:
-    """As large as possible with prompt and answer at most `length`, by `count`, which gives the
-    tokens of a text; a chat template's are not among them. More samples keep the first ones.
-    `haystack`: of the tasks with essays, by default the built-in text; `data`: the folder with the
-    files that qa_1 and qa_2 are made from. `details`: length asked for, tokens of the prompt, size.
+    """Samples that fill a length: the largest prompts that fit with their answers.
 
-    Raises InvalidRequest: no such task, a file or words are missing, or the length is too short.
+    Asking for more samples keeps the first ones.
+
+    Args:
+        task: name of the task.
+        count: number of tokens of a text.
+        length: tokens of prompt and answer, without a chat template.
+        samples: how many.
+        seed: of the random numbers.
+        words: for keys and lists.
+        haystack: of the tasks with essays; by default the built-in text.
+        data: folder with the files that qa_1 and qa_2 are made from.
+
+    Returns:
+        Samples; their details have the length, the tokens of the prompt and the size.
+
+    Raises:
+        InvalidRequest: there is no such task, a file or words are missing, or the length is too
+            short.
     """
     if task not in TASKS:
         raise InvalidRequest(f"no task {task!r}; there are {', '.join(TASKS)}", field="task")

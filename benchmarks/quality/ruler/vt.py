@@ -41,10 +41,10 @@ def _draft(setting: Setting, number: int, rng: random.Random) -> Draft:
 
 
 def _chain(rng: random.Random, value: str, letters: int) -> Draft:
-    """Without an example."""
+    """A chain of variables, without the worked example."""
     drawn = distinct(lambda: "".join(rng.choices(string.ascii_uppercase, k=letters)))
     names = tuple(islice(drawn, NAMES))
-    # The official lines end in a blank, all but the first.
+    # All official lines but the first end in a blank.
     chain = [f"VAR {names[0]} = {value}", *(f"VAR {b} = VAR {a} " for a, b in pairwise(names))]
     places = rng.getrandbits(64)
 
@@ -66,8 +66,10 @@ def _chain(rng: random.Random, value: str, letters: int) -> Draft:
 
 
 def _solved(chain: Draft, setting: Setting) -> str:
-    """The worked example, without its instruction: at most 500 tokens, or an eighth of the length,
-    or whatever the smallest one has."""
+    """The worked example, without its instruction.
+
+    It has at most 500 tokens or an eighth of the length, but at least the smallest size.
+    """
     budget = min(500, setting.length // 8)
     size = chain.smallest
     while chain.tokens(size + 1, setting.count) <= budget:

@@ -1,6 +1,6 @@
-"""The words of keys and lists; `words.txt` was written for this project, common English only.
+"""Words for keys and lists. `words.txt` was written for this project: common English words.
 
-A model with a small vocabulary brings its own.
+A model with a small vocabulary needs its own words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Words:
 
     @classmethod
     def read(cls, path: Path) -> Words:
-        """Sections [adjectives], [nouns] and [verbs], words between blanks."""
+        """Reads a file with sections [adjectives], [nouns] and [verbs] of words between blanks."""
         sections: dict[str, list[str]] = {}
         section = list[str]()
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -46,7 +46,7 @@ class Words:
 
 
 def distinct(draw: Callable[[], T]) -> Iterator[T]:
-    """What `draw` gives, nothing twice. Whoever asks for more than there is waits forever."""
+    """Endless distinct results of `draw`; never returns if more are taken than `draw` can give."""
     seen = set[T]()
     while True:
         drawn = draw()

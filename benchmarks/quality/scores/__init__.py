@@ -1,8 +1,7 @@
-"""How right a generated text is: scores in [0, 1], defined as where the papers' figures come from.
+"""Scores of generated texts, in [0, 1], as the papers' benchmarks define them.
 
 RULER's string matches, LongBench's metrics, and the ROUGE-1 of the needle tests. Odd behaviour of
-the official code is kept and named where it is, so that figures can be set beside published ones.
-Knows no suite and no model.
+the official code is kept and documented, so that results can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from service.errors import InvalidRequest
 __all__ = ["METRICS", "Metric", "score"]
 
 Metric = Callable[[str, Sequence[str], Sequence[str]], float]
-"""Of a text, its references and the names of all classes (empty where it is no classification)."""
+"""Score of a text, given its references and the names of all classes (empty if there are none)."""
 
 
 def _best(of: Callable[[str, str], float]) -> Metric:
-    """Against the reference that fits best."""
+    """The metric against the best fitting reference."""
     return lambda text, references, classes: max(of(text, reference) for reference in references)
 
 
 def _of_first_line(metric: Metric) -> Metric:
-    """Of the first line behind leading line breaks, what LongBench judges on its few-shot tasks."""
+    """The metric of the first line that is not empty, as LongBench does for few-shot tasks."""
 
     def of(text: str, references: Sequence[str], classes: Sequence[str]) -> float:
         return metric(text.lstrip("\n").partition("\n")[0], references, classes)
@@ -61,7 +60,11 @@ METRICS |= {
 
 
 def score(metric: str, text: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """Raises InvalidRequest for an unknown metric, or if references or classes are missing."""
+    """Score of a text by the metric of that name.
+
+    Raises:
+        InvalidRequest: the metric is unknown, or references or classes are missing.
+    """
     if metric not in METRICS:
         raise InvalidRequest(
             f"no metric is named {metric!r}: take one of {', '.join(METRICS)}", field="metric"

@@ -16,7 +16,7 @@ _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 
 
 def exact(text: str, reference: str) -> float:
-    """Equal but for space around."""
+    """Whether text and reference are equal up to surrounding white space."""
     return float(text.strip() == reference.strip())
 
 
@@ -32,16 +32,17 @@ def string_match_part(text: str, references: Sequence[str]) -> float:
 
 
 def _found(text: str, references: Sequence[str]) -> list[bool]:
-    """RULER turns control characters into line breaks first."""
+    """Which references occur in the text; RULER first turns control characters into line breaks."""
     searched = _CONTROL.sub("\n", text.strip()).strip().lower()
     return [reference.lower() in searched for reference in references]
 
 
 def classification(text: str, references: Sequence[str], classes: Sequence[str]) -> float:
-    """1 / the number of classes named, if the right one is among them.
+    """1 / number of classes that the text names, if the right one is among them, else 0.
 
-    A named class that is only part of the right one's name does not count. The official code
-    removes those from the list it walks over, so one that follows a removed one stays; kept here.
+    A class whose name is part of the right one's name does not count. The official code removes
+    such names from the list it iterates over, so one that follows a removed one stays. The same
+    happens here.
     """
     if not classes:
         raise InvalidRequest("a classification needs the names of all classes", field="classes")
@@ -52,12 +53,14 @@ def _classified(text: str, reference: str, classes: Sequence[str]) -> float:
     named = [name for name in classes if name in text]
     for name in named:
         if name in reference and name != reference:
-            named.remove(name)  # while iterating: skips the next one, as the official code does
+            named.remove(
+                name
+            )  # removed while iterating, which skips the next one, as in the official code
     return 1 / len(named) if reference in named else 0.0
 
 
 def count(text: str, reference: str) -> float:
-    """The share of the text's numbers that are the reference, digit by digit."""
+    """Share of the text's numbers that equal the reference as written."""
     numbers: list[str] = _NUMBER.findall(text)
     return numbers.count(reference) / len(numbers) if numbers else 0.0
 

@@ -1,5 +1,7 @@
-"""Porter's stemmer (Program 14.3, 1980) with the departures that NLTK's has by default, because
-`rouge_score` stems with that one. Words are of a-z and 0-9; a digit counts as a consonant.
+"""Porter's stemmer with NLTK's default extensions, which `rouge_score` uses.
+
+Words consist of a-z and 0-9; digits count as consonants. Comments with "NLTK" mark where it differs
+from Porter (1980), An algorithm for suffix stripping.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _IRREGULAR = {
     "proceed": "proceed", "exceed": "exceed", "succeed": "succeed",
 }  # fmt: skip
 
-# Of the suffixes that a word ends in, the first counts: none stands before a longer one.
+# The first suffix that a word ends in counts; a longer one always comes before a shorter one.
 _STEP_2 = {
     "ational": "ate", "tional": "tion", "enci": "ence", "anci": "ance", "izer": "ize",
     "bli": "ble", "entli": "ent", "eli": "e", "ousli": "ous", "ization": "ize", "ation": "ate",
@@ -72,13 +74,13 @@ def _past_and_gerund(word: str) -> str:
 
 
 def _y_to_i(word: str) -> str:
-    """Step 1c; NLTK: behind a consonant that is not the first letter."""
+    """Step 1c; NLTK: after a consonant that is not the first letter."""
     rest = word.removesuffix("y")
     return rest + "i" if rest != word and len(rest) > 1 and _shape(rest)[-1] == "c" else word
 
 
 def _adjective(word: str) -> str:
-    """Step 2; NLTK: what -alli leaves goes through it again, and the l of -logi is the stem's."""
+    """Step 2; NLTK: repeated after -alli, and the l of -logi belongs to the stem."""
     if word.endswith("alli"):
         return _adjective(word[:-2]) if _measure(word[:-4]) > 0 else word
     if word.endswith("logi"):
@@ -87,7 +89,7 @@ def _adjective(word: str) -> str:
 
 
 def _bare(word: str) -> str:
-    """Step 4; -ion goes behind s and t alone."""
+    """Step 4; -ion is removed only after s and t."""
     if word.endswith("ion") and word[-4:-3] not in ("s", "t"):
         return word
     return _replaced(word, _STEP_4, lambda rest: _measure(rest) > 1)
@@ -111,7 +113,7 @@ def _replaced(word: str, suffixes: Mapping[str, str], allowed: Callable[[str], b
 
 
 def _shape(word: str) -> str:
-    """c for each consonant, v for each vowel; y is a vowel behind a consonant."""
+    """c for each consonant, v for each vowel; y is a vowel after a consonant."""
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape[-1:] == "c")
@@ -125,7 +127,9 @@ def _measure(word: str) -> int:
 
 
 def _ends_short(word: str) -> bool:
-    """Porter's *o: consonant, vowel, consonant other than w, x and y. NLTK: or vowel, consonant and
-    nothing else."""
+    """Porter's *o: ends in consonant, vowel, consonant other than w, x and y.
+
+    NLTK: also a word of just a vowel and a consonant.
+    """
     shape = _shape(word)
     return shape == "vc" or (shape.endswith("cvc") and word[-1] not in "wxy")

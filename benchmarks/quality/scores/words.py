@@ -11,10 +11,10 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def qa_f1(text: str, reference: str) -> float:
-    """Of the two multisets of words: 2PR / (P + R), 0 if they share none.
+    """2PR / (P + R) of the two multisets of words; 0 if they share none.
 
-    Words are what white space separates once the text is in lower case and its ASCII punctuation
-    and articles are dropped, in this order: "don't" is one word, "the" goes and "the's" stays.
+    The text is put into lower case, then ASCII punctuation and then articles are dropped, and it is
+    split at white space: "don't" is one word, "the" is dropped and "the's" stays.
     """
     ours, theirs = _words(text), _words(reference)
     shared = (Counter(ours) & Counter(theirs)).total()

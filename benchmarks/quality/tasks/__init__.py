@@ -1,1 +1,1 @@
-"""Tasks whose answers can be checked, beside RULER and LongBench."""
+"""Further tasks with checkable answers, and all suites by name."""

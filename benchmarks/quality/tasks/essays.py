@@ -1,9 +1,9 @@
-"""Long English text for needles to be hidden in: a folder of essays, or the text that comes along.
+"""Long English text to hide needles in: a folder of essays, or the built-in text.
 
-The published figures use Paul Graham's essays, which are not ours to hand on: put them in a folder
-as .txt files and read it. The text in `data/essays.txt` was written for this project: plain prose
-of some 3,000 words, repeated where a longer haystack is asked for, so a model may meet a sentence
-many times. Knows nothing of tokens or needles.
+The published figures use Paul Graham's essays, which we may not redistribute: to use them, give a
+folder with them as .txt files. The built-in text, `data/essays.txt`, was written for this project.
+It has some 3,000 words of plain prose and is repeated for longer haystacks, so a model may see a
+sentence many times.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ _ABBREVIATION = re.compile(r"[\"'“‘(\[]*(?:\w|mrs?|ms|dr|st|vs|e\.g|i\.e|pro
 
 @dataclass(frozen=True)
 class Haystack:
-    """Endless text: `text` over and over. `name` says whose it is, for the figures."""
+    """Endless text: `text` repeated. `name` says in figures which text it is."""
 
     name: str
     text: str
 
     @classmethod
     def read(cls, path: Path) -> Haystack:
-        """A folder of .txt files, in the order of their names, or a JSONL file whose rows have
-        `passages`. Raises InvalidRequest: no text there."""
+        """Reads a folder of .txt files, sorted by name, or a JSONL file whose rows have `passages`.
+
+        Raises:
+            InvalidRequest: there is no text.
+        """
         if path.is_dir():
             texts = [file.read_text(encoding="utf-8") for file in sorted(path.glob("*.txt"))]
         else:
@@ -52,13 +55,13 @@ class Haystack:
         return cls(path.name, text)
 
     def prefix(self, words: int) -> str:
-        """The first `words` words as they are written, line breaks included."""
+        """The first `words` words as written, with line breaks."""
         rounds, rest = divmod(words, len(self._word_ends))
         partial = self.text[: self._word_ends[rest - 1]] if rest else ""
         return ((self.text + "\n") * rounds + partial).rstrip()
 
     def sentences(self, words: int) -> list[str]:
-        """The first `words` words as sentences on one line each; the last one may be cut."""
+        """The first `words` words, each sentence on its own line; the last may be cut off."""
         rounds, rest = divmod(words, self._sentence_ends[-1])
         whole = bisect_right(self._sentence_ends, rest)
         cut = rest - (self._sentence_ends[whole - 1] if whole else 0)
@@ -81,7 +84,7 @@ class Haystack:
 
     @cached_property
     def _sentence_ends(self) -> list[int]:
-        """Words up to and with every sentence."""
+        """Number of words up to the end of each sentence."""
         return list(accumulate(len(sentence.split()) for sentence in self._sentences))
 
 

@@ -1,7 +1,6 @@
-"""Our own suites: the demo language's tasks, question answering over several documents, and a
-needle in its words at a chosen depth of a chosen length.
+"""Our own suites: the demo language's tasks over several documents, and needles in its words.
 
-Splits are seeds: what is tuned is tuned on `DEVELOPMENT`, tables are made on `TEST`.
+Splits are seeds: parameters are tuned on `DEVELOPMENT`, tables are made on `TEST`.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ DEVELOPMENT = (101, 102)
 TEST = (1, 2, 3)
 ANSWER_TOKENS = 32
 CHUNK_TOKENS = 48
-"""The demo model's contexts have 150 to 500 tokens; chunks of this size cut their sentences."""
+"""The demo model's contexts have 150 to 500 tokens; chunks of this size cut through sentences."""
 OTHER_KEYS = 6
-"""Needles besides the one asked for, as in the task the model was trained on."""
+"""Needles besides the one asked for, as in the task that the model was trained on."""
 
 
 def generate(
     names: Sequence[str], *, seeds: Sequence[int], samples: int, held_out: bool = True
 ) -> Iterator[TextSample]:
-    """`samples` of every task from each seed, seeds and tasks in turn, so that a run cut short has
-    some of all. A sample depends on seed, task and number only."""
+    """Samples of every task from each seed.
+
+    Seeds and tasks alternate, so that a run that is cut short has some of each. A sample depends
+    only on seed, task and number.
+    """
     for number in range(samples):
         for seed in seeds:
             for name in names:
@@ -60,8 +62,15 @@ def needles(
     seeds: Sequence[int],
     samples: int,
 ) -> Iterator[TextSample]:
-    """RULER's needle among others of its kind and noise, at `depth` percent of `length` tokens of
-    context, as far as whole sentences go; `samples` of every cell from each seed."""
+    """RULER's needle among other needles and noise, for every length and depth, from each seed.
+
+    Args:
+        count: number of tokens of a text.
+        lengths: tokens of the context.
+        depths: position of the needle in percent, rounded to whole sentences.
+        seeds: of the samples.
+        samples: for each length, depth and seed.
+    """
     for number in range(samples):
         for seed in seeds:
             for length in lengths:
@@ -89,7 +98,7 @@ def needles(
 def _needle_lines(
     count: Callable[[str], int], rng: random.Random, length: int
 ) -> tuple[list[str], str, str]:
-    """Other needles and as many sentences of noise as fit; the key asked for and its number."""
+    """Other needles and as many sentences of noise as fit; the key to ask for, and its number."""
     asked, *others = draw_names(rng, True, 1 + OTHER_KEYS)
     numbers = [str(rng.randint(1_000_000, 9_999_999)) for _ in range(1 + OTHER_KEYS)]
     answer, *rest = numbers

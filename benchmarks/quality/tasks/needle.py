@@ -1,8 +1,8 @@
 """Needle in a haystack: one sentence in a long text, at every depth of every length.
 
-The test is G. Kamradt's; prompt, grid and answer length are those of the papers on KV caches (KV
-cache factory), without the `<|im_start|>` they put before every model's prompt. Sources count the
-length of the text in tokens; so does this, but cuts at words, as it only knows `count`.
+The test is G. Kamradt's. Prompt, grid and answer length are those of the papers on KV caches
+(KVCache-Factory), without the `<|im_start|>` that they put before every model's prompt. Lengths are
+in tokens as there, but the text is cut at words.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from benchmarks.quality.tasks.essays import Haystack, built_in
 from service.errors import InvalidRequest
 
 LENGTHS = tuple(range(1000, 8001, 100))
-DEPTHS = (0, 11, 22, 33, 44, 56, 67, 78, 89, 100)  # percent: ten of them, evenly
-RESERVED = 200  # tokens of a length that are neither text nor needle: prompt and answer
+DEPTHS = (0, 11, 22, 33, 44, 56, 67, 78, 89, 100)  # in percent, ten evenly spaced ones
+RESERVED = 200  # tokens of a length for prompt and answer, so neither text nor needle
 ANSWER_TOKENS = 30
 
 
 @dataclass(frozen=True)
 class Needle:
-    """What is hidden, and what is asked for. A small model may need words it knows."""
+    """The hidden sentence and the question. A small model may need words that it knows."""
 
     text: str = (
         "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a "
@@ -48,10 +48,18 @@ def generate(
     haystack: Haystack | None = None,
     reserved: int = RESERVED,
 ) -> Iterator[TextSample]:
-    """All depths of the first length, then of the next. `count` gives the tokens of a text; text
-    and needle have at most `length - reserved`. `haystack`: by default the built-in text.
+    """Samples for all depths of the first length, then of the next.
 
-    Raises InvalidRequest: a length has no room for text, or a depth is not a percentage.
+    Args:
+        count: number of tokens of a text.
+        lengths: tokens of prompt and answer.
+        depths: position of the needle, in percent.
+        needle: what to hide.
+        haystack: by default the built-in text.
+        reserved: tokens of each length that are not for text and needle.
+
+    Raises:
+        InvalidRequest: a length has no room for text, or a depth is not a percentage.
     """
     if not all(0 <= depth <= 100 for depth in depths):
         raise InvalidRequest("a depth is a percentage, from 0 to 100", field="depths")
@@ -99,7 +107,7 @@ def _grid(
 
 
 def _words(count: Callable[[str], int], haystack: Haystack, tokens: int) -> int:
-    """How many words of the text are at most that many tokens."""
+    """The largest number of words of the text that are at most `tokens` tokens."""
     high = 1
     while count(haystack.prefix(high)) <= tokens:
         high *= 2
@@ -114,8 +122,10 @@ def _within(count: Callable[[str], int], haystack: Haystack, tokens: float, belo
 def _hide(
     count: Callable[[str], int], needle: Needle, haystack: Haystack, words: int, depth: int
 ) -> str:
-    """At the depth, moved back to where a sentence ended; to the start where none did. At 100 % it
-    is the end, within a sentence or not."""
+    """The text with the needle at a depth, moved back to the end of a sentence or the start.
+
+    At 100 % it is at the end, even within a sentence.
+    """
     text = before = haystack.prefix(words)
     if depth < 100:
         words = _within(count, haystack, count(text) * depth / 100, words + 1)

@@ -1,7 +1,4 @@
-"""The suites by name, as samples that one model folder's tokenizer has encoded.
-
-Knows what each generator is called with; knows no weights and no method.
-"""
+"""The suites by name, as samples that are encoded with one model's tokenizer."""
 
 from __future__ import annotations
 
@@ -19,24 +16,36 @@ from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, PromptTooLong
 
 CHUNK_TOKENS = 512
-"""Of all suites but our own (METHODS §5.3)."""
+"""Chunk size of all suites but our own (METHODS §5.3)."""
 SHORT_CONTEXT = 1024
-"""Models and prompts of no more tokens get a needle grid and budgets of their own."""
+"""Models and prompts with at most this many tokens get their own needle grid and budgets."""
 SHORT_LENGTHS, SHORT_DEPTHS = (150, 200, 250, 300, 350, 400), (0, 20, 40, 60, 80, 100)
-"""Needle grid of a model with the demo's short contexts."""
+"""Needle grid for a model with contexts as short as the demo model's."""
 SMALL_WORDS = ruler.Words(
     adjectives=words.COLOURS,
     nouns=words.BEASTS + words.BIRDS + words.PETS,
     verbs=words.HOBBIES + words.WORKPLACES + words.INSTRUMENTS,
 )
-"""RULER's words for the demo model: each is one of its tokens."""
+"""RULER's words for the demo model: each is one token."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to draw. Empty `tasks` are all of the suite; `samples` are of each task and seed (of
-    each cell, on a needle grid). `length` and `small_words` are RULER's, `lengths` and `depths` the
-    needle's, `data` and `limit` LongBench's: its files, and the tokens a prompt is truncated to."""
+    """What to draw.
+
+    Attributes:
+        suite: name of the suite.
+        tasks: names of tasks; empty for all.
+        samples: for each task and seed; on a needle grid for each cell.
+        seeds: of the samples.
+        chunk_tokens: tokens of a document.
+        length: RULER: tokens of prompt and answer.
+        small_words: RULER: use words that the demo model knows.
+        lengths: needle: tokens.
+        depths: needle: percent.
+        data: LongBench: folder with its files.
+        limit: LongBench: tokens that a prompt is truncated to.
+    """
 
     suite: str = "multidoc"
     tasks: Sequence[str] = ()
@@ -52,9 +61,11 @@ class Choice:
 
 
 def draw(choice: Choice, encoder: Encoder, max_context: int) -> list[Sample]:
-    """Tasks in turn, so that a run cut short has some of all.
+    """Draws samples; tasks alternate, so that a run that is cut short has some of each.
 
-    Raises InvalidRequest: no such suite, task or file; PromptTooLong: the model cannot hold one.
+    Raises:
+        InvalidRequest: there is no such suite, task or file.
+        PromptTooLong: the model cannot hold a prompt.
     """
     if choice.suite not in SUITES:
         raise InvalidRequest(
@@ -117,7 +128,7 @@ def _ruler(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
 
 
 def _needle(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
-    """One sample a cell: nothing in it is drawn."""
+    """Needle samples, one for each cell, because nothing in them is random."""
     return needle.generate(
         count=encoder.count,
         lengths=choice.lengths or needle.LENGTHS,
@@ -145,8 +156,10 @@ SUITES: dict[str, Callable[[Choice, Encoder], Iterator[TextSample]]] = {
 }
 _OURS = ("multidoc", "short_needle")
 RANKED_FROM = {"multidoc": 0.8, "short_needle": 0.8, "ruler": 0.8}
-"""Full prefill's score from which a task ranks methods; elsewhere, where 0.8 is not a matter of
-having learnt the task, all do."""
+"""Suites whose tasks are ranked only if full prefill reaches this score; elsewhere all are.
+
+A lower score of full prefill on these suites means that the model has not learnt the task.
+"""
 
 
 def _known(choice: Choice, names: Sequence[str], others: Sequence[str] = ()) -> Sequence[str]:
