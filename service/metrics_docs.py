@@ -1,7 +1,7 @@
-"""docs/metrics.md, made from the declarations.
+"""Writes docs/metrics.md from the declarations of the metrics.
 
 python -m service.metrics_docs            write it
-python -m service.metrics_docs --check    fail if what is there is something else
+python -m service.metrics_docs --check    fail if the page is out of date
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Parameters of fusion and eviction methods: declared once as dataclass fields, read everywhere.
+"""Parameters of fusion and eviction methods, declared once as dataclass fields.
 
-A method is a frozen dataclass whose fields are made by `parameter(...)`. From the fields come its
-schema (sent to the gateway when the worker starts) and its validation (the gateway answers 422
-before any work; the worker checks again). Knows no method, no torch, no HTTP.
+A method is a frozen dataclass whose fields are made by `parameter(...)`. Two things are derived
+from the fields: the schema, which the worker sends to the gateway when it starts, and the
+validation, by which the gateway answers 422 before any work is done. The worker validates again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.errors import InvalidRequest
 Schema = dict[str, dict[str, Any]]
 
 AUTO = "auto"
-"""A value that the worker replaces by one of its own, where a parameter allows it."""
+"""A value that lets the worker choose, for parameters that allow it."""
 
 _NAMES = {float: "number", int: "integer", bool: "boolean", str: "string", tuple: "numbers"}
 
@@ -32,10 +32,17 @@ def parameter(
     layer: bool = False,
     auto: bool = False,
 ) -> Any:
-    """A dataclass field holding `default`, with its range or choices and a line of explanation.
-    `layer`: it is the number of a layer, so at most the served model's last. `auto`: a request may
-    say "auto" instead, and the worker's planner chooses.
-    A tuple takes a list of numbers, each within the range."""
+    """A dataclass field for one parameter.
+
+    Args:
+        default: Its default; its type is the parameter's type. A tuple takes a list of numbers.
+        doc: One line that explains it.
+        ge: Smallest value, of each number.
+        le: Largest value, of each number.
+        choices: The only values allowed.
+        layer: It is the number of a layer, so at most that of the model's last layer.
+        auto: A request may say "auto", and the worker's planner chooses.
+    """
     kind = _NAMES[type(default)]
     metadata = {"type": kind, "doc": doc, "ge": ge, "le": le, "choices": choices}
     metadata["layer"] = layer or None
@@ -44,7 +51,7 @@ def parameter(
 
 
 def schema_of(cls: type) -> Schema:
-    """`{name: {type, default, doc, ge?, le?, choices?}}` of every parameter field of `cls`."""
+    """The schema of a method: `{name: {type, default, doc, ge?, le?, choices?, …}}`."""
     out: Schema = {}
     for f in dataclasses.fields(cls):
         if "doc" in f.metadata:
@@ -54,7 +61,7 @@ def schema_of(cls: type) -> Schema:
 
 
 def for_model(schema: Schema, layers: int) -> Schema:
-    """`schema` with the range that parameters naming a layer have for a model of so many."""
+    """`schema` with the range of layer parameters set for a model with so many layers."""
     return {
         name: {**facts, "le": layers - 1} if facts.get("layer") else facts
         for name, facts in schema.items()
@@ -62,10 +69,18 @@ def for_model(schema: Schema, layers: int) -> Schema:
 
 
 def check(schema: Schema, values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """`values` coerced to the schema's types, defaults filled in.
+    """Validate parameters.
 
-    `where` ("fusion", "eviction") prefixes the field in errors. Raises InvalidRequest naming the
-    field, the given value and what is accepted.
+    Args:
+        schema: Of the method.
+        values: As the client sent them.
+        where: "fusion" or "eviction"; prefixes the field in errors.
+
+    Returns:
+        All parameters, converted to the schema's types, with defaults filled in.
+
+    Raises:
+        InvalidRequest: A value is not accepted; the error names field, value and what is accepted.
     """
     for name in values:
         if name not in schema:
@@ -92,7 +107,7 @@ def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
         item = {**facts, "type": "number"}
         return tuple(_check_one(item, v, f"{field}[{i}]") for i, v in enumerate(value))
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Comparing is exact for integers that no float can hold, and fails for NaN and infinity.
+    # False for NaN, infinity, and integers too large for a float.
     number = number and abs(value) <= sys.float_info.max
     ok = {
         "number": number,

@@ -1,7 +1,7 @@
-"""The gateway's settings: read once at the entry point, frozen, handed down by slice.
+"""The settings of the service: read once at the entry point, and frozen.
 
 Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DATA_DIR`,
-`KVSTITCH_REDIS_URL`, …); the command line overrides them. Knows no FastAPI, torch or socket.
+`KVSTITCH_REDIS_URL`, …); the command line overrides them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def demo_model() -> Path:
 
 
 class Settings(BaseSettings):
-    """All knobs of one service. Build it with `load`, which explains what is wrong."""
+    """All settings of one service. Make it with `load`, which explains wrong values."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
@@ -163,7 +163,7 @@ class Settings(BaseSettings):
 
     @property
     def model_name(self) -> str:
-        """What the model is called in answers: its hub id, or its folder's own name."""
+        """The model's name in answers: its hub id, or the name of its folder."""
         if not self.model:
             return "kvstitch-demo"
         path = Path(self.model)
@@ -172,7 +172,13 @@ class Settings(BaseSettings):
     def worker(
         self, model_folder: Path, address: str, *, tenants_secret: str = ""
     ) -> WorkerSettings:
-        """The worker's slice, for the model in `model_folder` behind `address`."""
+        """The worker's part of the settings.
+
+        Args:
+            model_folder: The model that it is to load.
+            address: Where it is to listen.
+            tenants_secret: Keys the chunks of named tenants, unless tenant_secret is set.
+        """
         return WorkerSettings(
             model=str(model_folder),
             model_name=self.model_name,
@@ -187,7 +193,7 @@ class Settings(BaseSettings):
             redis_ttl_s=self.redis_ttl_s,
             pool_tokens=self.pool_tokens,
             max_running=self.max_running,
-            # The gateway is the gate. All it admits may come before the worker begins any of it.
+            # The gateway limits requests; the worker must accept all that it admits, at once.
             max_waiting=self.max_running + self.max_waiting,
             planner=self.planner,
             gate_sample=self.gate_sample,
@@ -205,9 +211,13 @@ class Settings(BaseSettings):
 
 
 def load(**overrides: Any) -> Settings:
-    """Settings from the environment; `overrides` that are not None win.
+    """Read the settings from the environment.
 
-    Raises InvalidSetting with one readable line per wrong value.
+    Args:
+        **overrides: Take precedence if they are not None.
+
+    Raises:
+        InvalidSetting: Some values are wrong; the message has one line for each.
     """
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})

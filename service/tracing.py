@@ -1,13 +1,13 @@
-"""One OpenTelemetry trace per answer, across gateway and worker; off unless an endpoint is set.
+"""One OpenTelemetry trace per answer, across both processes; off unless an endpoint is set.
 
     kvstitch.answer      gateway: arrival to the last token, child of the client's traceparent
       embed retrieve plan …
       kvstitch.generate  worker: request to its end, child of the gateway's span
         queue load prefill evict first_token decode
 
-Stages are measured anyway; their spans are laid one after the other when the work is over. Spans
-hold counts and names of methods, never a question, a document or a tenant. The libraries of the
-extra `otel` are imported when tracing starts and not before.
+Stages are measured in any case; their spans are written one after the other when the work is done.
+Spans hold counts and names of methods, but no question, document or tenant. The libraries of the
+extra `otel` are imported only when tracing starts.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NO_STAGES: Mapping[str, float] = {}
 
 
 class Span(Protocol):
-    """One piece of work under way."""
+    """One piece of work in progress."""
 
     @property
     def traceparent(self) -> str:
-        """W3C Trace Context for those who work on it elsewhere; empty: there is no trace."""
+        """W3C Trace Context, for work in another process; empty: there is no trace."""
         ...
 
     def end(
@@ -44,19 +44,31 @@ class Span(Protocol):
         attributes: Attributes = NOTHING,
         error: str = "",
     ) -> None:
-        """It is over. `stages`: seconds each, in their order; `error`: what it ended in."""
+        """End the span.
+
+        Args:
+            stages: Seconds of each stage, in order; each becomes a span of its own.
+            attributes: Of this span.
+            error: Why the work failed; empty: it did not.
+        """
         ...
 
 
 class Tracing(Protocol):
     def begin(self, name: str, parent: str = "", *, ago_s: float = 0.0) -> Span:
-        """Work that began `ago_s` seconds ago, part of `parent`: a traceparent, or empty."""
+        """Begin a span.
+
+        Args:
+            name: Of the span.
+            parent: Traceparent of the span that it belongs to; empty: none.
+            ago_s: How many seconds ago the work began.
+        """
         ...
 
     def start(self) -> None: ...
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         ...
 
 
@@ -73,7 +85,7 @@ class NoSpan:
 
 
 class NoTracing:
-    """Tracing that is off."""
+    """Tracing that is turned off."""
 
     def begin(self, name: str, parent: str = "", *, ago_s: float = 0.0) -> Span:
         return NoSpan()
@@ -86,16 +98,21 @@ class NoTracing:
 
 
 class OtlpTracing:
-    """Sends spans to a collector by OTLP over HTTP, in the background."""
+    """Sends spans to a collector, by OTLP over HTTP, in the background."""
 
     def __init__(self, endpoint: str, process: str) -> None:
-        """`endpoint`: base URL, http://collector:4318; `process`: gateway or worker."""
+        """Not started yet.
+
+        Args:
+            endpoint: Base URL of the collector, e.g. http://collector:4318.
+            process: gateway or worker.
+        """
         self._endpoint = endpoint.rstrip("/")
         self._process = process
         self._provider: TracerProvider | None = None
 
     def start(self) -> None:
-        """Raises InvalidSetting: the extra `otel` is not installed."""
+        """Start sending. Raises InvalidSetting if the extra `otel` is not installed."""
         if self._provider is not None:
             return
         try:
@@ -161,5 +178,5 @@ class _OtlpSpan:
 
 
 def tracing(endpoint: str, process: str) -> Tracing:
-    """Not started yet."""
+    """Tracing for an endpoint, off if it is empty; not started yet."""
     return OtlpTracing(endpoint, process) if endpoint else NoTracing()

@@ -1,4 +1,4 @@
-"""Messages to bytes and back (msgpack through msgspec). Knows no sockets and no meanings."""
+"""Encodes messages to bytes and back, as msgpack."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from service.messages import FromWorker, Message, ToWorker
 
-# Longer than any prompt a model takes (a million ids), far shorter than what could hurt.
+# Enough for any prompt that a model takes (a million ids), too little to exhaust memory.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
@@ -15,14 +15,15 @@ _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: Message) -> bytes:
+    """The message as bytes."""
     return _encoder.encode(message)
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
-    """Raises msgspec.DecodeError (or its subclass ValidationError) on anything unexpected."""
+    """Decode a message to the worker. Raises msgspec.DecodeError if the bytes are not one."""
     return _to_worker.decode(data)
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
-    """Raises msgspec.DecodeError (or its subclass ValidationError) on anything unexpected."""
+    """Decode a message from the worker. Raises msgspec.DecodeError if the bytes are not one."""
     return _from_worker.decode(data)

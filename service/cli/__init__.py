@@ -1,7 +1,7 @@
 """The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | status | doctor`.
 
-`serve` is the service, `keys` and `doctor` work on its data folder; the others speak HTTP to one
-that runs. Arguments are in arguments.py, a command in the file of its name.
+`serve` runs the service, `keys` and `doctor` work on its data folder, and the other commands speak
+HTTP to a running service. Arguments are in arguments.py, each command is in the file of its name.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 from service.cli.arguments import parser
-from service.cli.output import report
+from service.cli.output import report_error
+from service.cli.service_client import CommandError
 from service.errors import KvstitchError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Errors are typed and on stderr, never a traceback."""
+    """Run one command and return its exit code; errors go to stderr, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a locale that has not all of Unicode
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # for locales that cannot write all of Unicode
     args = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.command
     try:
@@ -29,14 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KvstitchError as error:
-        report(error, as_json=args.json)
+        report_error(error, as_json=args.json)
         return 1
     except UnicodeEncodeError as error:
-        wrong = KvstitchError(f"an argument is not valid UTF-8: {error.object!r}")
-        report(wrong, as_json=args.json)
+        wrong = CommandError(
+            f"an argument is not valid UTF-8: {error.object!r}", code=KvstitchError.code
+        )
+        report_error(wrong, as_json=args.json)
         return 1
     except BrokenPipeError:
-        # Whoever read has had enough (`| head`). Python must not find that out again at its end.
+        # The reader has closed the pipe (`| head`). Python must not fail on it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

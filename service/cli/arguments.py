@@ -1,7 +1,7 @@
-"""What the command line takes. Knows no command's work.
+"""The arguments of all commands.
 
-Options that all clients share are left out of the namespace unless given (SUPPRESS): the defaults
-are the outermost parser's, so that `kvstitch jobs --json list` and `jobs list --json` are the same.
+Options that all clients share set nothing unless they are given (SUPPRESS). Their defaults belong
+to the outermost parser, so that `kvstitch jobs --json list` and `jobs list --json` mean the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kvstitch doctor`: every check's findings, and what to do about them. Changes nothing."""
+"""`kvstitch doctor`: runs all checks and says what to do about what they find."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if nothing fails, else 1."""
+    """Print the findings; 0 if no check fails, else 1."""
     findings = list(_findings(args))
     worst = max((f.level for f in findings), key=list(STYLES).index)
     if args.json:

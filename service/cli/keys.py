@@ -1,4 +1,4 @@
-"""`kvstitch keys`: API keys, straight from the data folder's key store."""
+"""`kvstitch keys`: makes, lists and revokes API keys in the data folder's key store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY_S = 86_400
 
 
 def create(args: argparse.Namespace) -> int:
-    """Print a new key on stdout, and what it may do on stderr."""
+    """Make a key; print it on stdout, and what it may do on stderr."""
     limits = Limits(
         args.max_documents, args.max_bytes, args.requests_per_minute, args.tokens_per_minute
     )
@@ -47,7 +47,7 @@ def create(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """All keys as a table or as JSON."""
+    """List all keys."""
     with _store(args) as store:
         keys = store.all()
     if args.json:

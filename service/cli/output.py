@@ -1,6 +1,6 @@
-"""How commands print: tables for people, JSON for scripts, errors on stderr. Knows no command.
+"""How commands print: tables for people, JSON for scripts, errors on stderr.
 
-Text that comes from documents is never read as markup, and cannot steer the terminal.
+Text from documents is never interpreted as markup, and cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rich.table import Table
 
 from service.errors import KvstitchError
 
-PIPE_WIDTH = 160  # columns where no terminal says how many there are
+PIPE_WIDTH = 160  # columns, if the output is no terminal
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """As for any other print: main() knows what it means. rich would end with an error."""
+        """Raise as print does, for main() to handle; rich would exit with an error."""
         raise BrokenPipeError
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Colours only on a terminal; tables as wide as it is."""
+    """A console with colours on terminals only, and tables as wide as the terminal."""
     found = _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not found.is_terminal:
         found.width = PIPE_WIDTH
@@ -35,7 +35,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """A table whose cells fold rather than vanish; `numbers` are the columns set to the right."""
+    """A table that wraps long cells; columns in `numbers` are right-aligned."""
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
@@ -43,17 +43,17 @@ def table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None
 
 
 def emit(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def emit_line(value: Any) -> None:
-    """One line of JSON on stdout, at once."""
+    """Print one line of JSON on stdout, and flush."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def report(error: KvstitchError, *, as_json: bool) -> None:
-    """An error on stderr: a line for people, or an object with code, message and field."""
+def report_error(error: KvstitchError, *, as_json: bool) -> None:
+    """Print an error on stderr: a line for people, or JSON with code, message and field."""
     if as_json:
         content = {"code": error.code, "message": error.message, "field": error.field}
         print(json.dumps({"error": content}, ensure_ascii=False), file=sys.stderr)
@@ -62,12 +62,12 @@ def report(error: KvstitchError, *, as_json: bool) -> None:
 
 
 def plain(text: object) -> str:
-    """Control characters (but newline and tab) and halves of surrogates are shown as one mark."""
-    return "".join("\ufffd" if _steers(char) else char for char in str(text))
+    """Replace control characters (except newline and tab) and lone surrogates with U+FFFD."""
+    return "".join("\ufffd" if _is_control(char) else char for char in str(text))
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: 1.5 MiB."""
+    """Bytes for people: 1.5 MiB."""
     for unit in _UNITS:
         if count < 1024 or unit == _UNITS[-1]:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -84,6 +84,6 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _steers(char: str) -> bool:
+def _is_control(char: str) -> bool:
     code = ord(char)
     return (code < 32 and char not in "\n\t") or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000

@@ -1,4 +1,4 @@
-"""`kvstitch serve`: settings, model folder, gateway, server."""
+"""`kvstitch serve`: reads the settings, finds the model folder, and runs the gateway."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from service import openmp
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Raises KvstitchError for what prevents the start."""
+    """Serve until a signal; 3 if the service failed. Raises KvstitchError if it cannot start."""
     openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # A `_created` series beside every metric tells Prometheus nothing that it would use.
+    # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
     from service.gateway.composition import Gateway
     from service.gateway.prompts.model_folder import resolve

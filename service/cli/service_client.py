@@ -1,4 +1,4 @@
-"""Talking to a running service. Knows its errors, pages and events; no command."""
+"""An HTTP client for a running service: its errors, pages and event streams."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PAGE = 200
 
 
 class CommandError(KvstitchError):
-    """What a command cannot go on with: the service's own error, no service, or no usable input.
+    """Ends a command: the service's own error, no service, or unusable input.
 
-    `code` is the service's, `unreachable`, or `refused`; `http_status` is None where nothing
-    answered.
+    Attributes:
+        code: The service's code, "unreachable", or "refused".
+        http_status: None if nothing answered.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class CommandError(KvstitchError):
 
 @contextmanager
 def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
-    """A client for the service at --url, with --api-key or KVSTITCH_API_KEY. Raises Refused with
-    what to do."""
+    """A client for the service at --url, with --api-key or KVSTITCH_API_KEY.
+
+    Raises:
+        CommandError: The service cannot be reached; the message says what to do.
+    """
     key = (args.api_key or os.environ.get("KVSTITCH_API_KEY", "")).strip()
     if not (key.isascii() and key.isprintable()):
         raise CommandError(
@@ -66,7 +70,7 @@ def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
 
 
 def checked(response: httpx.Response) -> Any:
-    """The JSON of a response. Raises Refused with the service's message."""
+    """The JSON of a response. Raises CommandError with the service's message."""
     if response.is_error:
         raise error_of(response)
     try:
@@ -80,7 +84,15 @@ def checked(response: httpx.Response) -> Any:
 def pages(
     http: httpx.Client, path: str, name: str, limit: int | None, **query: Any
 ) -> Iterator[dict[str, Any]]:
-    """The items of a list that comes in pages, at most `limit` of them (None: all)."""
+    """Yields the items of a list that comes in pages.
+
+    Args:
+        http: The client.
+        path: Of the list.
+        name: The field of a page that holds the items.
+        limit: Most items; None: all.
+        **query: Query parameters; None: left out.
+    """
     left, cursor = limit, None
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
@@ -95,7 +107,7 @@ def pages(
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    """(event, data) of a stream. Raises Refused for an error, before or within it."""
+    """Yields (event, data) of a stream. Raises CommandError for an error before or in it."""
     if response.is_error:
         response.read()
         raise error_of(response)
@@ -112,7 +124,7 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
 
 
 def error_of(response: httpx.Response) -> CommandError:
-    """The error of a response that is one; the body has been read."""
+    """The error in a response whose body has been read."""
     code, field, message = "refused", None, ""
     try:
         content = response.json()

@@ -1,4 +1,4 @@
-"""`kvstitch status`: what a running service is doing."""
+"""`kvstitch status`: shows the state of a running service."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from service import __version__
 from service.gateway import problems
 from service.gateway.composition import Gateway
 from service.gateway.http.middleware import Authentication, RequestContext
-from service.gateway.http.openai.model_presets import listed
+from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
     collections,
@@ -61,5 +61,7 @@ def _offered_names(gateway: Gateway) -> OfferedNames:
     ready = gateway.worker.ready
     if ready is None:
         return OfferedNames()
-    names = [model.id for model in listed(gateway.prompts.model, gateway.prompts.created, ready)]
+    names = [
+        model.id for model in list_models(gateway.prompts.model, gateway.prompts.created, ready)
+    ]
     return OfferedNames(tuple(names), tuple(info.name for info in (*ready.fusion, *ready.eviction)))

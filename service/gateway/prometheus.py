@@ -1,6 +1,7 @@
-"""What Prometheus scrapes: the gateway's own metrics, and the workers' as they last said.
+"""What Prometheus scrapes: the gateway's own metrics, and the workers' latest numbers.
 
-All are declared in service.metrics. Holds no global state: one `Metrics` per gateway.
+All metrics are declared in `service.metrics`. There is no global state: every gateway has its own
+GatewayMetrics.
 """
 
 from __future__ import annotations
@@ -21,36 +22,33 @@ from service.metrics import WORKER_LABEL, WORKER_METRICS, Declared, Sample
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Buckets = dict[str, float]  # upper bound as text to cumulative count
-ONLY = "0"  # the one worker of a gateway that has one
+SINGLE_WORKER = "0"  # label of the worker of a gateway that has one
 
 
 class WorkerCollector(Collector):
-    """Republishes each worker's latest samples as they are, with a label that says whose."""
+    """Republishes each worker's latest samples unchanged, with a label that names the worker."""
 
     def __init__(self, dropped: Counter) -> None:
         self._dropped = dropped
         self._samples: dict[str, dict[str, dict[tuple[str, ...], float]]] = {}
 
-    def update(self, values: Iterable[Sample], worker: str = ONLY) -> None:
-        """Replace what is published of a worker.
-
-        Undeclared names and wrong labels are dropped and counted.
-        """
+    def update(self, values: Iterable[Sample], worker: str = SINGLE_WORKER) -> None:
+        """Replace a worker's samples; drop and count those with undeclared names or labels."""
         samples: dict[str, dict[tuple[str, ...], float]] = {}
         for name, labels, value in values:
-            wanted = _WIRE.get(name)
+            wanted = _LABELS_ON_WIRE.get(name)
             if wanted is None or set(labels) != set(wanted):
                 self._dropped.inc()
                 continue
             samples.setdefault(name, {})[tuple(labels[k] for k in wanted)] = value
         self._samples = {**self._samples, worker: samples}
 
-    def forget(self, worker: str = ONLY) -> None:
-        """The worker is gone: its gauges would go on to claim what is no longer so."""
+    def forget(self, worker: str = SINGLE_WORKER) -> None:
+        """Publish a worker's samples no more: it is gone, and its gauges would be wrong."""
         self._samples = {name: s for name, s in self._samples.items() if name != worker}
 
-    def tiers(self, worker: str = ONLY) -> dict[str, dict[str, float]]:
-        """Per tier its used and capacity bytes, entries, evictions and health, as last heard."""
+    def tiers(self, worker: str = SINGLE_WORKER) -> dict[str, dict[str, float]]:
+        """Per tier: used and capacity bytes, entries, evictions and health, as last reported."""
         out: dict[str, dict[str, float]] = {}
         samples = self._samples.get(worker, {})
         for name, metric in WORKER_METRICS.items():
@@ -79,15 +77,17 @@ class WorkerCollector(Collector):
             yield family
 
 
-def _wire(metric: Declared) -> dict[str, tuple[str, ...]]:
-    """The names and labels under which a worker sends a metric."""
+def _labels_on_wire(metric: Declared) -> dict[str, tuple[str, ...]]:
+    """Names and labels with which a worker sends a metric."""
     labels = tuple(metric.labels)
     if metric.kind != "histogram":
         return {metric.name: labels}
     return {f"{metric.name}_bucket": (*labels, "le"), f"{metric.name}_sum": labels}
 
 
-_WIRE = {name: labels for m in WORKER_METRICS.values() for name, labels in _wire(m).items()}
+_LABELS_ON_WIRE = {
+    name: labels for m in WORKER_METRICS.values() for name, labels in _labels_on_wire(m).items()
+}
 
 
 def _histogram_family(
@@ -108,7 +108,7 @@ def _histogram_family(
 
 
 class DiskCollector(Collector):
-    """Size and free bytes of the file systems of some folders, looked up at every scrape."""
+    """Size and free bytes of the file systems of some folders, read at every scrape."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self._folders = folders
@@ -122,7 +122,7 @@ class DiskCollector(Collector):
             try:
                 found = os.statvfs(folder)
             except OSError:
-                continue  # not made yet, or gone: no value rather than a wrong one
+                continue  # not made yet, or gone; no value is better than a wrong one
             size.add_metric([volume], found.f_blocks * found.f_frsize)
             free.add_metric([volume], found.f_bavail * found.f_frsize)
         yield from (size, free)
@@ -132,7 +132,7 @@ class GatewayMetrics:
     """All metrics of one gateway, in a registry of its own."""
 
     def __init__(self, folders: Mapping[str, Path] | None = None) -> None:
-        """`folders`: volume to the folder whose file system is watched."""
+        """`folders`: the volume's label to the folder whose file system is watched."""
         self.registry = CollectorRegistry()
         self.ttft = self._histogram(declared.TTFT)
         self.tpot = self._histogram(declared.TPOT)
@@ -172,12 +172,12 @@ class GatewayMetrics:
         return generate_latest(self.registry)
 
     def _counter(self, metric: Declared) -> Counter:
-        return _shown(
+        return _with_known_labels(
             Counter(metric.name, metric.help, tuple(metric.labels), registry=self.registry), metric
         )
 
     def _gauge(self, metric: Declared) -> Gauge:
-        return _shown(
+        return _with_known_labels(
             Gauge(metric.name, metric.help, tuple(metric.labels), registry=self.registry), metric
         )
 
@@ -189,14 +189,14 @@ class GatewayMetrics:
             buckets=metric.buckets,
             registry=self.registry,
         )
-        return _shown(made, metric)
+        return _with_known_labels(made, metric)
 
 
 Made = TypeVar("Made", bound=MetricWrapperBase)
 
 
-def _shown(made: Made, metric: Declared) -> Made:
-    """Label values that are known beforehand exist from the start, at 0."""
+def _with_known_labels(made: Made, metric: Declared) -> Made:
+    """Create the series of all label values known beforehand, so that they exist from 0 on."""
     if metric.labels and all(metric.labels.values()):
         for values in itertools.product(*metric.labels.values()):
             made.labels(*values)

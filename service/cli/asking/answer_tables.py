@@ -1,4 +1,4 @@
-"""Answers and dry runs as tables. Knows the service's results; asks nothing."""
+"""Prints answers and dry runs as tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBERS = ("#", "score", "tokens", "read", "stored", "recomputed", "load", "expe
 
 
 def show_result(console: Console, result: dict[str, Any]) -> None:
-    """What happened to every document, then one line of facts."""
+    """Print what happened to every document, then one line of facts."""
     cited = {c["chunk_id"]: c for c in result["citations"]}
     cache = result["cache"]
     shown = table(
@@ -32,7 +32,7 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
 
 
 def show_forecast(console: Console, result: dict[str, Any]) -> None:
-    """What an answer would take."""
+    """Print what an answer would take."""
     cited = {c["chunk_id"]: c for c in result["citations"]}
     shown = table(
         "#", "document", "characters", "score", "tier", "tokens", "stored", "read", "action",
@@ -65,7 +65,7 @@ def show_forecast(console: Console, result: dict[str, Any]) -> None:
 
 
 def facts(result: dict[str, Any]) -> str:
-    """`TTFT … · TPOT … · tokens from the cache · …`"""
+    """One line: `TTFT … · TPOT … · tokens from the cache · …`."""
     usage, timing, cache = result["usage"], result["timing"], result["cache"]
     found = [
         f"TTFT {milliseconds(timing['ttft_s'])}",

@@ -1,4 +1,4 @@
-"""`kvstitch ask`: streams an answer, then says where it came from and what it cost."""
+"""`kvstitch ask`: streams an answer, then shows its sources and what it cost."""
 
 from __future__ import annotations
 

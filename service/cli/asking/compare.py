@@ -1,7 +1,7 @@
-"""`kvstitch ask --compare`: one question under several methods, full prefill first.
+"""`kvstitch ask --compare`: asks one question with several methods, full prefill first.
 
-They are asked one after another on the same documents, so that none takes time from another. What
-an earlier one brought into the memory tier a later one finds there: the tier column says so.
+The requests run one after another, so that none slows another down. A later method finds in the
+memory tier what an earlier one has loaded; the tier column shows it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from service.cli.asking import answer_tables
 from service.cli.output import console, emit, milliseconds, plain, table
 from service.cli.service_client import CommandError, checked
 
-FULL = "vanilla"
+FULL_PREFILL = "vanilla"
 PATH = "/v1/rag/generate"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method gave: a result, or why there is none."""
+    """The result of one method, or why there is none."""
 
     label: str
     result: dict[str, Any] | None
@@ -41,12 +41,20 @@ def compare(
     *,
     as_json: bool,
 ) -> int:
-    """Ask with full prefill and every method of `names` (NAME or NAME:RATIO); 1 if one failed.
+    """Ask with full prefill and with every method of `names`.
 
-    `ratio` is for methods that have one and name none.
+    Args:
+        http: The client.
+        body: The request, without fusion.
+        names: Methods, each NAME or NAME:RATIO.
+        ratio: For methods that have a ratio and were named without one.
+        as_json: Print JSON instead of tables.
+
+    Returns:
+        0; 1 if a method failed.
     """
     offered = {info["name"]: info for info in checked(http.get("/v1/methods"))["fusion"]}
-    fusions = [{"method": FULL}]
+    fusions = [{"method": FULL_PREFILL}]
     for text in names:
         fusion = _fusion(text, offered, ratio)
         if fusion not in fusions:

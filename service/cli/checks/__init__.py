@@ -1,1 +1,1 @@
-"""What `kvstitch doctor` looks at: one file per subject. None of them loads torch but deep.py."""
+"""The checks of `kvstitch doctor`, one file per subject. Only deep.py loads torch."""

@@ -1,4 +1,4 @@
-"""The data folder: writable, room for the SSD tier, whole databases, who serves from it."""
+"""Checks the data folder: writable, room for the SSD tier, databases intact, in use or not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def served_by(folder: Path) -> str:
-    """The process that holds the folder, "" if none does."""
+    """The id of the process that serves from the folder; "" if there is none."""
     try:
         with open(folder / "lock", encoding="utf-8") as file:
             try:
@@ -79,7 +79,7 @@ def _databases(folder: Path) -> Iterator[Finding]:
     files = [folder / name for name in DATABASES if (folder / name).is_file()]
     for file in files:
         try:
-            # Read and write, as SQLite wants for a log that a crash has left; nothing is written.
+            # SQLite needs write access to recover a log that a crash has left; we write nothing.
             connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
             try:
                 (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()

@@ -1,6 +1,6 @@
-"""What a start would do: load the model, hold it against transformers, embed a sentence.
+"""Does what a start would do: loads the model, compares it with transformers, embeds a sentence.
 
-The only check that loads torch, and the model's weights with it.
+The only check that loads torch and the model's weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a check finds. Knows no check."""
+"""What a check finds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do unless it is ok."""
+    """One line of the report.
+
+    Attributes:
+        check: What was checked.
+        level: How it is.
+        message: What was found.
+        remedy: What to do; empty if it is ok.
+    """
 
     check: str
     level: Level

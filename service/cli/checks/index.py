@@ -1,4 +1,4 @@
-"""The documents' index against the embedder that questions will be embedded with."""
+"""Checks that the index was made with the embedder that will embed the questions."""
 
 from __future__ import annotations
 

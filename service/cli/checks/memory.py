@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container it is in, has left."""
+"""Reads how much memory is left on this machine, or in the container that we run in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _USED = Path("/sys/fs/cgroup/memory.current")
 
 
 def available_bytes() -> int | None:
-    """None where the system does not tell."""
+    """Bytes; None if the system does not tell."""
     found = [n for n in (_of_machine(), _of_container()) if n is not None]
     return min(found, default=None)
 

@@ -1,4 +1,4 @@
-"""The model folder: family, RoPE, tokenizer and prompt format, whole weights, room for them."""
+"""Checks the model folder: family, RoPE, tokenizer, prompt format, weights, memory for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from service.worker_settings import MIB
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """A model that is not on this machine is not downloaded."""
+    """Check the model; one that is not on this machine is not downloaded."""
     name = settings.model
     if name.count("/") == 1 and not Path(name).expanduser().exists() and name[0] not in "/.~":
         yield warn("model", f"{name} is not a folder here, so it was not looked at",
@@ -66,7 +66,7 @@ def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _rope_types(config: dict[str, Any]) -> Iterator[str]:
-    """One for the model, or one per kind of layer; both spellings."""
+    """Yields the model's RoPE type, or one per kind of layer; reads both spellings."""
     args = config.get("rope_parameters") or config.get("rope_scaling") or {}
     nested = [value for value in args.values() if isinstance(value, dict)]
     for rope in nested or [args]:

@@ -1,4 +1,4 @@
-"""The address that would be listened on: free, and not open to strangers."""
+"""Checks the address to listen on: free, and not open to anyone without a key."""
 
 from __future__ import annotations
 

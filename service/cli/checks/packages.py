@@ -1,4 +1,4 @@
-"""Installed packages against the ranges that this release was made for."""
+"""Checks installed packages against the version ranges of this release."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check() -> Iterator[Finding]:
 
 
 def _required() -> list[Requirement]:
-    """Of the installed package, or of the checkout this runs from; without extras."""
+    """Requirements of this checkout, or else of the installed package; without extras."""
     project = Path(__file__).parents[3] / "pyproject.toml"
     if project.is_file():
         texts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]

@@ -1,4 +1,4 @@
-"""A service that runs: ready, of this release, its tiers answering, its jobs going well."""
+"""Checks a running service: ready, of this release, its tiers reachable, no failed jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK = "service"
 
 
 def check(http: httpx.Client, url: str) -> Iterator[Finding]:
-    """Nothing that runs is no fault: then there is one line that says so."""
+    """Check the service at `url`; it is not an error if none runs there."""
     try:
         live = http.get("/health/live", timeout=5.0)
     except httpx.HTTPError:

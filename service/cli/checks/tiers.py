@@ -1,4 +1,4 @@
-"""The shared tier: whether Redis answers, and whether it makes room when it is full."""
+"""Checks the tiers: whether Redis answers, and whether it evicts when it is full."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
 
 
 def _bound(facts: dict[str, Any], ttl_s: int) -> Finding:
-    """KV is a cache: what is full has to evict."""
+    """Check Redis' memory limit and eviction: KV is a cache, so a full Redis must evict."""
     limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
     policy = str(facts.get("maxmemory_policy", "noeviction"))
     text = f"{size(used)} used, maxmemory {size(limit) if limit else 'not set'}, {policy}"
@@ -68,7 +68,7 @@ def _bound(facts: dict[str, Any], ttl_s: int) -> Finding:
 
 
 def _shown(url: str) -> str:
-    """Without the password."""
+    """The URL without its password."""
     if not url:
         return "none"
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Documents to the service in batches, each once, whatever is cut off between. Prints nothing."""
+"""Sends documents in batches, each once, even if the command is interrupted and repeated."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from service.cli.corpus.job_polling import ended
 from service.cli.service_client import CommandError, checked, error_of
 
 BATCH_BYTES = 32 * 1024 * 1024
-PATIENCE_S = 300.0  # how long a service that is busy is asked again
-_BLAMED = (400, 413, 422)  # answers that may be one document's fault
-_EVERYBODY = ("collection", "metadata", "Idempotency-Key")
+BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
+_DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused
+# Fields that concern the whole batch.
+_BATCH_FIELDS = ("collection", "metadata", "Idempotency-Key")
 
 Batch = list[DocumentToSend]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A job; `resumed` if it was under way before."""
+    """A job; `resumed` if an earlier ingest had started it."""
 
     job: dict[str, Any]
     resumed: bool
@@ -33,14 +34,14 @@ class Reply:
 
 @dataclass
 class Submitted:
-    """The jobs of a batch, and documents that the service would not take."""
+    """The jobs of a batch, and the documents that the service refused."""
 
     jobs: list[Reply] = field(default_factory=list)
     refused: list[UnsendableDocument] = field(default_factory=list)
 
 
 def batches(documents: Iterable[DocumentToSend], most: int) -> Iterator[Batch]:
-    """Documents that go together: of one kind, at most `most`, of some 32 MiB."""
+    """Yields batches: all files or all lines, at most `most` documents, about 32 MiB."""
     waiting: dict[bool, Batch] = {True: [], False: []}
     sizes = {True: 0, False: 0}
     for document in documents:
@@ -56,8 +57,14 @@ def batches(documents: Iterable[DocumentToSend], most: int) -> Iterator[Batch]:
 def submit(
     http: httpx.Client, batch: Batch, *, collection: str | None, metadata: dict[str, Any]
 ) -> Submitted:
-    """Hand a batch in. If it is refused for what may be one document's fault its halves are tried,
-    so that only that one stays out. Raises Refused for what is not."""
+    """Send a batch.
+
+    If it is refused and a single document may be the reason, its halves are sent instead, so that
+    only that document stays out.
+
+    Raises:
+        CommandError: It is refused for another reason.
+    """
     done = Submitted()
     started = [batch]
     while started:
@@ -65,7 +72,7 @@ def submit(
         try:
             done.jobs.append(_once(http, part, collection, metadata))
         except CommandError as error:
-            if error.http_status not in _BLAMED or error.field in _EVERYBODY:
+            if error.http_status not in _DOCUMENT_FAULTS or error.field in _BATCH_FIELDS:
                 raise
             if len(part) == 1:
                 done.refused.append(UnsendableDocument(part[0].doc_id, error.message))
@@ -80,22 +87,22 @@ def _once(
 ) -> Reply:
     key = _key(batch, collection, metadata)
     began = time.time()
-    job = _patiently(http, batch, collection, metadata, key)
+    job = _post_patiently(http, batch, collection, metadata, key)
     if ended(job):
-        # Sent before and done with. Documents may have been changed or deleted since then.
-        return Reply(_patiently(http, batch, collection, metadata, None), False)
+        # It was sent before and has ended. Documents may have been changed or deleted since.
+        return Reply(_post_patiently(http, batch, collection, metadata, None), False)
     return Reply(job, job["created"] < began - 1.0)
 
 
-def _patiently(
+def _post_patiently(
     http: httpx.Client,
     batch: Batch,
     collection: str | None,
     metadata: dict[str, Any],
     key: str | None,
 ) -> dict[str, Any]:
-    """The job; a service that is busy is asked again for a while."""
-    give_up_at = time.monotonic() + PATIENCE_S
+    """The job. A busy service is asked again for a while."""
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         response = _post(http, batch, collection, metadata, key)
         if not response.is_error:
@@ -103,13 +110,13 @@ def _patiently(
             return job
         error = error_of(response)
         wait_s = min(error.retry_after_s or 1.0, 30.0)
-        if not _passes(error) or time.monotonic() + wait_s > give_up_at:
+        if not _is_temporary(error) or time.monotonic() + wait_s > give_up_at:
             raise error
         time.sleep(wait_s)
 
 
-def _passes(error: CommandError) -> bool:
-    """Whether waiting helps: too busy, too fast, or the same batch is being received just now."""
+def _is_temporary(error: CommandError) -> bool:
+    """Whether waiting helps: too busy, too fast, or the same batch is just being received."""
     if error.http_status == 429:
         return bool(error.field and error.field.endswith("_per_minute"))
     return error.http_status in (409, 503)
@@ -141,7 +148,7 @@ def _post(
 
 
 def _key(batch: Batch, collection: str | None, metadata: dict[str, Any]) -> str:
-    """Of everything that is sent."""
+    """The idempotency key: a digest of everything that is sent."""
     digest = hashlib.sha256(json.dumps([collection, metadata], sort_keys=True).encode())
     for document in batch:
         head = json.dumps([document.doc_id, document.media_type, len(document.content)])

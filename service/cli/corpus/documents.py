@@ -1,4 +1,4 @@
-"""`kvstitch documents`: what is stored, pins, collections, and getting rid of it with a receipt."""
+"""`kvstitch documents`: lists, shows, pins and deletes stored documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.cli.service_client import CommandError, checked, client, pages
 
 
 def listing(args: argparse.Namespace) -> int:
-    """Documents of a collection by doc_id."""
+    """List a collection's documents by doc_id."""
     limit = None if args.all else args.limit
     with client(args) as http:
         found = list(
@@ -44,7 +44,7 @@ def listing(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """One document; with --text all of its text."""
+    """Show one document; with --text only its text."""
     with client(args) as http:
         one = checked(http.get(_path("documents", args.doc_id), params=_query(args)))
     if args.json:
@@ -67,8 +67,11 @@ def show(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Delete by id, by filter, or a whole collection, and show the receipt. 1 if ids were given
-    that are not there."""
+    """Delete by id, by filter, or a whole collection, and show the receipt.
+
+    Raises:
+        CommandError: Some of the ids were not there; the others are deleted.
+    """
     chosen = [bool(args.doc_id), args.filter is not None, args.all]
     if sum(chosen) != 1:
         raise CommandError("say what to delete: either DOC_ID…, --filter, or --all of a collection")
@@ -93,7 +96,7 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def receipt(args: argparse.Namespace) -> int:
-    """A deletion's receipt, and whether anything is still owed."""
+    """Show a deletion's receipt, and whether KV is still to be deleted."""
     with client(args) as http:
         found = checked(http.get(_path("receipts", args.receipt_id)))
     _show_receipt(found, as_json=args.json)
@@ -109,7 +112,7 @@ def unpin(args: argparse.Namespace) -> int:
 
 
 def collections(args: argparse.Namespace) -> int:
-    """Collections with their documents, chunks and tokens."""
+    """List collections with their documents, chunks and tokens."""
     with client(args) as http:
         found = checked(http.get("/admin/collections"))["collections"]
     if args.json:
@@ -163,7 +166,7 @@ def _show_receipt(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _confirm(collection: str, where: dict[str, Any]) -> None:
-    """Raises Refused unless somebody at a terminal agrees."""
+    """Ask at the terminal. Raises CommandError unless the answer is yes."""
     what = f"documents where {json.dumps(where)}" if where else "all documents"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CommandError(
@@ -176,7 +179,7 @@ def _confirm(collection: str, where: dict[str, Any]) -> None:
 
 
 def _path(route: str, name: str) -> str:
-    """Raises Refused for a name whose path would lead to another route."""
+    """The path for a name. Raises CommandError if it would lead to another route."""
     if any(part in (".", "..") for part in name.split("/")):
         raise CommandError(
             f"{name} cannot be named in a URL: use `documents delete --filter` or --all"
@@ -189,5 +192,5 @@ def _query(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _metadata(one: dict[str, Any]) -> str:
-    """Without the outline, which is for citations and long."""
+    """Metadata without the outline, which is long and meant for citations."""
     return json.dumps({k: v for k, v in one["metadata"].items() if k != "outline"})[:200]

@@ -1,6 +1,6 @@
-"""Files, folders and patterns to documents that can be sent. Knows no service.
+"""Turns files, folders and patterns into documents that can be sent.
 
-A document that cannot be read becomes an Unreadable beside the others: it fails alone.
+A document that cannot be read becomes an UnsendableDocument, and the others are not affected.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*MEDIA_TYPES, *LINES)
 ROW = "application/x-ndjson"
 _FIELDS = ("title", "metadata", "collection")
-# What a form cannot carry in a file's name unchanged.
+# Characters that change when they are in a file's name in a form.
 _UNSENDABLE = '"\\'
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file, and what its document is called; a file of lines names its own."""
+class SourceFile:
+    """A file, and its document's name; a file of lines names its documents itself."""
 
     path: Path
     doc_id: str
@@ -42,27 +42,40 @@ class Source:
 
 @dataclass(frozen=True)
 class DocumentToSend:
-    """A file's bytes, or one line of JSON (`media_type` is then ROW)."""
+    """A document that can be sent.
+
+    Attributes:
+        doc_id: Its name.
+        media_type: Of the file; ROW for one line of JSON.
+        content: The file's bytes, or the line.
+        collection: Of a line that names one; else empty.
+    """
 
     doc_id: str
     media_type: str
     content: bytes
-    collection: str = ""  # of a line that names one
+    collection: str = ""
 
 
 @dataclass(frozen=True)
 class UnsendableDocument:
+    """A document that cannot be read, or that the service has refused, and why."""
+
     doc_id: str
     message: str
 
 
-def find(paths: Sequence[str]) -> tuple[list[Source], int]:
-    """Files of paths, folders and patterns, and how many of other kinds folders hold.
+def find(paths: Sequence[str]) -> tuple[list[SourceFile], int]:
+    """Find files by paths, folders and patterns.
 
-    A doc_id is the path relative to the folder given, or to the fixed part of the pattern. Raises
-    Refused for a path that is not there.
+    Returns:
+        The files, and how many files of other kinds the folders hold. A doc_id is the path
+        relative to the folder, or to the fixed part of the pattern.
+
+    Raises:
+        CommandError: A path does not exist, or a pattern matches no file.
     """
-    found: dict[Path, Source] = {}
+    found: dict[Path, SourceFile] = {}
     others = 0
     for text in paths:
         path = Path(text)
@@ -70,11 +83,11 @@ def find(paths: Sequence[str]) -> tuple[list[Source], int]:
             inside = [file for file in sorted(path.rglob("*")) if file.is_file()]
             known = [file for file in inside if file.suffix.lower() in SUFFIXES]
             others += len(inside) - len(known)
-            chosen = [Source(file, file.relative_to(path).as_posix()) for file in known]
+            chosen = [SourceFile(file, file.relative_to(path).as_posix()) for file in known]
         elif path.exists() or not glob.has_magic(text):
             if not path.exists():
                 raise CommandError(f"{text} cannot be read: there is no such file or folder")
-            chosen = [Source(path, path.name)]
+            chosen = [SourceFile(path, path.name)]
         else:
             chosen = _matching(text)
         for source in chosen:
@@ -82,7 +95,7 @@ def find(paths: Sequence[str]) -> tuple[list[Source], int]:
     return list(found.values()), others
 
 
-def _matching(pattern: str) -> list[Source]:
+def _matching(pattern: str) -> list[SourceFile]:
     fixed: list[str] = []
     for part in Path(pattern).parts:
         if glob.has_magic(part):
@@ -92,11 +105,11 @@ def _matching(pattern: str) -> list[Source]:
     files = [Path(f) for f in sorted(glob.glob(pattern, recursive=True)) if Path(f).is_file()]
     if not files:
         raise CommandError(f"{pattern} matches no file")
-    return [Source(file, file.relative_to(root).as_posix()) for file in files]
+    return [SourceFile(file, file.relative_to(root).as_posix()) for file in files]
 
 
-def count(sources: Sequence[Source]) -> int:
-    """Documents in all files, as far as a look at the lines tells."""
+def count(sources: Sequence[SourceFile]) -> int:
+    """How many documents the files hold; lines are counted, not parsed."""
     total = 0
     for source in sources:
         if not source.lines:
@@ -111,12 +124,17 @@ def count(sources: Sequence[Source]) -> int:
 
 
 def read(
-    sources: Sequence[Source], metadata: dict[str, Any]
+    sources: Sequence[SourceFile], metadata: dict[str, Any]
 ) -> Iterator[DocumentToSend | UnsendableDocument]:
-    """Their documents, one after another; `metadata` is for lines, whose own goes before it.
+    """Read the documents of files.
 
-    A doc_id that was there before in the same collection is Unreadable: the later one would
-    silently replace the earlier.
+    Args:
+        sources: From `find`.
+        metadata: Added to documents from lines; their own metadata takes precedence.
+
+    Yields:
+        Every document. One whose doc_id came before in the same collection is unsendable, because
+        it would silently replace the earlier one.
     """
     seen: dict[tuple[str, str], str] = {}
     for source in sources:
@@ -134,7 +152,7 @@ def read(
             yield document
 
 
-def _file(source: Source) -> DocumentToSend | UnsendableDocument:
+def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
     path, doc_id = source.path, source.doc_id
     try:
         doc_id.encode()
@@ -162,7 +180,7 @@ def _file(source: Source) -> DocumentToSend | UnsendableDocument:
 
 
 def _lines(
-    source: Source, metadata: dict[str, Any]
+    source: SourceFile, metadata: dict[str, Any]
 ) -> Iterator[DocumentToSend | UnsendableDocument]:
     try:
         with source.path.open("rb") as file:

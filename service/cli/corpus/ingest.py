@@ -1,9 +1,9 @@
-"""`kvstitch ingest`: documents to jobs, and a bar until their KV is stored.
+"""`kvstitch ingest`: sends documents, and shows a progress bar until their KV is stored.
 
-    files ── batches ── POST with a key made of their content ── jobs ── polled until they end
+    files ── batches ── POST with a key made from their content ── jobs ── polled until they end
 
-An ingest that was cut off can be given again: a batch whose job is still open is answered with that
-job. One whose job has ended is sent anew, which changes nothing that is stored as it is.
+An interrupted ingest can be repeated: for a batch whose job is still open the service answers with
+that job. A batch whose job has ended is sent again, which changes nothing that is stored already.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from service.cli.corpus.name_value import parse_pairs
 from service.cli.output import console, emit, plain
 from service.cli.service_client import CommandError, client
 
-POLLED = 4  # open jobs asked for at a time: they are done in their order
-MANY = 20  # errors shown of one ingest, unless as JSON
+POLLED_JOBS = 4  # at a time; the service works jobs off in order
+MAX_SHOWN_ERRORS = 20  # JSON has all of them
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Ingest:
-    """What has been sent, what became of it, and the bar that shows it."""
+    """What was sent, what became of it, and the progress bar."""
 
     def __init__(
         self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int, others: int
     ) -> None:
         self._given, self._metadata, self._others = args, metadata, others
         self._jobs: dict[str, dict[str, Any]] = {}
-        self._resumed = self._told = 0
+        self._resumed = self._shown_errors = 0
         self._errors: list[UnsendableDocument] = []
         stderr = console(stderr=True)
         self.bar = Progress(
@@ -85,7 +85,7 @@ class _Ingest:
     def readable(
         self, found: Iterable[DocumentToSend | UnsendableDocument]
     ) -> Iterator[DocumentToSend]:
-        """The documents of `found` that can be sent; the others are noted."""
+        """Yields the documents that can be sent, and counts the others as failed."""
         for document in found:
             if isinstance(document, UnsendableDocument):
                 self._fail(document)
@@ -105,21 +105,21 @@ class _Ingest:
         self.bar.update(self._sent, note=plain(batch[-1].doc_id))
 
     def watch(self, http: httpx.Client) -> None:
-        """Until every job has ended."""
+        """Wait until every job has ended."""
         self.bar.start_task(self._stored)
         while True:
-            self._show()
+            self._update_bar()
             still = [job_id for job_id, job in self._jobs.items() if not ended(job)]
             if not still:
                 return
-            for job in poll(http, still[:POLLED]):
+            for job in poll(http, still[:POLLED_JOBS]):
                 known = len(self._jobs[job["job_id"]]["errors"])
                 for error in job["errors"][known:]:
-                    self._tell(error["doc_id"], error["message"])
+                    self._show_error(error["doc_id"], error["message"])
                 self._jobs[job["job_id"]] = job
 
     def finish(self) -> int:
-        """Print what became of the documents."""
+        """Print what became of the documents; 1 if any of them is not stored."""
         jobs = list(self._jobs.values())
         errors = [{"doc_id": e.doc_id, "message": e.message} for e in self._errors]
         errors += [error for job in jobs for error in job["errors"]]
@@ -160,11 +160,11 @@ class _Ingest:
             self.say(f"{self._resumed} jobs were under way already and were not sent again")
         if self._others:
             self.say(f"{self._others} files of other kinds were left out")
-        shown = min(len(result["errors"]), MANY)
+        shown = min(len(result["errors"]), MAX_SHOWN_ERRORS)
         if result["failed"] > shown:
             self.say(f"{result['failed'] - shown} more failed: --json lists them")
 
-    def _show(self) -> None:
+    def _update_bar(self) -> None:
         counts = [job["progress"] for job in self._jobs.values()]
         failed = len(self._errors) + sum(c["failed"] for c in counts)
         done = sum(c["done"] + c["failed"] + c["cancelled"] for c in counts) + len(self._errors)
@@ -172,9 +172,9 @@ class _Ingest:
 
     def _fail(self, document: UnsendableDocument) -> None:
         self._errors.append(document)
-        self._tell(document.doc_id, document.message)
+        self._show_error(document.doc_id, document.message)
 
-    def _tell(self, doc_id: str, message: str) -> None:
-        self._told += 1
-        if self._told <= MANY:
+    def _show_error(self, doc_id: str, message: str) -> None:
+        self._shown_errors += 1
+        if self._shown_errors <= MAX_SHOWN_ERRORS:
             self.say(f"  {doc_id}: {message}")

@@ -1,4 +1,4 @@
-"""Waiting for jobs. Prints nothing."""
+"""Polls jobs until they end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 from service.cli.service_client import checked
 
 POLL_S = 0.25
-AWAY_S = 120.0  # a service that is restarted goes on with its jobs
+AWAY_S = 120.0  # how long to wait for a service that is being restarted; it resumes its jobs
 
 
 def ended(job: dict[str, Any]) -> bool:
@@ -19,8 +19,12 @@ def ended(job: dict[str, Any]) -> bool:
 
 
 def poll(http: httpx.Client, job_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """How these jobs are, after a pause. Raises Refused; httpx.TransportError only if the service
-    stays away."""
+    """Yields these jobs as they are now, after a pause.
+
+    Raises:
+        CommandError: The service refuses.
+        httpx.TransportError: The service stays away.
+    """
     time.sleep(POLL_S)
     for job_id in job_ids:
         give_up_at = time.monotonic() + AWAY_S

@@ -1,4 +1,4 @@
-"""`kvstitch jobs`: what became of accepted documents."""
+"""`kvstitch jobs`: lists, shows and cancels ingest jobs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from service.cli.corpus.job_polling import ended, poll
 from service.cli.output import console, emit, emit_line, moment, plain, table
 from service.cli.service_client import checked, client, pages
 
-LOOK_S = 1.0
-BAD = ("failed", "dead")
+WATCH_S = 1.0
+FAILED_STATES = ("failed", "dead")
 
 
 def listing(args: argparse.Namespace) -> int:
-    """Jobs newest first; with --watch until none of them is open."""
+    """List jobs, newest first; with --watch until none of them is open."""
     with client(args) as http:
         if args.watch:
             return _watch_all(http, args)
@@ -36,7 +36,7 @@ def listing(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """One job with its errors; with --watch when it has ended. 1 if it failed."""
+    """Show one job with its errors, with --watch once it has ended; 1 if it failed."""
     with client(args) as http:
         job = checked(http.get(f"/admin/jobs/{quote(args.job_id, safe='')}"))
         if args.watch:
@@ -46,11 +46,11 @@ def show(args: argparse.Namespace) -> int:
             emit(job)
     else:
         _show(job)
-    return 1 if job["state"] in BAD else 0
+    return 1 if job["state"] in FAILED_STATES else 0
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Leave what is not done of a job."""
+    """Cancel the documents of a job that are not done."""
     with client(args) as http:
         job = checked(http.delete(f"/admin/jobs/{quote(args.job_id, safe='')}"))
     if args.json:
@@ -71,11 +71,11 @@ def _watch_all(http: httpx.Client, args: argparse.Namespace) -> int:
             emit_line(jobs)
             if all(map(ended, jobs)):
                 return 0
-            time.sleep(LOOK_S)
+            time.sleep(WATCH_S)
             jobs = _jobs(http, args)
     with Live(_table(jobs), console=console(), auto_refresh=False) as live:
         while not all(map(ended, jobs)):
-            time.sleep(LOOK_S)
+            time.sleep(WATCH_S)
             jobs = _jobs(http, args)
             live.update(_table(jobs), refresh=True)
     return 0

@@ -1,4 +1,4 @@
-"""Metadata and filters as people type them: `year=2024`, or the JSON object. Knows no command."""
+"""Parses metadata and filters as people type them: `year=2024`, or a JSON object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Any
 from service.cli.service_client import CommandError
 
 
-def parse_pairs(args: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """All of `given` as one object: NAME=VALUE, where VALUE is JSON or else a string, or an object
-    as a whole. Raises Refused naming `option`."""
+def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """Join all arguments of an option into one object.
+
+    Args:
+        texts: Each is NAME=VALUE, where VALUE is JSON or else a string, or a JSON object.
+        option: For errors.
+
+    Raises:
+        CommandError: An argument is neither.
+    """
     found: dict[str, Any] = {}
-    for text in args or ():
+    for text in texts or ():
         found |= _object(text, option) if text.lstrip().startswith("{") else _pair(text, option)
     return found
 

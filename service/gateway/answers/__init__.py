@@ -1,1 +1,1 @@
-"""One question: from its validation to its answer."""
+"""Answers to questions: validation, preparation, the stream of events, the result."""

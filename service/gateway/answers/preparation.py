@@ -141,7 +141,7 @@ class RequestPreparer:
         if question_bytes <= validated.max_context // 2:
             return None
         question = self._prompts.encode_question(validated.turns)
-        self._prompts.plan([], question, max_context=validated.max_context)
+        self._prompts.check_length([], question, max_context=validated.max_context)
         return question
 
     def _inline_passages(

@@ -1,1 +1,1 @@
-"""API keys: who asks, for which tenant, with what scopes and quotas."""
+"""API keys: who sends a request, for which tenant, with what scopes and quotas."""

@@ -1,9 +1,9 @@
-"""Who a request is from and what it may do. Knows keys and limits; no route and no use case.
+"""Decides who a request is from and what it may do.
 
-    header ── key ── store ── Principal(tenant, scopes) ── scope asked for ── limits ── route
+    header ── key ── key store ── Principal(tenant, scopes) ── required scope ── quotas ── route
 
-A service without keys is open, and everybody is ANONYMOUS. From the first key on a request needs
-one, unless `allow_anonymous`.
+A service without keys is open, and every sender is ANONYMOUS. As soon as the first key has been
+made every request needs one, unless `allow_anonymous` is set.
 """
 
 from __future__ import annotations
@@ -18,35 +18,40 @@ from service.gateway.auth.key_text import KEY_PREFIX, SCOPES
 from service.gateway.auth.keys import KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
 
-MISSING: Final = (
+_KEY_NEEDED: Final = (
     "an API key is needed: send it as `Authorization: Bearer kvs_…` or `x-api-key: kvs_…` "
     "(`kvstitch keys create` makes one)"
 )
 
 
-def _nothing(tokens: int) -> None:
-    """Where no tokens are counted."""
+def _count_nothing(tokens: int) -> None:
+    """For senders without a key."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Whoever sent a request. Tenant "" is that of a service without keys.
+    """The sender of a request.
 
-    `spend_tokens` counts tokens of prompt and answer against what the key and its tenant may use.
+    Attributes:
+        tenant: Whose documents it sees; "" is the unnamed tenant.
+        key_id: Of its API key; "": it has none.
+        scopes: What the key may do.
+        limits: The key's quotas.
+        spend_tokens: Counts tokens of prompt and answer against the quotas of key and tenant.
     """
 
     tenant: str
     key_id: str
     scopes: frozenset[str]
     limits: Limits = field(default_factory=Limits)
-    spend_tokens: Callable[[int], None] = field(default=_nothing, compare=False, repr=False)
+    spend_tokens: Callable[[int], None] = field(default=_count_nothing, compare=False, repr=False)
 
 
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
 
 class Access:
-    """Asks the key store at every request, so that a revoked key is refused at once."""
+    """Looks every key up in the key store anew, so that a revoked key is refused at once."""
 
     def __init__(self, keys: KeyStore, quotas: Quotas, *, allow_anonymous: bool) -> None:
         self._keys = keys
@@ -59,7 +64,7 @@ class Access:
         return self._allow_anonymous or not self._keys.any()
 
     def check_exposure(self, host: str) -> None:
-        """Raises InvalidSetting if strangers could use the service at that address."""
+        """Raise InvalidSetting if anyone could use the service at this address without a key."""
         if self.open and not self._allow_anonymous and not is_loopback(host):
             raise InvalidSetting(
                 f"host is {host}, which others can reach, and there is no API key: make one with "
@@ -68,14 +73,14 @@ class Access:
             )
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal:
-        """The sender of a request by its headers. Raises Unauthenticated."""
-        given = _key_in(headers)
+        """The sender of a request with these headers. Raises Unauthenticated."""
+        sent_key = _key_in(headers)
         is_open = self.open
-        if given is None or (is_open and not given.startswith(KEY_PREFIX)):
+        if sent_key is None or (is_open and not sent_key.startswith(KEY_PREFIX)):
             if is_open:
                 return ANONYMOUS
-            raise Unauthenticated(MISSING)
-        key = self._keys.find(given)
+            raise Unauthenticated(_KEY_NEEDED)
+        key = self._keys.find(sent_key)
         if key is None:
             raise Unauthenticated(
                 "the API key is not valid: it was mistyped, revoked, or has expired"
@@ -83,9 +88,16 @@ class Access:
         return self._principal(key)
 
     def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
-        """Let a request through that needs `scope`; `counted`: against requests per minute.
+        """Let a request through.
 
-        Raises Forbidden, QuotaExceeded.
+        Args:
+            principal: The sender.
+            scope: What the request needs.
+            counted: Whether it counts against requests per minute.
+
+        Raises:
+            Forbidden: The key lacks the scope.
+            QuotaExceeded: A rate of the key or the tenant is used up.
         """
         if scope not in principal.scopes:
             raise Forbidden(
@@ -110,7 +122,7 @@ def _key_in(headers: Mapping[str, str]) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

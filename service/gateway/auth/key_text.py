@@ -1,7 +1,7 @@
-"""API keys as text: kvs_<id>_<secret>. Knows no database.
+"""API keys as text: kvs_<id>_<secret>.
 
-The secret has 256 random bits, so a plain SHA-256 of it cannot be guessed backwards: a slow hash
-protects passwords, which people choose.
+The secret has 256 random bits, so its plain SHA-256 cannot be inverted by guessing. Slow hashes
+are for passwords, which people choose.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _KEY = re.compile(r"kvs_([0-9a-f]{16})_([0-9a-f]{64})")
 
 
 def new_key() -> tuple[str, str, bytes]:
-    """(key, its id, SHA-256 of its secret). The key itself is kept nowhere."""
+    """(key, its id, SHA-256 of its secret). The key itself is stored nowhere."""
     key_id, secret = secrets.token_hex(8), secrets.token_hex(32)
     return f"{KEY_PREFIX}{key_id}_{secret}", key_id, digest(secret)
 
 
 def parse(key: str) -> tuple[str, str] | None:
-    """(id, secret), None for what is no key."""
+    """(id, secret); None if the text is not a key."""
     found = _KEY.fullmatch(key)
     return None if found is None else (found[1], found[2])
 
@@ -34,5 +34,5 @@ def digest(secret: str) -> bytes:
 
 
 def equal(one: bytes, other: bytes) -> bool:
-    """In a time that tells nothing about either."""
+    """Compare in constant time, so that the duration reveals nothing about either."""
     return hmac.compare_digest(one, other)

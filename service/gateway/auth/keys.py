@@ -1,6 +1,7 @@
-"""API keys in keys.sqlite3: what is stored of them, and who has which. Knows no HTTP.
+"""API keys in keys.sqlite3, without their secrets.
 
-Gateway and command line open the same file; a key that the one revokes the other refuses at once.
+The gateway and the command line open the same file: a key that one revokes, the other refuses at
+once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.errors import InvalidRequest, InvalidSetting, NotFound
+from service.errors import InternalError, InvalidRequest, InvalidSetting, NotFound
 from service.gateway.auth import key_text
 from service.gateway.auth.quotas import Limits
 
@@ -30,7 +31,7 @@ MAX_NAME_CHARS = 64
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A key without its secret. Times are Unix seconds."""
+    """A key without its secret. Times are in Unix seconds."""
 
     key_id: str
     name: str
@@ -46,7 +47,7 @@ class StoredKey:
 
 
 class KeyStore:
-    """Opened by start(). Thread-safe; a look-up reads a page or two that are in memory."""
+    """Opened by start(). Thread-safe; a look-up reads one or two pages, which are in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +55,7 @@ class KeyStore:
         self._connection: sqlite3.Connection | None = None
 
     def start(self) -> None:
-        """Raises InvalidSetting if the file cannot be used."""
+        """Open the file, and create it if need be. Raises InvalidSetting if it cannot be used."""
         if self._connection is not None:
             return
         try:
@@ -86,7 +87,21 @@ class KeyStore:
         limits: Limits | None = None,
         expires: float | None = None,
     ) -> tuple[str, StoredKey]:
-        """(the key, which cannot be had again, and what is stored of it). Raises InvalidRequest."""
+        """Make a key.
+
+        Args:
+            tenant: Whose documents it sees.
+            name: For people.
+            scopes: What it may do.
+            limits: Its quotas; None: no limits.
+            expires: Unix seconds; None: never.
+
+        Returns:
+            The key, which cannot be read again, and what is stored of it.
+
+        Raises:
+            InvalidRequest: A scope is unknown, or tenant or name is too long.
+        """
         limits = limits or Limits()
         if unknown := scopes - set(key_text.SCOPES):
             raise InvalidRequest(
@@ -119,14 +134,14 @@ class KeyStore:
         return key, self._get(key_id)
 
     def find(self, key: str) -> StoredKey | None:
-        """The valid key of that text, None if there is none."""
+        """The valid key with this text, None if there is none."""
         parsed = key_text.parse(key)
         if parsed is None:
             return None
         key_id, secret = parsed
         with self._open() as connection:
             row = connection.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
-        # An unknown id takes as long as a wrong secret.
+        # Compare for an unknown id too, so that it takes as long as a wrong secret.
         expected = row["secret_sha256"] if row is not None else bytes(32)
         if not key_text.equal(key_text.digest(secret), expected) or row is None:
             return None
@@ -134,18 +149,18 @@ class KeyStore:
         return found if found.valid(time.time()) else None
 
     def all(self) -> list[StoredKey]:
-        """Oldest first, revoked and expired ones included."""
+        """All keys, oldest first, including revoked and expired ones."""
         with self._open() as connection:
             rows = connection.execute("SELECT * FROM keys ORDER BY created, key_id").fetchall()
         return [_stored(row) for row in rows]
 
     def any(self) -> bool:
-        """Whether a key was ever made: revoking the last one must not open the service."""
+        """Whether a key was ever made; revoking the last one must not open the service."""
         with self._open() as connection:
             return connection.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None
 
     def revoke(self, key_id: str) -> StoredKey:
-        """From now on the key is refused. Raises NotFound; revoking again changes nothing."""
+        """Refuse the key from now on; revoking it again changes nothing. Raises NotFound."""
         with self._open() as connection:
             connection.execute(
                 "UPDATE keys SET revoked = coalesce(revoked, ?) WHERE key_id = ?",
@@ -162,10 +177,10 @@ class KeyStore:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """The thread that holds it is alone."""
+        """The connection, for one thread at a time."""
         with self._lock:
             if self._connection is None:
-                raise RuntimeError("the key store is not open")
+                raise InternalError("the key store is not open")
             yield self._connection
 
 

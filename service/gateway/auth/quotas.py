@@ -1,9 +1,9 @@
 """How much a key and its tenant may use: requests and tokens per minute, documents and bytes.
 
-Rates are token buckets of a minute's worth: a quiet minute allows a burst, never more. Tokens are
-known only afterwards, so what is checked is whether there is credit left, and an answer may
-overdraw it once. The rates live in this process and start full; documents and bytes are counted
-where they are stored (see corpus.py).
+A rate is a token bucket that holds one minute's worth, so a quiet minute allows a burst of that
+size and no more. How many tokens an answer takes is known only afterwards. A request is therefore
+admitted while there is any credit left, and may overdraw it once. Buckets live in this process and
+start full. Documents and bytes are counted by the job store.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from service.errors import QuotaExceeded
 
-MAX_IDLE = 4096  # buckets kept before full ones are dropped
+MAX_BUCKETS = 4096  # full ones are dropped when there are more
 
 
 @dataclass(frozen=True)
 class Limits:
-    """None: no limit."""
+    """Quotas of a key or a tenant; None: no limit."""
 
     documents: int | None = None
     bytes: int | None = None
@@ -29,32 +29,35 @@ class Limits:
 
 @dataclass
 class _Bucket:
-    """Credit that grows by `per_minute` a minute up to `per_minute`."""
+    """Credit that grows by `per_minute` each minute, up to `per_minute`."""
 
     per_minute: int
     credit: float
-    at: float
+    refilled_at: float
 
     def refill(self, now: float) -> None:
-        self.credit = min(self.per_minute, self.credit + (now - self.at) * self.per_minute / 60)
-        self.at = now
+        self.credit = min(
+            self.per_minute, self.credit + (now - self.refilled_at) * self.per_minute / 60
+        )
+        self.refilled_at = now
 
     @property
     def wait_s(self) -> float:
-        """Seconds until there is credit for one more; 0 if there is now."""
+        """Seconds until there is credit for one more; 0 if there is some now."""
         return max(0.0, (1 - self.credit) * 60 / self.per_minute)
 
 
 class Quotas:
-    """Rates of keys, and of whole tenants (`per_tenant`). Belongs to one thread."""
+    """Enforces the quotas of keys and of tenants. Must be used on one thread."""
 
     def __init__(self, per_tenant: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        """`per_tenant`: the quotas of every tenant."""
         self.per_tenant = per_tenant
         self._clock = clock
         self._buckets: dict[tuple[str, str, str], _Bucket] = {}
 
     def enter(self, tenant: str, key_id: str, limits: Limits) -> None:
-        """Count one request. Raises QuotaExceeded, which counts nothing."""
+        """Count one request. Raises QuotaExceeded; a refused request is not counted."""
         if not key_id:
             return
         requests = self._rates("requests_per_minute", tenant, key_id, limits)
@@ -71,11 +74,12 @@ class Quotas:
             spent.credit -= 1
 
     def spend(self, tenant: str, key_id: str, limits: Limits, tokens: int) -> None:
+        """Count tokens of a prompt or an answer."""
         for _, bucket, _ in self._rates("tokens_per_minute", tenant, key_id, limits):
             bucket.credit -= tokens
 
     def check_stored(self, limits: Limits, documents: int, size: int) -> None:
-        """Whether a tenant may have that many documents and bytes. Raises QuotaExceeded."""
+        """Raise QuotaExceeded if a tenant may not have so many documents and bytes."""
         for name, used in (("documents", documents), ("bytes", size)):
             for owner, limit in (
                 ("key", getattr(limits, name)),
@@ -92,6 +96,7 @@ class Quotas:
     def _rates(
         self, name: str, tenant: str, key_id: str, limits: Limits
     ) -> list[tuple[str, _Bucket, str]]:
+        """(quota, its refilled bucket, "key" or "tenant") for those that have a limit."""
         now = self._clock()
         out = []
         for owner, whose, limit in (
@@ -107,14 +112,14 @@ class Quotas:
     def _bucket(self, name: tuple[str, str, str], limit: int, now: float) -> _Bucket:
         bucket = self._buckets.get(name)
         if bucket is None:
-            if len(self._buckets) >= MAX_IDLE:
+            if len(self._buckets) >= MAX_BUCKETS:
                 self._drop_full(now)
             bucket = self._buckets[name] = _Bucket(limit, limit, now)
         bucket.per_minute = limit
         return bucket
 
     def _drop_full(self, now: float) -> None:
-        """A full bucket is as good as none."""
+        """Forget full buckets: a new one starts full anyway."""
         for name, bucket in list(self._buckets.items()):
             bucket.refill(now)
             if bucket.credit >= bucket.per_minute:

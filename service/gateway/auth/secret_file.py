@@ -1,4 +1,4 @@
-"""The data folder's own secret, for tenants where KVSTITCH_TENANT_SECRET is not set. No HTTP."""
+"""The data folder's own secret, for tenants' keys where KVSTITCH_TENANT_SECRET is not set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ _BYTES = 32
 
 
 def own_secret(data_dir: Path) -> str:
-    """Hex of `tenants.secret`, which is made when it is not there. Lost, every chunk of a named
-    tenant is a miss."""
+    """The content of `tenants.secret` in hex; the file is created if it is not there.
+
+    If it is lost, no stored chunk of a named tenant can be found any more.
+    """
     path = data_dir / "tenants.secret"
     if not path.exists():
-        # Whole or not there: half a secret would be another one after a crash.
+        # Written aside and renamed, because a crash must not leave half a secret.
         temporary = path.with_suffix(".new")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:

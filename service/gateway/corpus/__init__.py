@@ -1,1 +1,1 @@
-"""Documents in and out: jobs, indexing, precompute, purges and their receipts."""
+"""Documents in and out: jobs, indexing, precomputed KV, deletions and their receipts."""

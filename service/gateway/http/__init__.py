@@ -1,1 +1,1 @@
-"""The HTTP side: routes, request bodies, server-sent events, OpenAPI."""
+"""The HTTP layer: routes, request bodies, server-sent events, OpenAPI."""

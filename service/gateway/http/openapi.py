@@ -1,6 +1,6 @@
-"""The API's description: FastAPI's, with errors, streams and examples added. Knows no use case.
+"""/openapi.json: FastAPI's description, with errors, streams and examples added.
 
-Errors are the same everywhere (problems.py), so they are written here once and not at every route.
+Errors are the same at all routes, so they are described here once and not at every route.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.gateway.http.openapi_examples import examples
 from service.gateway.schemas.errors import ErrorOut, Problem
 
 # Routes that need no key and cannot fail.
-CALM = ("/health/live",)
+ROUTES_WITHOUT_ERRORS = ("/health/live",)
 STREAMS = {
     "/v1/rag/generate": "events sources, token …, then done or error",
     "/v1/chat/completions": "chat.completion.chunk objects, then [DONE]",
@@ -28,6 +28,8 @@ REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True)
 class OfferedNames:
+    """Names of models and methods that requests may choose."""
+
     models: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
@@ -37,10 +39,15 @@ METHODS = ("get", "put", "post", "patch", "delete")
 
 
 class OpenApiDescription:
-    """What /openapi.json answers. `offer` gives the names of models and methods, none of either
-    while the worker is not ready: they are part of the description."""
+    """Makes the description, and makes it anew when other models or methods are offered."""
 
     def __init__(self, app: FastAPI, offer: Callable[[], OfferedNames]) -> None:
+        """Describe `app`.
+
+        Args:
+            app: With all its routes.
+            offer: Gives the names of models and methods; none while the worker is not ready.
+        """
         self._app = app
         self._offer = offer
         self._made: tuple[OfferedNames, dict[str, Any]] | None = None
@@ -83,17 +90,17 @@ def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
 
 def _describe(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
-    _drop_default_fault(responses)
+    _drop_default_422(responses)
     if path in STREAMS:
         responses["200"]["content"]["text/event-stream"] = {"schema": _events(STREAMS[path])}
     for media, body in operation.get("requestBody", {}).get("content", {}).items():
         if media.startswith("text/"):
-            body["schema"] = {}  # every text is one
-    if path not in CALM:
-        # A service without keys takes requests without one.
+            body["schema"] = {}  # any text is valid
+    if path not in ROUTES_WITHOUT_ERRORS:
+        # A key is optional, because a service without keys takes requests without one.
         operation["security"] = [{"key": []}, {}]
         for status in _statuses(path, method, operation):
-            responses.setdefault(str(status), _fault(path, status))
+            responses.setdefault(str(status), _error_response(path, status))
     _add_examples(path, method, operation)
 
 
@@ -112,7 +119,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
     return sorted(set(statuses))
 
 
-def _fault(path: str, status: int) -> dict[str, Any]:
+def _error_response(path: str, status: int) -> dict[str, Any]:
     problem = not path.startswith("/v1/")
     model = "Problem" if problem else "ErrorOut"
     media = "application/problem+json" if problem else "application/json"
@@ -127,7 +134,7 @@ def _fault(path: str, status: int) -> dict[str, Any]:
 
 
 def _events(description: str) -> dict[str, Any]:
-    """Of one server-sent event; its data is JSON, or [DONE]."""
+    """Schema of one server-sent event; its data is JSON, or [DONE]."""
     text = {"type": "string"}
     return {
         "type": "object",
@@ -137,8 +144,8 @@ def _events(description: str) -> dict[str, Any]:
     }
 
 
-def _drop_default_fault(responses: dict[str, Any]) -> None:
-    """FastAPI's own 422, which no route answers with."""
+def _drop_default_422(responses: dict[str, Any]) -> None:
+    """Remove FastAPI's own 422, which no route responds with."""
     content = responses.get("422", {}).get("content", {}).get("application/json", {})
     if content.get("schema", {}).get("$ref", "").endswith("/HTTPValidationError"):
         del responses["422"]

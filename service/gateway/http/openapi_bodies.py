@@ -1,4 +1,4 @@
-"""What OpenAPI says of bodies that are read here and not by FastAPI. Text only."""
+"""OpenAPI descriptions of request bodies that we read ourselves instead of FastAPI."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Example:
-    """requests: media type → name → body; response: media type → body."""
+    """Bodies of one route. requests: media type → name → body; response: media type → body."""
 
     requests: dict[str, dict[str, Any]]
     response: dict[str, Any]
@@ -19,7 +19,7 @@ class Example:
 
 @cache
 def examples() -> dict[tuple[str, str], Example]:
-    """By method, in lower case, and path as it is routed."""
+    """(method in lower case, the route's path) → its example."""
     text = (
         files("service.gateway.http").joinpath("openapi_examples.json").read_text(encoding="utf-8")
     )

@@ -1,1 +1,1 @@
-"""From texts to token ids and back: templates, tokenizer, conversations."""
+"""From texts to token ids and back: prompt formats, tokenizer, conversations."""

@@ -113,15 +113,21 @@ class PromptBuilder:
         Raises:
             PromptTooLong: The context would have no room for even one token of the answer.
         """
-        plan = PromptPlan(self.system, list(documents), question)
-        if plan.tokens >= max_context:
+        self.check_length(documents, question, max_context=max_context)
+        return PromptPlan(self.system, list(documents), question)
+
+    def check_length(
+        self, documents: Sequence[Chunk], question: list[int], *, max_context: int
+    ) -> None:
+        """Raise PromptTooLong as `plan` does."""
+        tokens = len(self.system) + sum(len(d.ids) for d in documents) + len(question)
+        if tokens >= max_context:
             raise PromptTooLong(
-                f"the prompt has {plan.tokens} tokens, the model takes {max_context - 1} and an "
+                f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an "
                 f"answer: lower top_k (now {len(documents)}) or shorten the question "
                 f"({len(question)} tokens)",
                 field="question" if len(question) >= max_context else "top_k",
             )
-        return plan
 
     def estimate(self, turns: Sequence[Turn], top_k: int) -> int:
         """About how many tokens a prompt will have, known before any work is done."""

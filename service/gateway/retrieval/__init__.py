@@ -1,1 +1,1 @@
-"""The retriever as the gateway uses it, without blocking the event loop."""
+"""The retriever, for use without blocking the event loop."""

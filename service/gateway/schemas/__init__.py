@@ -1,4 +1,7 @@
-"""What clients send and get, as pydantic models: answers in generate.py, the corpus in admin.py."""
+"""Requests and responses as pydantic models.
+
+The docstrings of models, and the descriptions of fields, are part of /openapi.json.
+"""
 
 from service.gateway.schemas.admin import (
     CollectionList,

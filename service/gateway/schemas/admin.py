@@ -1,4 +1,4 @@
-"""What clients of /admin send and get, as pydantic models. Knows no use case."""
+"""Requests and responses of /admin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients get when something is wrong; problems.py fills them. For OpenAPI."""
+"""Error responses, for OpenAPI; `service.gateway.problems` writes them."""
 
 from __future__ import annotations
 

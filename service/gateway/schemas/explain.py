@@ -1,4 +1,4 @@
-"""What `explain: true` gets. Knows no use case."""
+"""The response to a request with `explain: true`."""
 
 from __future__ import annotations
 

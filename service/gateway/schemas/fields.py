@@ -1,4 +1,4 @@
-"""Kinds of fields that requests share. Knows no route."""
+"""Kinds of fields that several requests share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_STOP_CHARS = 256
 
 
 def encodable(value: Any) -> Any:
-    """JSON can spell half a surrogate pair (a lone \\ud800), which is no text."""
+    """Refuse half a surrogate pair (a lone \\ud800), which JSON can spell but which is not text."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What /admin/gate sends and gets. Knows no use case."""
+"""Requests and responses of /admin/gate."""
 
 from __future__ import annotations
 

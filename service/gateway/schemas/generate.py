@@ -1,6 +1,6 @@
-"""What clients of /v1/rag/generate send and get, as pydantic models. Knows no use case.
+"""Requests and responses of /v1/rag/generate.
 
-Requests are strict: an unknown field or a number as a string is an error that names it.
+Requests are strict: an unknown field, or a number sent as a string, is an error that names it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What OpenAI's clients send and get. Knows no use case.
+"""Requests and responses of OpenAI's clients.
 
-Requests are lenient where OpenAI's servers are: fields that are not known are ignored. What is
-known and cannot be done here is refused by openai_requests.py. The extension object `kvstitch` is
-strict like the rest of this service.
+Requests are lenient where OpenAI's servers are: unknown fields are ignored. Known fields that are
+not supported are refused by `http.openai.request_translation`. The extension object `kvstitch` is
+strict, like the rest of this service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.gateway.schemas.generate import (
     Usage,
 )
 
-# Unknown fields are kept, to be looked through for those that are known and unsupported.
+# Unknown fields are kept, so that known ones that are not supported can be refused.
 LENIENT = ConfigDict(extra="allow", strict=True)
 
 

@@ -1,4 +1,4 @@
-"""What `include_tokens: true` adds to an answer's cache report. Knows no use case."""
+"""What `include_tokens: true` adds to an answer's cache report."""
 
 from __future__ import annotations
 

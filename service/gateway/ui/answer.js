@@ -1,11 +1,11 @@
-// One answer on its way: its text, what it cites, what it cost, and the prompt it was given.
+// Shows one answer while it comes in: its text, its citations, its cost, and its prompt.
 
 import { el, fill } from "./dom.js";
 import { count, percent, plural, time } from "./format.js";
 import { promptStrip } from "./prompt.js";
 import { waterfall } from "./waterfall.js";
 
-/** `hear` takes the stream's events, `estimate` the dry run of the same request. */
+/** `hear` takes the events of the stream, `estimate` the dry run of the same request. */
 export function answer(letter, name) {
   const id = `answer-${letter || "one"}`;
   const state = el("p", { class: "state", role: "status" }, "waiting");

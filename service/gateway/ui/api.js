@@ -1,9 +1,9 @@
-// The service's HTTP API. The key stays in this tab's session and goes nowhere but to this service.
+// The service's HTTP API. The API key is kept in this tab's session and sent only to this service.
 
 const ROOT = new URL("..", document.baseURI);
 const KEY = "kvstitch.key";
 
-/** An answer that is an error; `status` 401 means that a key is asked for. */
+/** An error response; `status` 401 means that an API key is needed. */
 export class ApiError extends Error {
   constructor(message, status, code) {
     super(message);
@@ -35,7 +35,7 @@ async function request(path, { method = "GET", body, signal } = {}) {
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  // OpenAI's routes and ours say it in `error`, those of /admin as problem+json.
+  // Routes under /v1 report errors in `error`, the others as problem+json.
   const message = told.error?.message ?? told.detail ?? told.title ?? response.statusText;
   if (response.status === 401) document.dispatchEvent(new CustomEvent("key-wanted"));
   throw new ApiError(message, response.status, told.error?.code ?? told.code);

@@ -1,4 +1,5 @@
-// The Ask tab: one question, one or two methods, one after the other so that neither slows the other.
+// The Ask tab: one question with one or two methods, one after the other so that neither slows
+// the other down.
 
 import { getJson, send, stream } from "./api.js";
 import { answer } from "./answer.js";
@@ -7,7 +8,7 @@ import { methodFields, methodName } from "./methods.js";
 
 const PATH = "v1/rag/generate";
 
-/** Returns what asks the service for its methods and collections. */
+/** Returns a function that loads methods and collections from the service. */
 export function ask() {
   const first = methodFields("Method A", "a3");
   const second = methodFields("Method B", "vanilla");
@@ -55,7 +56,7 @@ export function ask() {
   return async () => {
     const methods = await getJson("v1/methods").catch(() => null);
     if (methods) for (const fields of [first, second]) fields.offer(methods);
-    // Both may be kept from a key that may only ask; the fields then have no suggestions.
+    // A key may lack the scope for either; then the fields have no suggestions.
     const status = await getJson("status").catch(() => null);
     if (status) {
       byId("top-k").placeholder = status.prompt.top_k;
@@ -71,7 +72,7 @@ async function runOne(view, body, signal) {
     await stream(PATH, { ...body, include_text: true, include_tokens: true }, signal, view.hear);
     const result = view.result();
     if (!result) return null;
-    // Asked afterwards, so that the estimate takes nothing from the answer.
+    // Requested afterwards, so that the estimate does not slow the answer down.
     view.estimate(await send(PATH, "POST", { ...body, explain: true }).catch(() => null));
     return result;
   } catch (error) {
@@ -80,7 +81,7 @@ async function runOne(view, body, signal) {
   }
 }
 
-/** The fields that both methods share; those left empty are the service's to choose. */
+/** The fields that both methods share; for empty ones the service's defaults apply. */
 function common() {
   const body = { question: byId("question").value };
   const text = { collection: byId("collection").value.trim(), retrieval: byId("retrieval").value };

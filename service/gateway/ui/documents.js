@@ -1,4 +1,4 @@
-// The Documents tab: what is stored in a collection, and getting rid of it.
+// The Documents tab: lists, pins and deletes the documents of a collection.
 
 import { getJson, send } from "./api.js";
 import { byId, el, fill } from "./dom.js";
@@ -6,7 +6,7 @@ import { count, moment, plural } from "./format.js";
 
 const PAGE = 100;
 
-/** Returns what reads the tab anew. */
+/** Returns a function that reloads the tab. */
 export function documents() {
   const panel = byId("panel-documents");
   const status = byId("documents-status");

@@ -1,8 +1,8 @@
-// Elements without markup: text is always text, so nothing that a document says can become a page.
+// Makes elements without parsing markup, so that no text of a document can become HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element with attributes (`onclick` and its like are listeners, `data` is a dataset) and children. */
+/** Makes an element. Attributes like `onclick` are listeners, `data` is the dataset. */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,13 +16,13 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** `items` as the children of `node`, instead of what it had. */
+/** Replaces the children of `node` with `items`. */
 export function fill(node, items) {
   node.replaceChildren(...items);
   return node;
 }
 
-/** Calls `work` every `seconds()` while `panel` is shown; returns what makes it happen at once. */
+/** Calls `work` every `seconds()` while `panel` is shown; returns a function that calls it now. */
 export function whileShown(panel, seconds, work) {
   let timer = 0;
   const run = async () => {

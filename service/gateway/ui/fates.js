@@ -1,4 +1,4 @@
-// What became of tokens: names, counts. The one place that turns runs into tokens.
+// What happened to each token: names and counts. Only this file turns runs into tokens.
 
 export const SOURCES = {
   memory: { name: "RAM", about: "reused from memory" },

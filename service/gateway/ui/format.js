@@ -1,4 +1,4 @@
-// Numbers as people read them. English, whatever the browser speaks: the rest of the page is.
+// Formats numbers for people; in English, because the whole page is.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 

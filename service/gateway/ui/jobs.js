@@ -1,4 +1,4 @@
-// The Jobs tab: how far ingests are, what went wrong, and stopping them.
+// The Jobs tab: the progress and errors of ingest jobs, and cancelling them.
 
 import { getJson, send } from "./api.js";
 import { byId, el, fill, whileShown } from "./dom.js";
@@ -7,7 +7,7 @@ import { count, moment, plural } from "./format.js";
 const PAGE = 50;
 const ACTIVE = ["queued", "running"];
 
-/** Returns what reads the tab anew. */
+/** Returns a function that reloads the tab. */
 export function jobs() {
   const panel = byId("panel-jobs");
   const status = byId("jobs-status");

@@ -1,4 +1,4 @@
-// Puts the console together: tabs, the key, what every panel needs to know first.
+// Builds the console: the tabs, the API key, and what every panel needs at the start.
 
 import { getJson, key } from "./api.js";
 import { ask } from "./ask.js";

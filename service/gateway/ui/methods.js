@@ -1,10 +1,10 @@
-// The fields that choose a method: filled from what the service says it can do.
+// The fields that choose a method, made from what the service offers.
 
 import { byId, el } from "./dom.js";
 
 const RATIO = "0.15";
 
-/** A fieldset for one method; `value()` is what requests take. */
+/** A fieldset for one method; `value()` gives it as requests take it. */
 export function methodFields(title, chosen) {
   const node = byId("method-template").content.cloneNode(true).firstElementChild;
   node.querySelector("legend").textContent = title;
@@ -52,7 +52,7 @@ export function methodFields(title, chosen) {
   };
 }
 
-/** As a person says it: "a3, ratio 0.15, then snapkv of 64". */
+/** A method in words: "a3, ratio 0.15, then snapkv of 64". */
 export function methodName({ fusion, eviction }) {
   const ratio = fusion.ratio === undefined ? "" : `, ratio ${fusion.ratio}`;
   const evicts = eviction ? `, then ${eviction.method}${eviction.budget ? ` of ${eviction.budget}` : ""}` : "";

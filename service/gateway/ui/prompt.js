@@ -1,10 +1,10 @@
-// The prompt as the model got it: a row per segment, every token marked by what became of it.
+// Shows the prompt: a row per segment, with every token marked by what happened to it.
 
 import { el, fill } from "./dom.js";
 import { SOURCES, countsOf, inWords, tokensOf } from "./fates.js";
 import { count, percent, plural } from "./format.js";
 
-/** `passages` come before the first token, `show` with the end of the answer. */
+/** `passages` is called before the first token, `show` at the end of the answer. */
 export function promptStrip(id) {
   const detail = el("p", { class: "detail", role: "status" });
   const rows = el("div", { class: "rows" });
@@ -77,7 +77,7 @@ function rowOf(title, place) {
   );
 }
 
-/** Puts tokens and counts into a row. */
+/** Fills a row with tokens and counts. */
 function dress(row, title, tokens, { layers }, report, detail, method) {
   const words = inWords(countsOf(tokens));
   const problems = report?.problems.length ? ` · ${report.problems.join(", ")}` : "";
@@ -130,7 +130,7 @@ function describe(token, of, layers, method) {
   return parts.join(" · ");
 }
 
-/** The tokens as one thin bar: neighbours that fared alike are one piece. */
+/** The tokens as one thin bar; neighbours with the same fate are one piece. */
 function minimap(tokens) {
   const pieces = [];
   for (const token of tokens) {

@@ -1,9 +1,9 @@
-// Tabs as WAI-ARIA describes them: arrows, Home and End move and choose; the address keeps the choice.
+// Tabs as WAI-ARIA describes them: arrow keys, Home and End select; the address keeps the choice.
 
-/** Panels hear "shown" when they are. */
+/** A panel gets the event "shown" when it is selected. */
 export function tabs(list) {
   const all = [...list.querySelectorAll("[role=tab]")];
-  // With a slash, so that no element's id is meant: the browser would begin there.
+  // With a slash, so that it is not the id of an element, to which the browser would scroll.
   const address = (tab) => `#/${tab.id.replace("tab-", "")}`;
   const panel = (tab) => document.getElementById(tab.getAttribute("aria-controls"));
 

@@ -1,4 +1,4 @@
-// The Tiers tab: what the store holds and whether it is well, and the worker in a few figures.
+// The Tiers tab: contents and health of the KV store's tiers, and a few figures of the worker.
 
 import { getJson } from "./api.js";
 import { byId, el, fill, whileShown } from "./dom.js";
@@ -6,7 +6,7 @@ import { bytes, count, percent } from "./format.js";
 
 const NAMES = { memory: "RAM", ssd: "SSD", redis: "Redis" };
 
-/** Returns what reads the tab anew. */
+/** Returns a function that reloads the tab. */
 export function tiers() {
   const status = byId("tiers-status");
 

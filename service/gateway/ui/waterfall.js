@@ -1,4 +1,4 @@
-// Where the time to the first token went, beside what a full prefill is expected to take.
+// Shows how the time to the first token was spent, beside the expected time of a full prefill.
 
 import { el } from "./dom.js";
 import { time } from "./format.js";
@@ -14,7 +14,7 @@ const STAGES = [
   ["first_token", "Sample first token"],
 ];
 
-/** Heading and table for a finished answer; `explanation` is the dry run's, or null. */
+/** Heading and table for a finished answer; `explanation` is that of the dry run, or null. */
 export function waterfall(id, response, explanation) {
   const { stages, timing } = response;
   const rows = [];

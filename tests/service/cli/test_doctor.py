@@ -183,9 +183,8 @@ def test_a_service_that_runs(doctor: Doctor, rig: Rig) -> None:
     assert found["service"]["level"] == "ok" and "is ready" in found["service"]["message"]
     assert "serves from it" in found["data folder"]["message"]
     assert "3 documents" in found["index"]["message"] and found["index"]["level"] == "fail"
-    rig.gateway.failure = "out of order"
-    assert "out of order" in doctor(*given, code=1)["service"]["message"]
-    rig.gateway.failure = None
+    rig.gateway.limiter.draining = True
+    assert "shutting down" in doctor(*given, code=1)["service"]["message"]
 
 
 def test_deep_runs_the_start_up_check(doctor: Doctor, model: Path) -> None:

@@ -1,1 +1,1 @@
-"""Requests and responses in the shape of the OpenAI API."""
+"""Translates between the OpenAI API and this service's own requests and responses."""

@@ -1,9 +1,7 @@
-"""Names of models as OpenAI's clients use them: the served one, and it with a preset.
+"""Model names for OpenAI's clients: the served model, alone or with a preset.
 
-    kvstitch-demo              the default fusion
-    kvstitch-demo:vanilla      that fusion method, with its default parameters
-
-Knows no request and no answer.
+kvstitch-demo              the default fusion method
+kvstitch-demo:vanilla      this fusion method, with its default parameters
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from service.messages import Ready
 from service.parameters import check
 
 
-def listed(model: str, created: int, ready: Ready) -> list[ModelOut]:
-    """The served model, then its presets: every fusion method it can be used with."""
+def list_models(model: str, created: int, ready: Ready) -> list[ModelOut]:
+    """The served model, then one preset per fusion method that can be used with it."""
     plain = ModelOut(id=model, created=created, fusion=None, details=asdict(ready.model))
     presets = [
         ModelOut(
@@ -33,10 +31,16 @@ def listed(model: str, created: int, ready: Ready) -> list[ModelOut]:
     return [plain, *presets]
 
 
-def preset(name: str | None, model: str, ready: Ready) -> MethodChoice | None:
-    """The fusion method that `name` stands for, None where it is the model alone.
+def preset_fusion(name: str | None, model: str, ready: Ready) -> MethodChoice | None:
+    """The fusion method that a model name stands for; None for the model alone.
 
-    Raises ModelNotFound.
+    Args:
+        name: As the client sent it; None: nothing was sent.
+        model: The served model's name.
+        ready: What the worker offers.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
     """
     if name is None or name == model:
         return None

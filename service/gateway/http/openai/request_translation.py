@@ -1,7 +1,7 @@
-"""OpenAI's requests as requests of this service. There is no second way to an answer.
+"""Translates OpenAI's requests into GenerateRequest, so that all answers are made in one way.
 
-Fields that nobody knows are ignored; those that are known and would change the answer, but cannot
-be done here, are refused, so that nobody takes an answer for what it is not. Knows no HTTP.
+Unknown fields are ignored. Known fields that would change the answer but are not supported here
+are refused, so that nobody mistakes an answer for something else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.errors import InvalidRequest, Unsupported
-from service.gateway.http.openai.model_presets import preset
+from service.gateway.http.openai.model_presets import preset_fusion
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.generate import Message
 from service.gateway.schemas.openai import (
@@ -23,7 +23,7 @@ from service.gateway.schemas.openai import (
 from service.messages import Ready
 
 
-def _among(*values: Any) -> Callable[[Any], bool]:
+def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
@@ -31,14 +31,14 @@ def _empty(value: Any) -> bool:
     return value in (None, [], {}, False, 0, "")
 
 
-# Of a field that is not supported, the values that ask for nothing.
+# For each field that is not supported: whether a value asks for nothing, and is accepted.
 HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "n": _among(None, 1),
-    "best_of": _among(None, 1),
-    "response_format": _among(None, {"type": "text"}),
-    "modalities": _among(None, [], ["text"]),
-    "tool_choice": _among(None, "none", "auto"),
-    "function_call": _among(None, "none", "auto"),
+    "n": _one_of(None, 1),
+    "best_of": _one_of(None, 1),
+    "response_format": _one_of(None, {"type": "text"}),
+    "modalities": _one_of(None, [], ["text"]),
+    "tool_choice": _one_of(None, "none", "auto"),
+    "function_call": _one_of(None, "none", "auto"),
     **dict.fromkeys(
         (
             *("tools", "functions", "logprobs", "top_logprobs", "logit_bias", "echo", "suffix"),
@@ -50,7 +50,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 
 
 def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
-    """Raises ModelNotFound, Unsupported or InvalidRequest."""
+    """Translate. Raises ModelNotFound, Unsupported or InvalidRequest."""
     _refuse_unsupported(body.model_extra)
     messages = [_message(number, message) for number, message in enumerate(body.messages)]
     wanted = body.max_completion_tokens or body.max_tokens
@@ -58,7 +58,7 @@ def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
 
 
 def from_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
-    """Raises ModelNotFound, Unsupported or InvalidRequest."""
+    """Translate. Raises ModelNotFound, Unsupported or InvalidRequest."""
     _refuse_unsupported(body.model_extra)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
@@ -73,7 +73,7 @@ def _request(
     body: ChatRequest | CompletionRequest, model: str, ready: Ready, **asked: Any
 ) -> GenerateRequest:
     chosen = body.kvstitch or Extension.model_validate({})
-    named = preset(body.model, model, ready)
+    named = preset_fusion(body.model, model, ready)
     fields: dict[str, Any] = {
         name: getattr(chosen, name)
         for name in chosen.model_fields_set - {"fusion", "include_citations"}
@@ -82,7 +82,7 @@ def _request(
         "fusion": chosen.fusion or named,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        # OpenAI's seeds may be negative, the sampler's may not.
+        # OpenAI's seeds may be negative, the sampler's must not.
         "seed": None if body.seed is None else body.seed % 2**63,
         "stream": body.stream,
         "stop": body.stop,
@@ -99,7 +99,7 @@ def _refuse_unsupported(extra: Mapping[str, Any] | None) -> None:
 
 def _message(number: int, message: ChatMessage) -> Message:
     where = f"messages[{number}]"
-    if message.role == "tool" or message.role == "function":  # spelt out for mypy
+    if message.role == "tool" or message.role == "function":  # not `in`, which mypy cannot narrow
         raise Unsupported(f"{where}.role {message.role} is not supported", field=f"{where}.role")
     _refuse_calls(where, message.model_extra)
     role = "system" if message.role == "developer" else message.role

@@ -1,10 +1,10 @@
-"""Answers as OpenAI's clients expect them: whole, or as chunks of a stream. Knows no worker.
+"""Translates answers into what OpenAI's clients expect: whole, or as chunks of a stream.
 
     chat        chat.completion           chat.completion.chunk: role, text …, finish, [usage]
     text        text_completion           the same without roles
 
-The object `kvstitch` says what OpenAI has no place for: citations in the first chunk, before the
-first token; cache, times and warnings in the last one with a choice.
+The object `kvstitch` holds what OpenAI has no field for: citations in the first chunk, before the
+first token; cache, times and warnings in the last chunk that has a choice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Envelope:
-    """What is the same in all chunks of an answer. `model` is the name the client used."""
+    """What all chunks of an answer have in common.
+
+    Attributes:
+        id: Of the answer.
+        model: The name that the client used.
+        chat: Chat completion, else text completion.
+        citations: Whether the answer holds citations.
+        created: Unix seconds.
+    """
 
     id: str
     model: str
@@ -43,18 +51,18 @@ class Envelope:
 
     @property
     def public_id(self) -> str:
-        """Named as OpenAI names them."""
+        """The id with OpenAI's prefix."""
         return ("chatcmpl-" if self.chat else "cmpl-") + self.id.removeprefix("rag-")
 
 
-def whole(envelope: Envelope, response: GenerateResponse) -> ChatCompletion | Completion:
+def completion(envelope: Envelope, response: GenerateResponse) -> ChatCompletion | Completion:
     reason = finish_reason(response.finish_reason)
     common: dict[str, Any] = {
         "id": envelope.public_id,
         "created": envelope.created,
         "model": envelope.model,
         "usage": response.usage,
-        "kvstitch": details(response, response.citations if envelope.citations else None),
+        "kvstitch": _details(response, response.citations if envelope.citations else None),
     }
     if envelope.chat:
         message = AnswerMessage(content=response.text)
@@ -62,7 +70,7 @@ def whole(envelope: Envelope, response: GenerateResponse) -> ChatCompletion | Co
     return Completion(choices=[TextChoice(text=response.text, finish_reason=reason)], **common)
 
 
-def details(response: GenerateResponse, citations: list[Citation] | None) -> Details:
+def _details(response: GenerateResponse, citations: list[Citation] | None) -> Details:
     return Details(
         citations=citations,
         **{name: getattr(response, name) for name in Details.model_fields if name != "citations"},
@@ -70,12 +78,12 @@ def details(response: GenerateResponse, citations: list[Citation] | None) -> Det
 
 
 def finish_reason(reason: str) -> FinishReason:
-    """OpenAI has no deadline: an answer cut short by one has reached a length."""
+    """OpenAI has no deadline: an answer that one cut short counts as too long."""
     return "stop" if reason == "stop" else "length"
 
 
-class Chunks:
-    """Frames of a stream. No `id:` and no `event:` lines: some clients stumble over them."""
+class CompletionChunks:
+    """Framing of a stream, without `id:` and `event:` lines: some clients cannot parse them."""
 
     def __init__(self, envelope: Envelope, *, include_usage: bool) -> None:
         self._envelope = envelope
@@ -95,11 +103,11 @@ class Chunks:
                 return self._end(response).encode()
 
     def error(self, error: KvstitchError) -> bytes:
-        """The stream ends with it; there is no [DONE] after what was not done."""
+        """The last line of a stream that failed; no [DONE] follows."""
         return data_line({"error": error_object(error)}).encode()
 
     def _end(self, response: GenerateResponse) -> str:
-        facts = details(response, None).model_dump(mode="json", exclude={"citations"})
+        facts = _details(response, None).model_dump(mode="json", exclude={"citations"})
         empty: Any = {} if self._envelope.chat else ""
         choice = self._choice(empty, finish_reason(response.finish_reason))
         out = self._chunk([choice], {"kvstitch": facts})
@@ -119,7 +127,7 @@ class Chunks:
                 "created": self._envelope.created,
                 "model": self._envelope.model,
                 "choices": choices,
-                # OpenAI: null in every chunk but the last, if it was asked for.
+                # As OpenAI: null in every chunk but the last, if usage was asked for.
                 **({"usage": None} if self._include_usage else {}),
                 **(extra or {}),
             }

@@ -1,1 +1,1 @@
-"""HTTP routes, each a few lines around a use case."""
+"""HTTP routes. Their docstrings are part of /openapi.json."""

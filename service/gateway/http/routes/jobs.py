@@ -1,4 +1,4 @@
-"""/admin/jobs: what became of accepted documents."""
+"""/admin/jobs: how far ingest jobs are."""
 
 from __future__ import annotations
 

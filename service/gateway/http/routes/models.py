@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/methods: what this service can do."""
+"""GET /v1/models and /v1/methods: what this service offers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from service.errors import ModelNotFound
 from service.gateway.http.dependencies import GatewayDep, Generating
-from service.gateway.http.openai.model_presets import listed
+from service.gateway.http.openai.model_presets import list_models
 from service.gateway.schemas.openai import ModelList, ModelOut
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["models"])
 async def models(gateway: GatewayDep, principal: Generating) -> ModelList:
     """The model that is served, alone and with each of its presets."""
     prompts = gateway.prompts
-    return ModelList(data=listed(prompts.model, prompts.created, gateway.worker.require()))
+    return ModelList(data=list_models(prompts.model, prompts.created, gateway.worker.require()))
 
 
 @router.get("/models/{model_id:path}", response_model_exclude_none=True)

@@ -12,7 +12,7 @@ from service.gateway.answers.answer_stream import AnswerStream
 from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.http.openai.request_translation import from_chat, from_completion
-from service.gateway.http.openai.response_translation import Chunks, Envelope, whole
+from service.gateway.http.openai.response_translation import CompletionChunks, Envelope, completion
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.openai import (
     ChatCompletion,
@@ -46,7 +46,7 @@ async def completions(
 async def _answer(
     exchange: AnswerExchange,
     body: ChatRequest | CompletionRequest,
-    asked: GenerateRequest,
+    request: GenerateRequest,
     model: str,
 ) -> Any:
     def envelope(answer: AnswerStream) -> Envelope:
@@ -61,9 +61,9 @@ async def _answer(
     usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
         return await exchange.answer(
-            asked,
-            lambda answer: Chunks(envelope(answer), include_usage=usage),
-            lambda answer, result: whole(envelope(answer), result),
+            request,
+            lambda answer: CompletionChunks(envelope(answer), include_usage=usage),
+            lambda answer, result: completion(envelope(answer), result),
         )
     except KvstitchError as error:
         error.field = _as_sent(error.field, question_field)

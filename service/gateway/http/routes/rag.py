@@ -1,4 +1,4 @@
-"""POST /v1/rag/generate: an answer, streamed or whole, or what it would take."""
+"""POST /v1/rag/generate: an answer, streamed or whole; or an explanation of what it would take."""
 
 from __future__ import annotations
 
