@@ -18,7 +18,7 @@ from benchmarks.shapes import sizes
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
-from service.worker.model.attention import attend_rows
+from service.worker.api import attend_rows
 
 
 def run(setup: Setup) -> Outcome:
@@ -29,9 +29,9 @@ def run(setup: Setup) -> Outcome:
     seconds: dict[str, Any] = {}
     figures: list[Figure] = []
     for n in (setup.shape.tokens, setup.shape.long_tokens):
-        index_causal_attention = torch.randperm(n)[: int(0.15 * n)].sort().values
+        scattered = torch.randperm(n)[: int(0.15 * n)].sort().values
         cases = {
-            "15 %": index_causal_attention,
+            "15 %": scattered,
             "last 32": torch.arange(n - 32, n),
             "all": torch.arange(n),
         }

@@ -69,16 +69,16 @@ class StreamReader:
         """
         with self._lock:
             stream = self._streams.get(address.key)
-            fused_linear = stream is not None
+            already_read = stream is not None
             if stream is None:
                 stream = ChunkStream(address, None if tier == MEMORY else tier, decode=self._decode)
                 self._streams[address.key] = stream
                 stream.turn_bytes = self._turn_bytes(stream)
             stream.users += 1
-            self.shared += fused_linear
-        if not fused_linear and tier == MEMORY:
+            self.shared += already_read
+        if not already_read and tier == MEMORY:
             self._read_whole(stream)
-        elif not fused_linear:
+        elif not already_read:
             self._submit(lambda: self._advance(stream, 0))
         return stream
 

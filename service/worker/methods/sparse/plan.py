@@ -1,18 +1,11 @@
-"""Which tokens of a prompt each layer holds, computes, and needs in passing (METHODS §1.7, Q5, Q6).
-
-    kept[l]    G_l  tokens of S and documents whose KV the layer holds, ascending
-    fresh[l]   R_l  of those, tokens whose KV is computed anew
-    rows[l]    U_l  tokens whose hidden state is needed at the layer: all of R_l and later R's
-    padding[l]      U_l not in G_l: their stored KV is read for this layer and dropped after it
-
-Every layer keeps equally many tokens. Plain lists of global token indices; knows no tensors of KV.
-"""
+"""Which tokens of a prompt each layer holds, and which it computes anew (METHODS §1.7, Q5, Q6)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -22,31 +15,50 @@ from service.worker.methods.sparse.selection import Selection, SketchedDocument
 
 @dataclass(frozen=True)
 class SparsePlan:
+    """Per layer, prompt rows of S and the documents in ascending order. (The question is always
+    held and computed.) Every layer keeps equally many.
+
+    Attributes:
+        kept: rows whose KV the layer holds.
+        fresh: of these, rows whose KV is computed anew.
+    """
+
     kept: list[list[int]]
     fresh: list[list[int]]
-    rows: list[list[int]]
 
-    @property
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """Rows whose hidden state is needed at a layer: those that it or a later layer computes."""
+        rows: list[list[int]] = []
+        later: set[int] = set()
+        for computed in reversed(self.fresh):
+            later |= set(computed)
+            rows.append(sorted(later))
+        return rows[::-1]
+
+    @cached_property
     def padding(self) -> list[list[int]]:
+        """Rows that run through a layer which does not hold them: their stored KV is read for this
+        layer and dropped after it."""
         return [
             sorted(set(rows) - set(kept)) for rows, kept in zip(self.rows, self.kept, strict=True)
         ]
 
     @property
     def recomputed(self) -> set[int]:
-        """Tokens that some layer computes anew."""
+        """Rows that some layer computes anew."""
         return {t for layer in self.fresh for t in layer}
 
 
 def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
-    """Global indices of all documents' init and local blocks, ascending."""
+    """Prompt rows of all documents' first and last blocks, ascending."""
     return [d.start + t for d in documents for t in d.grid.indices(d.grid.fixed)]
 
 
 def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
-    """Local indices of init and local tokens to compute anew, ascending: those of the first block,
-    then from the end backwards, at most `share` of the document. Without middle blocks everything
-    is kept, and everything is computed: the document is exact then."""
+    """Tokens of a document's first and last blocks to compute anew, ascending: first those of the
+    first block, then from the document's end backwards, at most `share` of the document. A document
+    without middle blocks is kept whole and computed whole: it is exact then."""
     ends = grid.indices(grid.fixed)
     if not grid.middle:
         return ends
@@ -65,8 +77,17 @@ def make_plan(
     recompute: bool,
     max_recomputed: float = 1.0,
 ) -> SparsePlan:
-    """S (`system` tokens) is kept and never computed: it is exact. R: init and local tokens, as
-    many as `max_recomputed` lets, and representatives of outlier blocks where they are kept."""
+    """SamKV's plan.
+
+    S is kept and never computed: it is exact. Computed anew are tokens of the documents' first and
+    last blocks, as many as `max_recomputed` allows, and the representatives of outlier blocks where
+    these are kept.
+
+    Args:
+        system: tokens of S.
+        selection: the middle blocks that each layer keeps.
+        outlier: per document, which blocks stand out in a layer `[layers, blocks]` bool.
+    """
     edge = fixed_tokens(documents)
     anew = [d.start + t for d in documents for t in recomputed_ends(d.grid, max_recomputed)]
     kept, fresh = [], []
@@ -79,9 +100,4 @@ def make_plan(
                 marked.append(document.start + int(document.sketch.representative[layer, block]))
         kept.append(sorted([*range(system), *edge, *middle]))
         fresh.append(sorted([*anew, *marked]) if recompute else [])
-    rows: list[list[int]] = []
-    later: set[int] = set()
-    for computed in reversed(fresh):
-        later |= set(computed)
-        rows.append(sorted(later))
-    return SparsePlan(kept, fresh, rows[::-1])
+    return SparsePlan(kept, fresh)

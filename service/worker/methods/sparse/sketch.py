@@ -72,20 +72,20 @@ class Sketch:
     def of(cls, stored: Mapping[str, Tensor]) -> Sketch:
         """From what `tensors` gave; means of init and local blocks are zero."""
         layers, blocks = stored["alpha"].shape
-        cpu_linear = {
+        decoded = {
             name: stored[name].float() * stored[name + ".scale"]
             for name in ("means", "anchor", "local_query")
         }
-        means = torch.zeros(layers, blocks, *cpu_linear["anchor"].shape[1:])
-        means[:, 1 : 1 + cpu_linear["means"].shape[1]] = cpu_linear["means"]
+        means = torch.zeros(layers, blocks, *decoded["anchor"].shape[1:])
+        means[:, 1 : 1 + decoded["means"].shape[1]] = decoded["means"]
         offset = stored["offset"].int()
         representative = torch.where(
             offset == NONE, -1, offset + torch.arange(blocks, dtype=torch.int32) * BLOCK
         )
         return cls(
             means,
-            cpu_linear["anchor"],
-            cpu_linear["local_query"],
+            decoded["anchor"],
+            decoded["local_query"],
             representative,
             stored["mass"],
             stored["alpha"],

@@ -1,0 +1,69 @@
+"""What a method of one's own imports: the bases, what their hooks take and give, and the small
+functions that the built-in methods use too. These names stay."""
+
+from service.errors import InvalidRequest
+from service.parameters import parameter
+from service.worker.core.budget import apportion
+from service.worker.core.deviation import squared_deviation
+from service.worker.core.flops import FlopCount
+from service.worker.core.layer_view import AttentionScores, CachedSegment, LayerView
+from service.worker.core.layout import PromptLayout, Segment, union
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.pooling import max_pool, mean_pool
+from service.worker.core.prefill_result import PrefillResult
+from service.worker.core.steps import Steps
+from service.worker.core.topk import stable_topk
+from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
+from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights
+from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.bases.fusion import FusionMethod, Reads, floor_share, share_of
+from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, SparseMethod
+from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.sparse.blocks import BlockGrid
+from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
+from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.sketch import Sketch
+from service.worker.model.attention import attend_with_scores, attention_probabilities
+
+__all__ = [
+    "AttentionScores",
+    "BlockGrid",
+    "CachedSegment",
+    "DenseMethod",
+    "EvictionMethod",
+    "FlopCount",
+    "FusionMethod",
+    "InvalidRequest",
+    "LayerLoop",
+    "LayerView",
+    "ModelFacts",
+    "Phase",
+    "PrefillResult",
+    "PromptAttention",
+    "PromptLayout",
+    "PromptShape",
+    "Reads",
+    "RowWeights",
+    "Segment",
+    "Sketch",
+    "SketchedDocument",
+    "SketchedPrompt",
+    "SparseLoop",
+    "SparseMethod",
+    "SparsePlan",
+    "Steps",
+    "TwoPassMethod",
+    "apportion",
+    "attend_with_scores",
+    "attention_probabilities",
+    "dense_phases",
+    "fixed_tokens",
+    "floor_share",
+    "max_pool",
+    "mean_pool",
+    "parameter",
+    "share_of",
+    "squared_deviation",
+    "stable_topk",
+    "union",
+]
