@@ -1,5 +1,5 @@
-"""Load on a running service, over HTTP alone: locust users and an open-loop runner.
+"""Load tests of a running service, over HTTP: locust users and an open-loop generator.
 
-Imports nothing of the service. `sse`, `answer` and `routes` need the standard library alone, so
-that locust's image can hold nothing else.
+Nothing of the service is imported. What `locustfile.py` uses needs only the standard library,
+because locust's image holds nothing else.
 """

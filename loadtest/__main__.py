@@ -1,4 +1,4 @@
-"""`python -m loadtest`: one run from a service to a table, a JSON file, a picture and a page."""
+"""`python -m loadtest`: loads a service; writes a table, a JSON file, a plot and an HTML page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest import command_line, local_service, machine
+from loadtest.errors import LoadTestError
 from loadtest.measurement.request_record import RequestRecord
-from loadtest.rate_sweep import AUTO_FACTORS, ProbeFailed, Step, StepRunner, replay, sweep
+from loadtest.rate_sweep import AUTO_FACTORS, Step, StepRunner, replay, sweep
 from loadtest.reporting import goodput_plot, knee, markdown_report
 from loadtest.reporting.html_page import page
 from loadtest.reporting.run_summary import Slo, two_digits
@@ -27,19 +28,21 @@ from loadtest.traffic.routes import Method
 from loadtest.traffic.trace_replay import Trace
 from loadtest.traffic.workloads import Workload
 
+# Requests of each method without load.
 ALONE = 5
-"""Requests of each method without load."""
+# The default limit of TTFT, as a multiple of the first method's TTFT without load.
 SLO_FACTOR = 3.0
 
 
 def main(given: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
     args = command_line.parser().parse_args(given)
     args.api_key = args.api_key or os.environ.get("KVSTITCH_API_KEY", "")
     before = machine.describe()
     try:
         with served(args) as url:
             result, raw = asyncio.run(measure(args, url))
-    except (ValueError, OSError, local_service.ServiceFailed, ProbeFailed) as error:
+    except (LoadTestError, ValueError, OSError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
     own = {} if args.url else machine.service_environment()
@@ -50,7 +53,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def served(args: argparse.Namespace) -> Iterator[str]:
-    """The base URL of what is loaded, with its documents."""
+    """Yields the base URL of the service to load, after its documents are stored."""
     if args.url:
         url = str(args.url).rstrip("/")
         if args.ingest:
@@ -73,7 +76,7 @@ def served(args: argparse.Namespace) -> Iterator[str]:
 async def measure(
     args: argparse.Namespace, url: str
 ) -> tuple[dict[str, Any], Mapping[str, list[RequestRecord]]]:
-    """What the run gave, and its records."""
+    """Run all steps; returns the result as JSON-ready data, and the records of each step."""
     model = local_service.first_model(url, args.api_key)
     route, methods = command_line.route(args, model), command_line.methods(args)
     work = command_line.workload(args)
@@ -112,7 +115,7 @@ async def measure(
 async def alone(
     driver: StepRunner, work: Workload, methods: Sequence[Method]
 ) -> dict[str, dict[str, float]]:
-    """What each method needs without load; before and after, to see whether the machine changed."""
+    """Measure each method without load; before and after the run, to see if the machine changed."""
     out = {}
     for method in methods:
         out[method.label] = found = await driver.alone(work, method, ALONE)
@@ -121,7 +124,7 @@ async def alone(
 
 
 def knees(steps: Sequence[Step], methods: Sequence[Method], attainment: float) -> dict[str, Any]:
-    """Each method's knee, and how much further right than the first one's it is."""
+    """The knee of each method, and its ratio to the knee of the first method."""
     found = {
         method.label: knee.find_knee(
             [step for step in steps if step["method"] == method.label], attainment
@@ -140,7 +143,7 @@ def knees(steps: Sequence[Step], methods: Sequence[Method], attainment: float) -
 def write(
     folder: Path, name: str, result: Mapping[str, Any], raw: Mapping[str, Sequence[RequestRecord]]
 ) -> None:
-    """NAME.json, .records.json.gz, .png, .md and .html; the table to the console."""
+    """Write NAME.json, .records.json.gz, .png, .md and .html, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
     picture = goodput_plot.goodput(result)
     text = markdown_report.markdown(result, f"{name}.png")

@@ -1,4 +1,4 @@
-"""The command line of `python -m loadtest`, and what it builds. Sends nothing."""
+"""The command line of `python -m loadtest`, and the objects made from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from loadtest.errors import InvalidInput
 from loadtest.rate_sweep import StepSettings
 from loadtest.reporting.run_summary import Slo
 from loadtest.traffic.corpus_files import read_documents, read_questions
@@ -19,6 +20,7 @@ DEMO_MODEL = DEMO.parent / "service" / "demo_model"
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of all arguments."""
     out = argparse.ArgumentParser(
         prog="loadtest",
         description="Open-loop load: rising rates, all methods at each, knees. Without --url a "
@@ -82,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def route(args: argparse.Namespace, model: str) -> Route:
+    """The route to load."""
     fields = dict(args.request)
     if args.search:
         fields["top_k"] = args.documents or 14
@@ -92,12 +95,12 @@ def route(args: argparse.Namespace, model: str) -> Route:
 
 
 def methods(args: argparse.Namespace) -> list[Method]:
-    """Another server has no methods of ours: it answers as it does."""
+    """The fusion methods to compare; other servers than this service have none."""
     return [Method("as served")] if args.route == "openai" else list(args.methods)
 
 
 def corpus(args: argparse.Namespace) -> list[Document]:
-    """What is ingested: for the permutator its own long documents, too."""
+    """The documents to ingest; for the permutator long documents made from the corpus."""
     documents = read_documents(args.corpus)
     if args.workload == "permutator":
         names = [f"long-{number}" for number in range(1, (args.documents or 5) + 1)]
@@ -106,11 +109,16 @@ def corpus(args: argparse.Namespace) -> list[Document]:
 
 
 def workload(args: argparse.Namespace) -> Trace | Zipf | Permutator:
-    """Raises ValueError or OSError."""
+    """The requests to send.
+
+    Raises:
+        InvalidInput: the arguments or files do not fit together.
+        OSError: a file cannot be read.
+    """
     questions = read_questions(args.questions)
     if args.workload == "trace":
         if args.trace is None:
-            raise ValueError("--workload trace needs --trace FILE.jsonl")
+            raise InvalidInput("--workload trace needs --trace FILE.jsonl")
         blocks = TraceBlocks(args.block_words, args.max_blocks)
         documents = read_documents(args.corpus)
         return read_trace(
@@ -127,26 +135,38 @@ def workload(args: argparse.Namespace) -> Trace | Zipf | Permutator:
         return Permutator(documents, questions, args.permutations, system, args.max_tokens)
     count = args.documents or 14
     shuffled = args.order == "shuffled"
-    return Zipf(documents, questions, count, args.alpha, shuffled, args.search, args.max_tokens)
+    return Zipf(
+        documents,
+        questions,
+        count,
+        alpha=args.alpha,
+        shuffled=shuffled,
+        search=args.search,
+        max_tokens=args.max_tokens,
+    )
 
 
 def pattern(args: argparse.Namespace, slo: Slo) -> StepSettings:
-    """Raises ValueError."""
+    """How each step is run.
+
+    Raises:
+        InvalidInput: the durations do not fit together.
+    """
     warmup_s = args.warmup_s
     if warmup_s is None:
         warmup_s = 0.0 if args.workload == "trace" else 2.0
     if args.workload != "trace" and warmup_s >= args.step_s:
-        raise ValueError(f"--warmup-s {warmup_s:g} leaves nothing of --step-s {args.step_s:g}")
+        raise InvalidInput(f"--warmup-s {warmup_s:g} leaves nothing of --step-s {args.step_s:g}")
     longest_s = slo.longest_s
     patience_s = args.patience_s or max(2.0, 1.5 * longest_s)
     if patience_s < longest_s:
-        raise ValueError(f"--patience-s {patience_s:g} cuts answers that would still be good")
+        raise InvalidInput(f"--patience-s {patience_s:g} cuts answers that would still be good")
     max_lag_s = args.max_lag_ms / 1000
     return StepSettings(args.step_s, warmup_s, patience_s, max_lag_s, args.attempts, args.seed)
 
 
 def slo(args: argparse.Namespace, ttft_s: float) -> tuple[Slo, str]:
-    """The limits and where they come from; `ttft_s` stands where no TTFT was given."""
+    """The SLO and where it comes from; `ttft_s` (seconds) is the limit if none was given."""
     given = [None if ms is None else ms / 1000 for ms in (args.ttft_ms, args.tpot_ms, args.e2e_ms)]
     if any(limit is not None for limit in given):
         return Slo(*given), "as given"

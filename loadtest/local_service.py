@@ -1,7 +1,4 @@
-"""Starts a service of one's own as a process, and puts the corpus into it over HTTP.
-
-Knows the command `serve` and the routes; imports nothing of the service.
-"""
+"""Starts a service as a process, and stores the corpus in it over HTTP."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from loadtest.errors import ServiceFailed
 from loadtest.traffic.routes import Document
 
 START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
@@ -24,14 +22,20 @@ POLL_S = 0.2
 BATCH = 500
 
 
-class ServiceFailed(RuntimeError):
-    """The service did not start, or did not take the documents."""
-
-
 @contextmanager
 def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
-    """The base URL of a running service on `data_dir`, the demo's model by default. KVSTITCH_*
-    variables reach it. Raises ServiceFailed with the end of its log."""
+    """Start a service and stop it at the end of the block. It gets the KVSTITCH_* variables.
+
+    Args:
+        data_dir: its data folder, created if needed.
+        model: model folder to serve; default: the demo's.
+
+    Yields:
+        Its base URL.
+
+    Raises:
+        ServiceFailed: it did not start; the message has the end of its log.
+    """
     port = _free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--data-dir", str(data_dir)]
@@ -55,7 +59,11 @@ def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
 
 
 def ingest(base_url: str, documents: Sequence[Document], api_key: str = "") -> int:
-    """Hand the documents in and wait until their KV is stored; how many. Raises ServiceFailed."""
+    """Store the documents and wait until their KV caches are stored; returns how many.
+
+    Raises:
+        ServiceFailed: the service did not take them.
+    """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with httpx.Client(base_url=base_url, headers=headers, timeout=60.0) as http:
         for start in range(0, len(documents), BATCH):
@@ -69,7 +77,11 @@ def ingest(base_url: str, documents: Sequence[Document], api_key: str = "") -> i
 
 
 def first_model(base_url: str, api_key: str = "") -> str:
-    """The first model of GET /v1/models. Raises ServiceFailed."""
+    """The name of the first model of GET /v1/models.
+
+    Raises:
+        ServiceFailed: the service does not answer.
+    """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         reply = httpx.get(f"{base_url}/v1/models", headers=headers, timeout=30.0)

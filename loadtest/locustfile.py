@@ -1,12 +1,12 @@
-"""Locust users of POST /v1/rag/generate and /v1/chat/completions that read the stream.
+"""Locust users that ask POST /v1/rag/generate or /v1/chat/completions and read the stream.
 
     KVSTITCH_QUESTIONS=questions.jsonl locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
     ... locust -f loadtest/locustfile.py RagUser          one kind of user alone
 
-Beside the request itself (until its last byte) two times are reported as events of their own:
-TTFT, from sending to the first token, and TPOT, the mean time per token after the first. Locust is
-a closed loop: a user asks again when it was answered. How a service does at a given rate says
-`python -m loadtest`.
+Besides the request itself (until its last byte), two times are reported as separate events: TTFT,
+from sending to the first token, and TPOT, the mean time per token after the first. Locust is a
+closed loop: a user asks the next question after the last answer. To measure a service at a given
+rate, use `python -m loadtest`.
 
 KVSTITCH_QUESTIONS   JSONL file, one object with a `question` a line (required)
 KVSTITCH_REQUEST     JSON object for every request, in the terms of /v1/rag/generate, e.g.
@@ -29,7 +29,7 @@ from typing import Any
 
 from locust import HttpUser, events, task
 
-# Locust's command puts the folder of this file on the path, not the one above it.
+# Locust puts the folder of this file on the path, but not the folder above it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loadtest.measurement.event_stream import EventParser
@@ -42,7 +42,7 @@ DEFAULT = Method("default")
 
 @dataclass(frozen=True)
 class Setup:
-    """What the environment variables say."""
+    """The settings from the environment variables."""
 
     questions: list[str]
     max_tokens: int | None
@@ -53,6 +53,7 @@ class Setup:
 
 @cache
 def setup() -> Setup:
+    """Read the environment variables and the questions."""
     file = os.environ.get("KVSTITCH_QUESTIONS")
     if not file:
         raise SystemExit("set KVSTITCH_QUESTIONS to a JSONL file of objects with a `question`")
@@ -70,12 +71,12 @@ def setup() -> Setup:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def fail_early(**_: Any) -> None:
-    """A wrong variable ends locust at its start, not every request."""
+    """Read the settings at the start, so that a wrong variable stops locust at once."""
     setup()
 
 
 class StreamUser(HttpUser):
-    """Asks a random question, reads the answer to its end, pauses."""
+    """A user that asks a random question, reads the whole answer, and pauses."""
 
     abstract = True
 
@@ -103,7 +104,7 @@ class StreamUser(HttpUser):
                 reply.failure(f"HTTP {reply.status_code}: {reply.text[:200]}")
                 return
             size = 0
-            # None: whatever has arrived, at once.
+            # chunk_size=None gives whatever has arrived, without waiting for more.
             for received in reply.iter_content(chunk_size=None):
                 now = time.perf_counter()
                 size += len(received)
@@ -115,7 +116,7 @@ class StreamUser(HttpUser):
             self._report("TTFT", route, answer.first_at - started)
             if answer.tpot_s is not None:
                 self._report("TPOT", route, answer.tpot_s)
-            # Locust's own time ends with the headers; this is the whole answer.
+            # Locust's own time ends with the headers; this one covers the whole answer.
             reply.request_meta["response_time"] = 1000 * (answer.ended_at - started)
             reply.request_meta["response_length"] = size
             reply.success()
@@ -132,14 +133,14 @@ class StreamUser(HttpUser):
 
 
 class RagUser(StreamUser):
-    """Asks the service's own route."""
+    """Uses the service's own route."""
 
     def route(self) -> Route:
         return RagRoute(setup().fields)
 
 
 class ChatUser(StreamUser):
-    """Asks as OpenAI's clients do."""
+    """Uses the OpenAI-compatible route."""
 
     def route(self) -> Route:
         return ChatRoute(fields=setup().fields)

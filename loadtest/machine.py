@@ -1,4 +1,4 @@
-"""What a run was measured on. The hostname and paths are left out."""
+"""Describes the machine of a run, without hostname and paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "httpx", "fastapi", "uvicorn", "numpy")
-# Results are written while others are still measured.
+# Result files are excluded, because they are written while other results are still measured.
 CHANGES = (
     *("status", "--porcelain", "--untracked-files=no", "--"),
     *(":(top)", ":(top,exclude)benchmarks/results"),
@@ -19,7 +19,7 @@ PRIVATE = ("SECRET", "KEY", "URL", "DIR")
 
 
 def describe() -> dict[str, Any]:
-    """A JSON-ready record; `load_average` of one minute says whether others used the machine."""
+    """A JSON-ready record. The load average of one minute tells if others used the machine."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
 
 
 def service_environment() -> dict[str, str]:
-    """KVSTITCH_* variables that a service started from here gets, without what is private."""
+    """The KVSTITCH_* variables that a service started from here gets, without private ones."""
     return {
         name: value
         for name, value in sorted(os.environ.items())

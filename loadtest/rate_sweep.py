@@ -1,7 +1,8 @@
-"""Rising rates, every method at each of them: one run, so that what disturbs one disturbs all.
+"""Tests rising rates with every method, in one run, so that disturbances affect all methods alike.
 
-At a rate all methods get the same requests at the same times, one method after the other; which of
-them goes first turns from rate to rate. A method that failed nearly all of two rates rests.
+At each rate all methods get the same requests at the same times, one method after the other. The
+method that goes first changes from rate to rate. A method that failed nearly all requests at two
+successive rates is left out from then on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loadtest.errors import ProbeFailed
 from loadtest.measurement.percentiles import percentile
 from loadtest.measurement.request_record import OK, RequestRecord
 from loadtest.reporting.run_summary import Slo, summarize
@@ -23,32 +25,35 @@ from loadtest.traffic.routes import Method, Route
 from loadtest.traffic.trace_replay import Scheduled, Trace
 from loadtest.traffic.workloads import Workload
 
+# With an SLO attainment below this at two successive rates, higher rates would only cost time.
 HOPELESS = 0.1
-"""An SLO attainment below this at two rates in turn: further rates would only cost time."""
+# Rates to try, as multiples of what the first method can do one request after the other.
 AUTO_FACTORS = (0.3, 0.6, 0.9, 1.2, 1.8, 2.5, 3.5)
-"""Rates to try, in terms of what the first method could do one request after the other."""
+# Seconds between two steps: the service needs a moment to drop disconnected requests.
 SETTLE_S = 0.5
-"""Between two steps: a service told of disconnects needs a moment to drop them."""
 
 Step = dict[str, Any]
 Say = Callable[[str], None]
 
 
-class ProbeFailed(RuntimeError):
-    """A method does not even answer alone."""
-
-
 @dataclass(frozen=True)
 class StepSettings:
-    """How each step is driven; times in seconds."""
+    """How each step is run.
+
+    Attributes:
+        step_s: how long requests are sent, in seconds.
+        warmup_s: seconds at the start that are not counted.
+        patience_s: how long after the last request answers may still arrive, in seconds.
+        max_lag_s: how late the generator may be, in seconds.
+        attempts: how often a step is run if the generator was too late.
+        seed: seed of arrivals and requests.
+    """
 
     step_s: float = 12.0
     warmup_s: float = 2.0
     patience_s: float = 2.0
-    """How long after the last request answers may still come."""
     max_lag_s: float = 0.05
     attempts: int = 2
-    """At a step whose generator lagged."""
     seed: int = 1
 
     def describe(self) -> dict[str, Any]:
@@ -57,7 +62,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepRunner:
-    """Runs steps against one route of one server."""
+    """Runs single steps against one route of one server."""
 
     client: StreamingClient
     route: Route
@@ -73,8 +78,11 @@ class StepRunner:
     async def step(
         self, scheduled: Sequence[Scheduled], method: Method, window_s: float
     ) -> tuple[Step, list[RequestRecord]]:
-        """One run of one method; its figures and its records. Where the generator lagged it is run
-        again, and the last attempt stands, valid or not: no result decides on that."""
+        """Run one method at one rate; returns its figures and its records.
+
+        If the generator was too late, the step is run again. The last attempt counts, valid or not,
+        so the measured figures do not influence which attempt counts.
+        """
         attempts = 1
         figures, records = await self._once(scheduled, method, window_s)
         while not figures["valid"] and attempts < self.pattern.attempts:
@@ -97,9 +105,10 @@ class StepRunner:
         return figures, done.records
 
     async def alone(self, workload: Workload, method: Method, count: int) -> dict[str, float]:
-        """Medians of `count` requests, one after the other, behind one that warms up.
+        """Medians of `count` requests sent one after the other, after one that warms up.
 
-        Raises ProbeFailed.
+        Raises:
+            ProbeFailed: a request failed.
         """
         requests = itertools.islice(workload.requests(f"alone/{self.pattern.seed}"), count + 1)
         records = []
@@ -124,7 +133,7 @@ class StepRunner:
 
 
 def at_rate(workload: Workload, rate: float, pattern: StepSettings) -> list[Scheduled]:
-    """What is sent at one rate, the same for every method."""
+    """The requests and times of one rate; they are the same for every method."""
     seed = f"{pattern.seed}/{rate:g}"
     arrivals = poisson(rate, pattern.step_s, seed)
     requests = workload.requests(seed)
@@ -138,7 +147,7 @@ async def sweep(
     rates: Sequence[float],
     say: Say,
 ) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
-    """Steps in the order they were run, and the records by `method@rate`."""
+    """Run all rates; returns the steps in the order they were run, and records by `method@rate`."""
     steps: list[Step] = []
     raw: dict[str, list[RequestRecord]] = {}
     for turn, rate in enumerate(sorted(rates)):
@@ -157,9 +166,9 @@ async def sweep(
 async def replay(
     driver: StepRunner, trace: Trace, methods: Sequence[Method], say: Say
 ) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
-    """The trace once for every method."""
+    """Replay the trace once for every method; returns the steps, and the records by method."""
     steps, raw = [], {}
-    # A window that ends with the last request would make one request of a trace an infinite rate.
+    # A trace with a single request would otherwise have an infinite rate.
     window_s = max(trace.scheduled[-1].at_s, driver.pattern.warmup_s + 1.0)
     for method in methods:
         figures, records = await driver.step(trace.scheduled, method, window_s)

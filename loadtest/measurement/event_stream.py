@@ -1,7 +1,7 @@
-"""Server-sent events out of bytes as they arrive. Knows no clock, no JSON and no route.
+"""Parses server-sent events from bytes as they arrive.
 
-An event is handed out with the very bytes that end it, so that the time of `feed` is its time of
-arrival, wherever the network has cut the stream.
+An event is returned by the call of `feed` that gets its last byte. So the time of that call is the
+event's time of arrival, however the network has split the stream.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ LF, CR = 0x0A, 0x0D
 
 @dataclass(frozen=True)
 class Event:
-    """One event: its name (`message` where the server gives none) and its data lines."""
+    """One event.
+
+    Attributes:
+        name: its name; `message` if the server gives none.
+        data: its data lines, joined.
+    """
 
     name: str
     data: str
 
 
 class EventParser:
-    """Feed it what was received; it returns the events completed by that."""
+    """Turns received bytes into events."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -29,7 +34,7 @@ class EventParser:
         self._data: list[str] = []
 
     def feed(self, received: bytes) -> list[Event]:
-        """Events that these bytes complete, in order. Lines may end in LF, CR LF or CR."""
+        """The events that these bytes complete, in order. Lines may end in LF, CR LF or CR."""
         events = []
         for byte in received:
             if byte == LF and self._after_cr:
@@ -49,7 +54,7 @@ class EventParser:
             return self._dispatch()
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
-        # A line that begins with a colon is a comment: servers ping with them.
+        # A line that begins with a colon is a comment; servers send them as pings.
         if field == "event":
             self._name = value
         elif field == "data":

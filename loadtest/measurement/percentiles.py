@@ -1,4 +1,4 @@
-"""Means, deviations and percentiles of samples, as numpy computes them (linear interpolation)."""
+"""Means, standard deviations and percentiles, computed like numpy's (linear interpolation)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def percentile(samples: Iterable[float], q: float) -> float:
-    """The q-th percentile, q from 0 to 100. Raises ValueError without samples."""
+    """The q-th percentile, q from 0 to 100.
+
+    Raises:
+        ValueError: there are no samples.
+    """
     values = sorted(samples)
     if not values or not 0 <= q <= 100:
         raise ValueError(f"no percentile {q} of {len(values)} samples")
@@ -25,13 +29,13 @@ def mean(samples: Sequence[float]) -> float:
 
 
 def deviation(samples: Sequence[float]) -> float:
-    """Of the whole population, as numpy's `std`."""
+    """The standard deviation of the whole population, like numpy's `std`."""
     middle = mean(samples)
     return math.sqrt(math.fsum((value - middle) ** 2 for value in samples) / len(samples))
 
 
 def in_milliseconds(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """mean_NAME_ms, median_NAME_ms, std_NAME_ms and pXX_NAME_ms; None without samples."""
+    """The statistics mean_NAME_ms, median_NAME_ms, std_NAME_ms, pXX_NAME_ms; None if no samples."""
     statistics: dict[str, Callable[[Sequence[float]], float]] = {
         "mean": mean,
         "median": partial(percentile, q=50),

@@ -1,4 +1,4 @@
-"""What became of each request of a run. Times in seconds from when it was *meant* to be sent."""
+"""What became of each request of a run. Times count from when it was *meant* to be sent."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ FAILED, UNFINISHED = "failed", "unfinished"
 
 @dataclass
 class RequestRecord:
-    """One request. It is written while the answer comes, so that one cut short is there too."""
+    """One request, filled while its answer arrives, so that a cut-off answer is recorded too.
+
+    Attributes:
+        at_s: when it was meant to be sent, in seconds from the start of the run.
+        outcome: `ok`, `429`, `503`, `failed` (any other fault of server or network) or
+            `unfinished` (cut off at the end of the run).
+        error: what went wrong.
+        lag_s: how many seconds too late it was sent; this is the generator's fault.
+        ttft_s: seconds to the first token.
+        e2e_s: seconds to the end of the answer.
+        tpot_s: seconds per token after the first.
+        itl_s: seconds between successive events with text.
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: tokens of the answer.
+        sources: prompt tokens by the source of their KV cache.
+    """
 
     at_s: float
-    """When it was meant to be sent, from the start of the run."""
     outcome: str = UNFINISHED
-    """ok, 429, 503, failed (anything else the server or network did), unfinished (cut at the end
-    of the run's patience)."""
     error: str | None = None
     lag_s: float | None = None
-    """How much later than meant it was sent: the generator's own fault."""
     ttft_s: float | None = None
     e2e_s: float | None = None
     tpot_s: float | None = None

@@ -1,4 +1,4 @@
-"""A sweep as pictures. Knows only the result's JSON."""
+"""Plots a sweep from its JSON result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DPI = 110
 
 
 def goodput(result: Mapping[str, Any]) -> bytes:
-    """Goodput, attainment and TTFT against the rate offered, every method in each: a PNG.
+    """A PNG with goodput, SLO attainment and TTFT against the offered rate, for every method.
 
-    Crosses are steps in which the generator lagged.
+    Crosses mark steps in which the generator was too late.
     """
     steps = result["steps"]
     methods = list(dict.fromkeys(step["method"] for step in steps))

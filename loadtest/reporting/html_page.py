@@ -1,4 +1,4 @@
-"""A result as one HTML file that needs nothing else: picture and figures are in it."""
+"""Writes a result as a single HTML file that contains the plot and all figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pre { overflow-x: auto; font-size: 13px }
 
 
 def page(result: Mapping[str, Any], text: str, pictures: Mapping[str, bytes]) -> str:
-    """`text` as it is, the pictures by their captions, and all figures to open."""
+    """The HTML page: pictures with their captions, `text` unchanged, and all figures folded."""
     shown = "\n".join(
         f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,'
         f'{base64.b64encode(png).decode()}"><figcaption>{html.escape(caption)}</figcaption></figure>'

@@ -1,4 +1,4 @@
-"""Where a method gives in: the highest rate at which it still keeps the SLO. Knows no HTTP."""
+"""The knee of a method: the highest rate at which it still keeps the SLO."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Knee:
-    """`rate`: highest tested rate up to which every step had the attainment; None: not even the
-    lowest. `crossing`: where a straight line to the next step falls below it; None: it never did,
-    and the knee lies further right than was tested."""
+    """The knee of one method, in requests per second.
+
+    Attributes:
+        rate: the highest tested rate up to which every step kept the SLO; None: not even the
+            lowest did.
+        crossing: where a straight line to the next step falls below the target; None: it never
+            did, so the knee is higher than every tested rate.
+    """
 
     rate: float | None
     crossing: float | None
@@ -26,7 +31,7 @@ class Knee:
 
 
 def find_knee(steps: Sequence[dict[str, Any]], attainment: float) -> Knee:
-    """Of one method's steps, by `rate` and `slo_attainment`; not valid ones say nothing."""
+    """Find the knee from the steps of one method; invalid steps are ignored."""
     measured = sorted(
         (step["rate"], step["slo_attainment"])
         for step in steps
@@ -44,8 +49,12 @@ def find_knee(steps: Sequence[dict[str, Any]], attainment: float) -> Knee:
 
 
 def ratio(knee: Knee, base: Knee) -> tuple[float, bool] | None:
-    """How much further right than `base`, by the crossings, and whether that is only a lower bound;
-    None where one of them has no knee."""
+    """The ratio of two knees.
+
+    Returns:
+        The ratio of the crossings, and whether it is only a lower bound. None if one of them has
+        no knee.
+    """
     if base.crossing is None or knee.rate is None:
         return None
     if knee.crossing is None:

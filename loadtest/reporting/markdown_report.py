@@ -1,6 +1,6 @@
-"""A result as Markdown: what was run, a row per step, the knees, what to keep in mind.
+"""Writes a result as Markdown: what was run, one row per step, the knees, notes.
 
-The same text goes to the console and to the result's folder. Knows only the result's JSON.
+The same text goes to the console and into the result's folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEADINGS = (
 
 
 def markdown(result: Mapping[str, Any], picture: str | None = None) -> str:
-    """`picture`: a file to show."""
+    """The report; `picture` is the name of an image file to show."""
     parts = [f"# Open-loop load: {result['model']}", _what(result), _steps(result)]
     parts += [_knees(result)] if result["knees"] else []
     parts += [f"![goodput, attainment and TTFT by offered rate]({picture})"] if picture else []
@@ -25,7 +25,7 @@ def markdown(result: Mapping[str, Any], picture: str | None = None) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table whose columns line up as plain text, too."""
+    """A Markdown table whose columns are also aligned as plain text."""
     cells = [[str(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     lines = [

@@ -1,6 +1,6 @@
-"""The figures of one run, by the names of vLLM's `bench serve`. Knows no HTTP and no method.
+"""Computes the figures of one run, named as in vLLM's `bench serve`.
 
-Requests due in the warm-up are sent, and left out of every figure.
+Requests of the warm-up are sent but left out of every figure.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ SHOWN_ERRORS = 5
 
 @dataclass(frozen=True)
 class Slo:
-    """What a good answer keeps to, in seconds; None: not asked for."""
+    """The service level objective: what a good answer must keep.
+
+    Attributes:
+        ttft_s: limit of the time to the first token in seconds; None: no limit.
+        tpot_s: limit of the time per token after the first in seconds; None: no limit.
+        e2e_s: limit of the time to the end of the answer in seconds; None: no limit.
+    """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
 
     def met(self, record: RequestRecord) -> bool:
-        """All of it, by a complete answer. An answer of one token has no TPOT to miss."""
+        """Whether a complete answer kept all limits. An answer of one token has no TPOT."""
         if record.outcome != OK:
             return False
         pairs = (
@@ -47,7 +53,7 @@ class Slo:
 
     @property
     def longest_s(self) -> float:
-        """How long a good answer's limited times may take; TPOT is no such time."""
+        """The longest limit in seconds, TPOT aside."""
         return max(self.ttft_s or 0.0, self.e2e_s or 0.0)
 
     def __str__(self) -> str:
@@ -63,11 +69,17 @@ class Slo:
 def summarize(
     run: OpenLoopRun, slo: Slo, *, window_s: float, warmup_s: float = 0.0
 ) -> dict[str, Any]:
-    """`window_s`: how long requests were sent, the warm-up included.
+    """Compute all figures of a run.
 
-    request_throughput and request_goodput are vLLM's: per second from the first request to the end
-    of the last answer. offered_rate and offered_goodput are per second of the window: at overload
-    the tail of late answers does not dilute them.
+    request_throughput and request_goodput are defined as in vLLM: per second from the first request
+    to the end of the last answer. offered_rate and offered_goodput are per second of the window, so
+    late answers at overload do not dilute them.
+
+    Args:
+        run: the run.
+        slo: what counts as a good answer.
+        window_s: how long requests were sent, warm-up included, in seconds.
+        warmup_s: seconds at the start that are not counted.
     """
     records = [record for record in run.records if record.at_s >= warmup_s]
     done = [record for record in records if record.outcome == OK]
@@ -122,8 +134,7 @@ def _duration(records: Sequence[RequestRecord], run: OpenLoopRun) -> float:
 
 
 def _hits(done: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Tokens whose KV was found, by tier, and their share of what could have been found: all of
-    the prompt that is not the question."""
+    """Tokens whose KV cache was found, by tier, and their share of all tokens but the question."""
     sources: Counter[str] = Counter()
     for record in done:
         sources.update(record.sources)
@@ -138,13 +149,13 @@ def _hits(done: Sequence[RequestRecord]) -> dict[str, Any]:
 
 
 def _messages(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """What went wrong most often."""
+    """The most frequent errors."""
     counted = Counter(record.error for record in records if record.error)
     return dict(counted.most_common(SHOWN_ERRORS))
 
 
 def _most_at_once(records: Sequence[RequestRecord], run: OpenLoopRun) -> int:
-    """From when a request was due to when its answer ended, or the run."""
+    """Most requests at the same time, from their due times to the end of answer or run."""
     ended = [run.ended_s if r.e2e_s is None else r.at_s + r.e2e_s for r in records]
     changes = sorted([(r.at_s, 1) for r in records] + [(at, -1) for at in ended])
     most = now = 0
@@ -155,6 +166,6 @@ def _most_at_once(records: Sequence[RequestRecord], run: OpenLoopRun) -> int:
 
 
 def two_digits(seconds: float) -> float:
-    """Rounded up to two significant digits: a limit that one can say."""
+    """Round up to two significant digits."""
     scale = 10.0 ** (math.floor(math.log10(seconds)) - 1)
     return round(math.ceil(round(seconds / scale, 6)) * scale, 10)

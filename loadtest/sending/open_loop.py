@@ -1,10 +1,9 @@
-"""The open loop: every request is sent at its time, whatever became of those before it.
+"""The open loop: every request is sent at its time, whether or not earlier ones were answered.
 
 Latency counts from the time a request was meant to be sent. A generator that waits for answers, or
-counts from when it got round to sending, leaves out just the requests that a slow server delays
-(coordinated omission). A generator that is itself too slow measures itself: `GeneratorLag` says so.
-
-Knows no HTTP and no workload.
+counts from the actual time of sending, leaves out exactly the requests that a slow server delays
+(coordinated omission). A generator that is too slow itself would measure itself, so `GeneratorLag`
+checks that.
 """
 
 from __future__ import annotations
@@ -19,14 +18,18 @@ from typing import Protocol, TypeVar
 from loadtest.measurement.percentiles import percentile
 from loadtest.measurement.request_record import RequestRecord
 
+# Seconds between the start and the first possible request, so that the first one is not late.
 LEAD_S = 0.1
-"""Between the start and the first possible request: so that the first is not late."""
 HEARTBEAT_S = 0.02
 
 
 class Timed(Protocol):
+    """Something to be sent at a given time."""
+
     @property
-    def at_s(self) -> float: ...
+    def at_s(self) -> float:
+        """When to send it, in seconds from the start of the run."""
+        ...
 
 
 T = TypeVar("T", bound=Timed)
@@ -34,16 +37,24 @@ T = TypeVar("T", bound=Timed)
 
 @dataclass(frozen=True)
 class GeneratorLag:
-    """How late the generator itself was, in seconds; the run is no measurement beyond `limit_s`."""
+    """How late the generator itself was. Beyond `limit_s` the run is not a valid measurement.
+
+    Attributes:
+        p99_s: 99th percentile of how late requests were sent, in seconds.
+        most_s: the latest of them, in seconds.
+        limit_s: the most that is allowed, in seconds.
+        loop_p99_s: 99th percentile of how late a heartbeat in the same event loop was, in seconds;
+            received bytes may have been noticed that much later.
+    """
 
     p99_s: float
     most_s: float
     limit_s: float
     loop_p99_s: float = 0.0
-    """Of a heartbeat in the same loop: what was received may have been seen that much later."""
 
     @property
     def valid(self) -> bool:
+        """Whether the run is a valid measurement."""
         return max(self.p99_s, self.loop_p99_s) <= self.limit_s
 
     @property
@@ -60,7 +71,13 @@ class GeneratorLag:
 
 @dataclass(frozen=True)
 class OpenLoopRun:
-    """Records in order of intended time; `ended_s` is when the last answer ended or was cut."""
+    """One run of the open loop.
+
+    Attributes:
+        records: one per request, in the order of the intended times.
+        lag: how late the generator was.
+        ended_s: when the last answer ended or was cut off, in seconds from the start.
+    """
 
     records: list[RequestRecord]
     lag: GeneratorLag
@@ -75,8 +92,16 @@ async def run_open_loop(
     max_lag_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> OpenLoopRun:
-    """Send everything on time. Answers still under way `patience_s` after the last request was due
-    are cut and stay `unfinished`."""
+    """Send every item of a schedule at its time.
+
+    Args:
+        schedule: what to send, in the order of the times.
+        send: sends one item: `(item, due time on the clock, record)`.
+        patience_s: how long after the last request answers may still arrive, in seconds. Later
+            ones are cut off and stay `unfinished`.
+        max_lag_s: how late the generator may be, in seconds.
+        clock: gives seconds.
+    """
     records = [RequestRecord(item.at_s) for item in schedule]
     beats: list[float] = []
     heart = asyncio.create_task(_beat(beats, clock))
@@ -117,7 +142,7 @@ async def _sent(
 
 
 async def _beat(beats: list[float], clock: Callable[[], float]) -> None:
-    """How much later than asked the loop comes back, again and again."""
+    """Measure again and again how much later than requested the event loop wakes up."""
     while True:
         began = clock()
         await asyncio.sleep(HEARTBEAT_S)

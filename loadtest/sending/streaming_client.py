@@ -1,4 +1,4 @@
-"""Sends one request and reads its stream. Knows no schedule."""
+"""Sends one request and reads its stream."""
 
 from __future__ import annotations
 
@@ -15,20 +15,32 @@ from loadtest.measurement.request_record import FAILED, OK, OVERLOADED, REJECTED
 from loadtest.measurement.streamed_answer import StreamedAnswer
 from loadtest.traffic.routes import Route
 
+# Limit for connecting, in seconds. Reading has no limit here, because the run has one.
 CONNECT_S = 30.0
-"""Reading has no limit of its own: the run has one."""
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request that is written already: nothing but sending is left to do when its time comes."""
+    """A request that is already encoded, so that only sending is left when its time comes.
+
+    Attributes:
+        at_s: when to send it, in seconds from the start of the run.
+        content: its body.
+    """
 
     at_s: float
     content: bytes
 
 
 class StreamingClient:
-    """Sends prepared requests to one route of one server."""
+    """Sends prepared requests to one route of one server; use it as a context manager.
+
+    Args:
+        base_url: the server.
+        route: the route.
+        api_key: sent as a bearer token; empty: none.
+        clock: gives seconds.
+    """
 
     def __init__(
         self,
@@ -46,8 +58,8 @@ class StreamingClient:
         self._http: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
-        # A pool with a limit would hold requests back when the server is slow: exactly then an
-        # open loop must not.
+        # No limit of connections: a limited pool would hold requests back when the server is slow,
+        # and an open loop must not do that.
         self._http = httpx.AsyncClient(
             base_url=self._base_url,
             headers=self._headers,
@@ -66,9 +78,14 @@ class StreamingClient:
             await self._http.aclose()
 
     async def send(self, request: PreparedRequest, due: float, record: RequestRecord) -> None:
-        """Fills `record`; `due` is when the request was meant to be sent, on this client's clock.
+        """Send a request and fill its record while the answer arrives.
 
-        Never raises for what the server does. Cancelled, it disconnects.
+        Faults of the server never raise; they go into the record. When cancelled, it disconnects.
+
+        Args:
+            request: the request.
+            due: when it was meant to be sent, on this client's clock.
+            record: is filled.
         """
         assert self._http is not None, "use it as a context manager"
         answer = StreamedAnswer()
@@ -98,7 +115,7 @@ class StreamingClient:
 
 
 def _note(record: RequestRecord, answer: StreamedAnswer, due: float) -> None:
-    """What is known so far."""
+    """Copy what is known so far into the record."""
     if record.ttft_s is None and answer.first_at is not None:
         record.ttft_s = answer.first_at - due
     if answer.ended_at is None:

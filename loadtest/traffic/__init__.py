@@ -1,1 +1,1 @@
-"""What is sent, and when."""
+"""What is sent and when: documents, questions, workloads, arrival times, routes."""

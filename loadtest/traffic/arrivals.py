@@ -1,19 +1,28 @@
-"""When requests are to be sent: seconds from the start of a run. Knows nothing of what is sent."""
+"""The times at which requests are sent, in seconds from the start of a run."""
 
 from __future__ import annotations
 
 import random
 
+from loadtest.errors import InvalidInput
+
 
 def poisson(rate: float, duration_s: float, seed: int | str) -> list[float]:
-    """A Poisson process of `rate` requests a second, of independent users who do not wait for one
-    another, given that it has rate · duration requests, at least one: their times are then
-    independent and uniform. (vLLM's generator fixes the number, too: a short step would otherwise
-    be 20 % above or below the rate it is reported for.) The same seed gives the same arrivals.
+    """Arrival times of independent users: a Poisson process with a fixed number of requests.
 
-    Raises ValueError.
+    The number is rate · duration, at least 1. Given the number, the times of a Poisson process are
+    independent and uniform. vLLM's generator fixes the number too; otherwise the rate of a short
+    step could be 20 % above or below the reported one.
+
+    Args:
+        rate: requests per second.
+        duration_s: length of the run in seconds.
+        seed: the same seed gives the same times.
+
+    Raises:
+        InvalidInput: rate or duration is not positive.
     """
     if not rate > 0 or not duration_s > 0:
-        raise ValueError(f"rate and duration must be above 0, not {rate} and {duration_s}")
+        raise InvalidInput(f"rate and duration must be above 0, not {rate} and {duration_s}")
     rng = random.Random(f"arrivals/{seed}")
     return sorted(rng.uniform(0, duration_s) for _ in range(max(1, round(rate * duration_s))))

@@ -1,4 +1,4 @@
-"""Documents and questions from files. Knows no service."""
+"""Reads documents and questions from files."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.errors import InvalidInput
 from loadtest.traffic.routes import Document
 
 
 @dataclass(frozen=True)
 class Question:
+    """A question.
+
+    Attributes:
+        text: the question.
+        doc_id: the document that answers it; empty: not known.
+    """
+
     text: str
     doc_id: str = ""
-    """The document that answers it; empty: not known."""
 
 
 def read_documents(path: Path) -> list[Document]:
-    """A folder of .md files with a title line, or a JSONL file with `doc_id`, `title`, `text`.
+    """Read a folder of .md files with a title line, or a JSONL file with `doc_id`, `title`, `text`.
 
-    Raises ValueError if there is no document in it.
+    Raises:
+        InvalidInput: there are no documents, or a line cannot be read.
     """
     if path.is_dir():
         documents = [_markdown(file) for file in sorted(path.glob("*.md"))]
@@ -32,29 +40,37 @@ def read_documents(path: Path) -> list[Document]:
             if (text := str(row["text"]))
         ]
     if not documents:
-        raise ValueError(f"{path}: no documents; it must hold .md files or be a JSONL file")
+        raise InvalidInput(f"{path}: no documents; it must hold .md files or be a JSONL file")
     return documents
 
 
 def read_questions(path: Path) -> list[Question]:
-    """A JSONL file with `question` and, where known, `doc_id`. Raises ValueError if it is empty."""
+    """Read a JSONL file with `question` and, where known, `doc_id`.
+
+    Raises:
+        InvalidInput: there are no questions, or a line cannot be read.
+    """
     questions = [Question(str(r["question"]), r.get("doc_id", "")) for r in read_lines(path)]
     if not questions:
-        raise ValueError(f"{path}: no questions; each line is an object with a `question`")
+        raise InvalidInput(f"{path}: no questions; each line is an object with a `question`")
     return questions
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file. Raises ValueError that names the line."""
+    """Read the objects of a JSONL file.
+
+    Raises:
+        InvalidInput: a line is not a JSON object; the message names the line.
+    """
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: no JSON: {error}") from None
+            raise InvalidInput(f"{path}, line {number}: no JSON: {error}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: an object is expected, not {line[:40]}")
+            raise InvalidInput(f"{path}, line {number}: an object is expected, not {line[:40]}")
         yield row
 
 

@@ -1,8 +1,8 @@
-"""A model folder with random weights: times of a larger model, meaningless answers.
+"""Writes a model folder with random weights, to measure the times of a larger model.
 
-The demo model is so small that a request's fixed costs hide what a method saves. Tokenizer and
-prompt format are the demo's, so that its corpus has as many tokens as there. Needs torch and
-transformers; imports nothing of the service.
+The demo model is so small that the fixed costs of a request hide what a method saves. The answers
+of a random model mean nothing. Tokenizer and prompt format are those of the demo, so its corpus has
+the same number of tokens. Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.errors import InvalidInput
+
 HEAD_DIM = 64
 CONTEXT = 4096
 COPIED = ("tokenizer.json", "tokenizer_config.json")
@@ -20,20 +22,29 @@ COPIED = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """hidden × layers; heads of 64, a KV head for every four of them, an FFN of 2.75 times."""
+    """The size of a Llama model: heads of 64 channels, one KV head for four heads, FFN 2.75 times.
+
+    Attributes:
+        hidden: hidden size.
+        layers: number of layers.
+    """
 
     hidden: int
     layers: int
 
     @classmethod
     def parse(cls, text: str) -> ModelShape:
-        """`512x12`. Raises ValueError."""
+        """Parse a text like `512x12`.
+
+        Raises:
+            InvalidInput: it has another form, or the size is not possible.
+        """
         found = re.fullmatch(r"(\d+)x(\d+)", text)
         if not found:
-            raise ValueError(f"{text!r}: a shape is HIDDENxLAYERS, e.g. 512x12")
+            raise InvalidInput(f"{text!r}: a shape is HIDDENxLAYERS, e.g. 512x12")
         shape = cls(*map(int, found.groups()))
         if shape.hidden % (4 * HEAD_DIM) or not shape.hidden or not shape.layers:
-            raise ValueError(f"{text!r}: hidden must be a multiple of {4 * HEAD_DIM}")
+            raise InvalidInput(f"{text!r}: hidden must be a multiple of {4 * HEAD_DIM}")
         return shape
 
     def __str__(self) -> str:
@@ -41,14 +52,14 @@ class ModelShape:
 
 
 def write_model(folder: Path, shape: ModelShape, demo_model: Path, seed: int = 0) -> Path:
-    """Config, random bf16 weights and the demo's tokenizer, in `folder`."""
+    """Write config, random bf16 weights and the demo's tokenizer into `folder`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         shutil.copyfile(demo_model / name, folder / name)
-    # Without stop strings and end token every answer has as many tokens as were asked for.
+    # Without stop strings and end token, every answer has exactly `max_tokens` tokens.
     prompt = json.loads((demo_model / "kvstitch.json").read_text())
     (folder / "kvstitch.json").write_text(json.dumps({**prompt, "stop": []}, indent=2) + "\n")
     vocabulary = json.loads((demo_model / "config.json").read_text())["vocab_size"]

@@ -1,10 +1,8 @@
-"""The routes that are loaded: how a request is written for each, how its stream is read.
+"""The routes that can be loaded: how to write a request for each, and how to read its stream.
 
-    rag      /v1/rag/generate          named events: sources, token …, done
-    chat     /v1/chat/completions      OpenAI's chunks, with the service's extension `kvstitch`
-    openai   /v1/chat/completions      of any OpenAI-like server: documents are part of the message
-
-Knows no HTTP client and no clock.
+rag      /v1/rag/generate          named events: sources, token …, done
+chat     /v1/chat/completions      OpenAI's chunks, with the service's extension `kvstitch`
+openai   /v1/chat/completions      any OpenAI-like server: documents are part of the message
 """
 
 from __future__ import annotations
@@ -14,73 +12,97 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from loadtest.errors import InvalidInput
 from loadtest.measurement.event_stream import Event
 from loadtest.measurement.streamed_answer import StreamedAnswer
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text that an answer is given from."""
+    """A document of the corpus."""
 
     doc_id: str
     title: str
     text: str
 
     def body(self) -> dict[str, str]:
+        """Its JSON form."""
         return {"doc_id": self.doc_id, "title": self.title, "text": self.text}
 
 
 @dataclass(frozen=True)
 class Request:
-    """One question. With documents they are sent along, in this order; without, the service
-    searches."""
+    """One request.
+
+    Attributes:
+        question: the question.
+        documents: sent along, in this order; without any, the service searches its documents.
+        max_tokens: longest answer in tokens; None: the server's default.
+        system: a system message; empty: none.
+    """
 
     question: str
     documents: tuple[Document, ...] = ()
     max_tokens: int | None = None
     system: str = ""
-    """A system message; empty: none."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A fusion method by its name in reports, and what is sent as `fusion`."""
+    """A fusion method.
+
+    Attributes:
+        label: its name in reports.
+        fusion: sent as `fusion`; None: nothing is sent, and the service uses its default.
+    """
 
     label: str
     fusion: Mapping[str, Any] | None = None
-    """None: nothing is sent, the service's default answers."""
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        """`a3`, or `a3:0.3` with a ratio. Raises ValueError."""
+        """Parse `a3`, or `a3:0.3` with a ratio.
+
+        Raises:
+            ValueError: the text has no name, or its ratio is not a number.
+        """
         name, _, ratio = text.partition(":")
         if not name:
-            raise ValueError(f"{text!r} names no method: write NAME or NAME:RATIO")
+            raise InvalidInput(f"{text!r} names no method: write NAME or NAME:RATIO")
         return cls(text, {"method": name, **({"ratio": float(ratio)} if ratio else {})})
 
 
 class Route(Protocol):
-    """One way to ask."""
+    """One way to ask a question."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Path of the URL."""
+        ...
 
     def body(self, request: Request, method: Method) -> dict[str, Any]:
-        """The JSON of a streamed request."""
+        """The JSON body of a streamed request."""
 
     def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
-        """Writes into `answer` what an event that arrived at `now` says.
+        """Add the content of an event that arrived at `now` to `answer`.
 
-        Raises ValueError, KeyError or TypeError if it is not what this route streams.
+        Raises:
+            ValueError: the event is not JSON.
+            KeyError: it lacks a field that this route sends.
+            TypeError: a field has another type.
         """
 
 
 @dataclass(frozen=True)
 class RagRoute:
-    """The service's own."""
+    """The service's own route.
+
+    Attributes:
+        fields: merged into every body, e.g. `{"top_k": 5}`.
+        path: path of the URL.
+    """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into every body, e.g. {"top_k": 5}."""
     path: str = "/v1/rag/generate"
 
     def body(self, request: Request, method: Method) -> dict[str, Any]:
@@ -103,13 +125,18 @@ class RagRoute:
 
 @dataclass(frozen=True)
 class ChatRoute:
-    """OpenAI's chat. `plain`: without anything of this service's own."""
+    """OpenAI's chat route.
+
+    Attributes:
+        model: name of the model; empty: the server's default.
+        plain: send nothing that only this service understands.
+        fields: merged into `kvstitch`, or into the body of a plain request.
+        path: path of the URL.
+    """
 
     model: str = ""
-    """Empty: the server's default."""
     plain: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into `kvstitch`, or into the body of a plain request."""
     path: str = "/v1/chat/completions"
 
     def body(self, request: Request, method: Method) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What is asked: which documents go with which question, in which order. Knows no times.
+"""Workloads: which documents go with which question, and in which order.
 
-    Zipf          documents by popularity, sent along in a shuffled or fixed order
-    Permutator    few long documents in ever new orders (after LMCache's long-doc permutator)
+    Zipf          documents drawn by popularity, sent in a shuffled or fixed order
+    Permutator    a few long documents in many orders (like LMCache's long-doc permutator)
 
-A workload is a function of its seed: the n-th request of a run is the same for every method.
+A workload depends only on its seed: the n-th request of a run is the same for every method.
 """
 
 from __future__ import annotations
@@ -15,41 +15,53 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from loadtest.errors import InvalidInput
 from loadtest.traffic.corpus_files import Question
 from loadtest.traffic.routes import Document, Request
 
 
 class Workload(Protocol):
+    """An endless sequence of requests."""
+
     def requests(self, seed: int | str) -> Iterator[Request]:
         """Requests without end."""
 
     def describe(self) -> dict[str, Any]:
-        """For the report."""
+        """Its parameters, for the report."""
 
 
 @dataclass(frozen=True)
 class Zipf:
-    """Each request has `count` different documents; the one of popularity rank i is drawn with a
-    weight of 1 / i^alpha. alpha 0: all alike; about 1: few documents take most requests."""
+    """Requests with different documents, drawn by popularity.
+
+    The document of popularity rank i has the weight 1 / i^alpha.
+
+    Attributes:
+        documents: the corpus.
+        questions: the questions.
+        count: documents per request.
+        alpha: 0: all documents are equally popular; about 1: a few take most requests.
+        shuffled: False: the documents of a request are always in the order of the corpus.
+        search: send only the question and let the service search; then questions are popular.
+        max_tokens: longest answer in tokens.
+    """
 
     documents: Sequence[Document]
     questions: Sequence[Question]
     count: int
     alpha: float = 1.0
     shuffled: bool = True
-    """False: a request's documents are always in the corpus's order."""
     search: bool = False
-    """Only the question is sent and the service searches; popularity is that of questions."""
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= len(self.documents):
-            raise ValueError(
+            raise InvalidInput(
                 f"{self.count} documents per request: the corpus has {len(self.documents)}"
             )
 
     def requests(self, seed: int | str) -> Iterator[Request]:
-        # Ranks belong to the corpus, not to a run: what was popular stays so.
+        # The ranks do not depend on the seed: popular documents are popular in every run.
         ranked = random.Random("ranks").sample(range(len(self.documents)), len(self.documents))
         weights = [1 / rank**self.alpha for rank in range(1, len(ranked) + 1)]
         asked_of: dict[str, list[Question]] = {}
@@ -82,18 +94,29 @@ class Zipf:
 
 
 def draw(rng: random.Random, weights: Sequence[float], count: int) -> list[int]:
-    """`count` different indices, each drawn with a chance proportional to its weight among those
-    left; the first is drawn as if alone (Efraimidis and Spirakis, by exponential keys)."""
+    """Draw `count` different indices, by weight among those that are left.
+
+    Source:
+        Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006 (exponential
+        keys).
+    """
     keys = [rng.expovariate(weight) for weight in weights]
     return sorted(range(len(keys)), key=keys.__getitem__)[:count]
 
 
 @dataclass(frozen=True)
 class Permutator:
-    """All requests have the same long documents, in `permutations` different orders.
+    """Requests with the same long documents, in different orders.
 
-    LMCache's workload: 5 documents of 5,000 tokens, a system prompt of 1,000, 10 permutations. A
-    prefix cache helps no request but those of the same order.
+    LMCache's workload has 5 documents of 5,000 tokens, a system prompt of 1,000 tokens and 10
+    permutations. A prefix cache helps only requests with the same order.
+
+    Attributes:
+        documents: the long documents.
+        questions: the questions.
+        permutations: number of different orders.
+        system: the system message; empty: none.
+        max_tokens: longest answer in tokens.
     """
 
     documents: Sequence[Document]
@@ -105,12 +128,12 @@ class Permutator:
     def __post_init__(self) -> None:
         possible = math.factorial(len(self.documents))
         if not 1 <= self.permutations <= possible:
-            raise ValueError(
+            raise InvalidInput(
                 f"{self.permutations} permutations: {len(self.documents)} documents have {possible}"
             )
 
     def orders(self, seed: int | str) -> list[tuple[int, ...]]:
-        """Different orders of the documents' indices."""
+        """The different orders, as indices of the documents."""
         rng = random.Random(f"permutator/{seed}")
         found: dict[tuple[int, ...], None] = {}
         indices = range(len(self.documents))
@@ -137,8 +160,10 @@ class Permutator:
 
 
 def long_document(corpus: Sequence[Document], name: str, words: int) -> Document:
-    """A document of `words` words made of the corpus's sentences, drawn by its name: the same name
-    is the same text in every run."""
+    """A document of `words` words made of sentences of the corpus.
+
+    The name is the seed: the same name gives the same text in every run.
+    """
     rng = random.Random(f"document/{name}")
     taken: list[str] = []
     while len(taken) < words:

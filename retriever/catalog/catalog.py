@@ -7,9 +7,7 @@ Any number of threads may use the catalog; reads go on while a write is under wa
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -242,23 +240,8 @@ class Catalog:
             (scope, chunk ids `[n]`, vectors `[n, dim]`). A scope may come several times, each time
             with higher ids.
         """
-        query = (
-            "SELECT tenant, collection, chunk_id, vector "
-            "FROM vectors JOIN spaces USING (space_id) JOIN chunks USING (chunk_id) "
-            "JOIN documents USING (document) JOIN scopes USING (scope_id) "
-            "WHERE name = ? AND spaces.revision = ? AND dim = ? ORDER BY chunk_id"
-        )
         with self._database.read() as read:
-            stored = read.execute(query, astuple(space))
-            while found := stored.fetchmany(batch):
-                by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
-                for tenant, collection, chunk_id, vector in found:
-                    by_scope[tenant, collection].append((chunk_id, vector))
-                for names, pairs in by_scope.items():
-                    ids = np.array([chunk_id for chunk_id, _ in pairs], dtype=np.int64)
-                    blob = b"".join(vector for _, vector in pairs)
-                    vectors = np.frombuffer(blob, dtype="<f4").reshape(len(pairs), space.dim)
-                    yield Scope(*names), ids, vectors
+            yield from queries.vectors(read, space, batch)
 
     def spaces(self) -> list[EmbeddingSpace]:
         """The embedding spaces of the stored documents; normally there is one."""

@@ -6,10 +6,12 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from retriever.catalog.catalog_records import CatalogState
 from retriever.chunking.chunker import Span
@@ -156,6 +158,28 @@ def space_id(write: sqlite3.Connection, space: EmbeddingSpace) -> int:
     write.execute("INSERT OR IGNORE INTO spaces (name, revision, dim) VALUES (?, ?, ?)", values)
     query = "SELECT space_id FROM spaces WHERE name = ? AND revision = ? AND dim = ?"
     return int(write.execute(query, values).fetchone()["space_id"])
+
+
+def vectors(
+    connection: sqlite3.Connection, space: EmbeddingSpace, batch: int
+) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
+    """All vectors of an embedding space: (scope, chunk ids `[n]`, vectors `[n, dim]`)."""
+    query = (
+        "SELECT tenant, collection, chunk_id, vector "
+        "FROM vectors JOIN spaces USING (space_id) JOIN chunks USING (chunk_id) "
+        "JOIN documents USING (document) JOIN scopes USING (scope_id) "
+        "WHERE name = ? AND spaces.revision = ? AND dim = ? ORDER BY chunk_id"
+    )
+    stored = connection.execute(query, astuple(space))
+    while found := stored.fetchmany(batch):
+        by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
+        for tenant, collection, chunk_id, vector in found:
+            by_scope[tenant, collection].append((chunk_id, vector))
+        for names, pairs in by_scope.items():
+            ids = np.array([chunk_id for chunk_id, _ in pairs], dtype=np.int64)
+            blob = b"".join(vector for _, vector in pairs)
+            rows = np.frombuffer(blob, dtype="<f4").reshape(len(pairs), space.dim)
+            yield Scope(*names), ids, rows
 
 
 def state(connection: sqlite3.Connection) -> CatalogState:
