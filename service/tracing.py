@@ -112,7 +112,11 @@ class OtlpTracing:
         self._provider: TracerProvider | None = None
 
     def start(self) -> None:
-        """Start sending. Raises InvalidSetting if the extra `otel` is not installed."""
+        """Start sending.
+
+        Raises:
+            InvalidSetting: The extra `otel` is not installed.
+        """
         if self._provider is not None:
             return
         try:

@@ -11,7 +11,11 @@ from service import openmp
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 3 if the service failed. Raises KvstitchError if it cannot start."""
+    """Serve until a signal; 3 if the service failed.
+
+    Raises:
+        KvstitchError: It cannot start.
+    """
     openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.

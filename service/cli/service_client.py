@@ -70,7 +70,11 @@ def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
 
 
 def checked(response: httpx.Response) -> Any:
-    """The JSON of a response. Raises CommandError with the service's message."""
+    """The JSON of a response.
+
+    Raises:
+        CommandError: The response is an error, or not JSON.
+    """
     if response.is_error:
         raise error_of(response)
     try:
@@ -107,7 +111,11 @@ def pages(
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    """Yields (event, data) of a stream. Raises CommandError for an error before or in it."""
+    """Yields (event, data) of a stream.
+
+    Raises:
+        CommandError: An error came before the stream or in it.
+    """
     if response.is_error:
         response.read()
         raise error_of(response)

@@ -154,7 +154,11 @@ class Gateway:
         self.access.check_exposure(self.settings.host)
 
     async def start(self) -> None:
-        """Begin loading; `not_ready` tells when it is done. Raises InvalidSetting."""
+        """Begin loading; `not_ready` tells when it is done.
+
+        Raises:
+            InvalidSetting: As `claim`.
+        """
         self.claim()
         self._database.start()
         if self._worker_address:

@@ -75,7 +75,11 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket; done before anything is loaded. Raises InvalidSetting if it is taken."""
+    """Bind a socket; done before anything is loaded.
+
+    Raises:
+        InvalidSetting: The address is taken, or not of this machine.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -51,7 +51,11 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _embedder(settings: Settings) -> tuple[str, str]:
-    """Its name and revision. Raises EmbedderUnsupported."""
+    """The embedder's name and revision.
+
+    Raises:
+        EmbedderUnsupported: Its folder is missing or cannot be used.
+    """
     if settings.embedder_url:
         return settings.embedder or "default", settings.embedder_revision
     folder = SentenceModelFolder.read(Path(settings.embedder) if settings.embedder else None)

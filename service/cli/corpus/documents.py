@@ -166,7 +166,11 @@ def _show_receipt(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _confirm(collection: str, where: dict[str, Any]) -> None:
-    """Ask at the terminal. Raises CommandError unless the answer is yes."""
+    """Ask at the terminal.
+
+    Raises:
+        CommandError: The answer is not yes, or there is no terminal.
+    """
     what = f"documents where {json.dumps(where)}" if where else "all documents"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CommandError(
@@ -179,7 +183,11 @@ def _confirm(collection: str, where: dict[str, Any]) -> None:
 
 
 def _path(route: str, name: str) -> str:
-    """The path for a name. Raises CommandError if it would lead to another route."""
+    """The path for a name.
+
+    Raises:
+        CommandError: The path would lead to another route.
+    """
     if any(part in (".", "..") for part in name.split("/")):
         raise CommandError(
             f"{name} cannot be named in a URL: use `documents delete --filter` or --all"

@@ -73,7 +73,11 @@ class Access:
             )
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal:
-        """The sender of a request with these headers. Raises Unauthenticated."""
+        """The sender of a request with these headers.
+
+        Raises:
+            Unauthenticated: A key is needed, or this one is not valid.
+        """
         sent_key = _key_in(headers)
         is_open = self.open
         if sent_key is None or (is_open and not sent_key.startswith(KEY_PREFIX)):

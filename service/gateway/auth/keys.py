@@ -55,7 +55,11 @@ class KeyStore:
         self._connection: sqlite3.Connection | None = None
 
     def start(self) -> None:
-        """Open the file, and create it if need be. Raises InvalidSetting if it cannot be used."""
+        """Open the file, and create it if need be.
+
+        Raises:
+            InvalidSetting: It cannot be used.
+        """
         if self._connection is not None:
             return
         try:
@@ -160,7 +164,11 @@ class KeyStore:
             return connection.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None
 
     def revoke(self, key_id: str) -> StoredKey:
-        """Refuse the key from now on; revoking it again changes nothing. Raises NotFound."""
+        """Refuse the key from now on; revoking it again changes nothing.
+
+        Raises:
+            NotFound: There is no such key.
+        """
         with self._open() as connection:
             connection.execute(
                 "UPDATE keys SET revoked = coalesce(revoked, ?) WHERE key_id = ?",

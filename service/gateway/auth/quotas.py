@@ -57,7 +57,11 @@ class Quotas:
         self._buckets: dict[tuple[str, str, str], _Bucket] = {}
 
     def enter(self, tenant: str, key_id: str, limits: Limits) -> None:
-        """Count one request. Raises QuotaExceeded; a refused request is not counted."""
+        """Count one request.
+
+        Raises:
+            QuotaExceeded: A rate is used up; the request is then not counted.
+        """
         if not key_id:
             return
         requests = self._rates("requests_per_minute", tenant, key_id, limits)

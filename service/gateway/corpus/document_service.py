@@ -48,7 +48,11 @@ class DocumentService:
         return await self._retriever.page(limit, cursor, scope=scope)
 
     async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
-        """One document with its text. Raises NotFound."""
+        """One document with its text.
+
+        Raises:
+            NotFound: There is no such document.
+        """
         self._retriever.require()
         found = await self._retriever.get(doc_id, scope=scope)
         if found is None:
@@ -72,7 +76,11 @@ class DocumentService:
         return await self._retriever.collections(tenant)
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
-        """Remove a document's text, its vectors, and its KV in every tier. Raises NotFound."""
+        """Remove a document's text, its vectors, and its KV in every tier.
+
+        Raises:
+            NotFound: There is no such document.
+        """
         self._retriever.require()
         async with self._purges.catalog_lock:
             waiting = await self._cancel_waiting(scope, [doc_id])
@@ -103,7 +111,11 @@ class DocumentService:
         return await self._complete(scope, receipt_id)
 
     async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
-        """A deletion's receipt as it stands now. Raises NotFound."""
+        """A deletion's receipt as it stands now.
+
+        Raises:
+            NotFound: The tenant has no such receipt.
+        """
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, principal.tenant)
         if found is None:
             raise NotFound(

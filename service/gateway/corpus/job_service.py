@@ -79,7 +79,11 @@ class JobService:
         return await self.get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str) -> Job:
-        """One job. Raises NotFound."""
+        """One job.
+
+        Raises:
+            NotFound: The tenant has no such job.
+        """
         job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant)
         if job is None:
             raise NotFound(
@@ -90,7 +94,11 @@ class JobService:
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
     ) -> JobPage:
-        """Jobs, newest first. Raises InvalidRequest for a cursor that no page has given out."""
+        """Jobs, newest first.
+
+        Raises:
+            InvalidRequest: The cursor is not one that a page has given out.
+        """
         if cursor is not None and not (
             cursor.isascii() and cursor.isdigit() and len(cursor) <= MAX_CURSOR_DIGITS
         ):
@@ -149,7 +157,11 @@ class JobService:
 
     @contextlib.contextmanager
     def _exclusive_use(self, tenant: str, key: str | None) -> Iterator[None]:
-        """Raises Conflict while another request uses the key."""
+        """Claim an idempotency key for one request.
+
+        Raises:
+            Conflict: Another request uses it.
+        """
         if key is None:
             yield
             return

@@ -48,10 +48,7 @@ async def _upload(request: Request) -> AsyncIterator[UploadedDocument]:
 
 
 def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
-    """A dependency that gives the sender, if their API key has this scope.
-
-    Raises (when it is called): Forbidden, QuotaExceeded.
-    """
+    """A dependency that gives the sender, and refuses senders whose API key lacks this scope."""
 
     async def admitted(request: Request) -> Principal:
         principal: Principal = request.state.principal

@@ -132,7 +132,11 @@ def file_document(
 
 
 def validated(content: Any, model: type[M]) -> M:
-    """`content` as a `model`. Raises InvalidRequest with the field and the remedy."""
+    """`content` as a `model`.
+
+    Raises:
+        InvalidRequest: It does not fit; the error names the field and the remedy.
+    """
     try:
         return model.model_validate(content)
     except ValidationError as error:

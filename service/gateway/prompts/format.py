@@ -41,7 +41,11 @@ DOCUMENTS_MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
 
 
 def load_format(folder: ModelFolder) -> PromptFormat:
-    """The prompt format of `folder`. Raises ModelRefused if its format cannot be used."""
+    """The prompt format of `folder`.
+
+    Raises:
+        ModelRefused: Its kvstitch.json or its chat template cannot be used.
+    """
     try:
         own = PromptFormat.load(folder.path)
     except (KvstitchError, ValueError, TypeError, KeyError) as error:

@@ -151,7 +151,11 @@ class AsyncRetriever:
         self.started = False
 
     async def start(self) -> None:
-        """Load the embedder, the catalog and the index. Raises KvstitchError."""
+        """Load the embedder, the catalog and the index.
+
+        Raises:
+            KvstitchError: One of them cannot be loaded.
+        """
         await self._in(self._change_thread, self._retriever.start)
         if self._reranker is not None:
             await self._reranker.start()

@@ -34,7 +34,6 @@ StopString = Annotated[
 DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(encodable)]
 Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_STOPS = {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}
 Stops = Annotated[
     list[StopString],
     Field(max_length=MAX_STOPS),

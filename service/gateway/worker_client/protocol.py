@@ -42,7 +42,11 @@ class Worker(Protocol):
         ...
 
     def require(self) -> Ready:
-        """What `ready` holds. Raises WorkerUnavailable."""
+        """What `ready` holds.
+
+        Raises:
+            WorkerUnavailable: The worker is not ready.
+        """
         ...
 
     def submit(self, request: Generate) -> AsyncGenerator[Event, None]:

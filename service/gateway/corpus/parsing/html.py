@@ -31,7 +31,11 @@ _SPACE = re.compile(r"\s+")
 
 
 def decode(content: bytes) -> str:
-    """Decode by byte order mark, else `<meta charset>`, else as UTF-8. Raises InvalidRequest."""
+    """Decode by byte order mark, else `<meta charset>`, else as UTF-8.
+
+    Raises:
+        InvalidRequest: The charset is unknown or wrong.
+    """
     found = _CHARSET.search(content[:2048])
     name = "utf-8-sig"
     if found is not None and not content.startswith(codecs.BOM_UTF8):
@@ -49,7 +53,11 @@ def decode(content: bytes) -> str:
 
 
 def parse(content: bytes) -> ParsedFile:
-    """Parse a page. Raises InvalidRequest if it cannot be decoded."""
+    """Parse a page.
+
+    Raises:
+        InvalidRequest: It cannot be decoded.
+    """
     tree = LexborHTMLParser(decode(content))
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()

@@ -11,7 +11,12 @@ from service.gateway.corpus.parsing.parsed_file import ParsedFile
 
 
 def parse(content: bytes, max_pages: int, max_chars: int) -> ParsedFile:
-    """Parse a file. Raises InvalidRequest that says what to do, and whatever pypdf raises."""
+    """Parse a file.
+
+    Raises:
+        InvalidRequest: It exceeds a limit, is encrypted or holds no text.
+        Exception: Whatever pypdf raises for a broken file.
+    """
     reader = PdfReader(BytesIO(content))
     if reader.is_encrypted and not reader.decrypt(""):
         raise InvalidRequest("it is encrypted: remove the password first")

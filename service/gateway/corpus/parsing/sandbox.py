@@ -44,7 +44,11 @@ class FileLimits:
 
 
 async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
-    """Parse a file. Raises InvalidRequest that says what is wrong with it."""
+    """Parse a file in a process of its own.
+
+    Raises:
+        InvalidRequest: The file cannot be parsed; the message says why.
+    """
     answer = await _run(kind, content, limits)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))

@@ -50,7 +50,13 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 
 
 def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
-    """Translate. Raises ModelNotFound, Unsupported or InvalidRequest."""
+    """Translate a chat completion request.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
+        Unsupported: A field asks for something that is not supported.
+        InvalidRequest: A field is wrong.
+    """
     _refuse_unsupported(body.model_extra)
     messages = [_message(number, message) for number, message in enumerate(body.messages)]
     wanted = body.max_completion_tokens or body.max_tokens
@@ -58,7 +64,13 @@ def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
 
 
 def from_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
-    """Translate. Raises ModelNotFound, Unsupported or InvalidRequest."""
+    """Translate a text completion request.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
+        Unsupported: A field asks for something that is not supported.
+        InvalidRequest: A field is wrong.
+    """
     _refuse_unsupported(body.model_extra)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):

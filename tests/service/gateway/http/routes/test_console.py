@@ -12,7 +12,7 @@ import pytest
 from service.gateway.http.routes.console import FILES
 from tests.service.gateway.rig import Rig
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 NAMES = sorted(file.name for file in FILES.iterdir())
 TYPES = {
     ".html": "text/html",

@@ -1,0 +1,91 @@
+"""Markdown, HTML and PDF to text, and what happens to hostile files."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from service.errors import InvalidRequest
+from service.gateway.corpus.parsing import html, markdown, sandbox
+from service.gateway.corpus.parsing.sandbox import FileLimits
+from tests.service.gateway.corpus.pdfs import make_pdf
+
+LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=5, memory_bytes=512 << 20)
+MARKDOWN = "intro\r\n\r\n# Kettle #\r\n\r\n```\n# no heading\n```\n\nParts\n-----\n\ntext"
+HTML = (
+    "<html><head><title>The  Kettle</title><style>p{}</style></head><body><nav>menu</nav>"
+    "<h2>Parts <i>list</i></h2><p>It has a lid\n and a <b>handle</b>.</p><script>evil()</script>"
+    "<ul><li>lid<li>handle</ul><table><tr><td>a<td>b</table><pre>x\n  y</pre>one<br>two"
+)
+
+
+def test_markdown_keeps_its_text_and_finds_its_headings() -> None:
+    parsed = markdown.parse(MARKDOWN)
+    assert parsed.text == MARKDOWN and parsed.title == "Kettle"
+    assert [(h.level, h.title) for h in parsed.headings] == [(1, "Kettle"), (2, "Parts")]
+    assert [MARKDOWN[h.start :][:5] for h in parsed.headings] == ["# Ket", "Parts"]
+
+
+def test_html_becomes_what_a_reader_sees() -> None:
+    parsed = html.parse(HTML.encode())
+    assert parsed.title == "The Kettle"
+    assert parsed.text.split("\n") == [
+        "Parts list",
+        "It has a lid and a handle.",
+        "- lid",
+        "- handle",
+        "a | b",
+        "x",
+        "  y",
+        "one",
+        "two",
+    ]
+    assert [(h.start, h.level, h.title) for h in parsed.headings] == [(0, 2, "Parts list")]
+
+
+def test_html_in_its_own_charset() -> None:
+    page = '<meta charset="iso-8859-1"><p>Grüße</p>'
+    assert html.parse(page.encode("latin-1")).text == "Grüße"
+    with pytest.raises(InvalidRequest, match="send it as UTF-8"):
+        html.parse("<p>Grüße</p>".encode("latin-1"))
+    with pytest.raises(InvalidRequest, match="'martian' is not known"):
+        html.parse(b"<meta charset=martian><p>x")
+
+
+async def test_pdf_has_pages_and_a_title() -> None:
+    parsed = await sandbox.parse("pdf", make_pdf(["First page.", "Second."], title="T"), LIMITS)
+    assert parsed.text == "First page.\n\nSecond." and parsed.title == "T"
+    assert [parsed.text[start:][:5] for start in parsed.pages] == ["First", "Secon"]
+
+
+def bomb() -> bytes:
+    """A page whose content is 256 MiB of spaces in 256 KiB."""
+    packer = zlib.compressobj(9)
+    packed = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(256)) + packer.flush()
+    page = make_pdf(["x"])
+    content = page[page.index(b"<< /Length") : page.index(b"\nendstream")]
+    head = b"<< /Length %d /Filter /FlateDecode >>\nstream\n" % len(packed)
+    return page.replace(content, head + packed)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"%PDF-1.4 and no more", "not a readable|is not readable pdf"),
+        (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
+        (make_pdf(["x" * 11_000]), "more than 10000 characters"),
+        (make_pdf([""]), "OCR"),
+        (bomb(), "memory|readable|CPU|OCR"),
+    ],
+    ids=["broken", "pages", "text", "empty", "bomb"],
+)
+async def test_pdfs_that_are_refused(content: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        await sandbox.parse("pdf", content, LIMITS)
+
+
+async def test_html_that_nests_without_end_costs_its_limit_of_cpu() -> None:
+    limits = FileLimits(pages=1, chars=1000, cpu_s=1, memory_bytes=512 << 20)
+    with pytest.raises(InvalidRequest, match=r"1 s of CPU|memory|failed"):
+        await sandbox.parse("html", b"<div>" * 200_000, limits)
