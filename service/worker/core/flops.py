@@ -1,7 +1,7 @@
 """Counts the floating-point operations of a prompt as they are scheduled (METHODS §4).
 
-A multiply and an add are two operations. Norms, RoPE and softmax are left out, as everywhere in
-the field. Knows no tensors of data.
+A multiply and an add are two operations. Norms, RoPE and softmax are not counted, as is usual in
+FLOP counts of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Shape(Protocol):
-    """The sizes of a decoder that decide its cost (an adapter has them)."""
+    """The sizes of a decoder that decide its cost; a `DecoderAdapter` has these attributes."""
 
     layers: int
     hidden: int
@@ -26,41 +26,54 @@ class Shape(Protocol):
 
 @dataclass
 class FlopCount:
-    """A running total for one prompt; `shape` is the decoder's."""
+    """A running total for one prompt.
+
+    Attributes:
+        shape: the sizes of the decoder.
+        total: operations counted so far.
+    """
 
     shape: Shape
     total: float = 0.0
 
     def project(self, rows: int) -> None:
-        """Queries, keys and values of `rows`."""
+        """Adds the projections to queries, keys and values for so many rows."""
         s = self.shape
         self.total += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
 
     def attend(self, pairs: float) -> None:
-        """Scores and weighted values of `pairs` visible (query row, key) pairs, all heads."""
+        """Adds attention scores and the weighted sum of values, over all heads.
+
+        Args:
+            pairs: (query row, key) pairs that the causal mask lets through.
+        """
         self.total += 4.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def score(self, pairs: float) -> None:
-        """Scores alone: what ranking by attention costs."""
+        """Adds attention scores without values, which is what ranking by attention costs."""
         self.total += 2.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def finish(self, rows: int) -> None:
-        """Output projection and gated MLP of `rows`."""
+        """Adds the output projection and the gated MLP for so many rows."""
         s = self.shape
         per_row = s.heads * s.head_dim * s.hidden + 3 * s.hidden * s.intermediate
         self.total += 2.0 * rows * per_row
 
     def unembed(self, rows: int) -> None:
+        """Adds the projection to vocabulary logits for so many rows."""
         self.total += 2.0 * rows * self.shape.hidden * self.shape.vocabulary
 
 
 def causal_pairs(rows: Tensor) -> float:
-    """Keys that the rows at these indices see, summed: the row at index t sees t + 1."""
+    """Number of keys that these rows see together: the row at prompt index t sees t + 1 keys."""
     return float(rows.sum()) + len(rows)
 
 
 def full_prefill(shape: Shape, tokens: int) -> float:
-    """Operations of a full prefill whose last layer finishes only the last row, as ours does."""
+    """Operations of a full prefill of so many tokens.
+
+    The last layer finishes only the last row, as our layer loop does: nothing reads the others.
+    """
     count = FlopCount(shape)
     for layer in range(shape.layers):
         last = layer == shape.layers - 1

@@ -1,4 +1,4 @@
-"""What fusion and eviction methods may look at inside the layer loop."""
+"""What fusion and eviction methods can read inside the layer loop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from service.worker.core.layout import PromptLayout
 
 
 class CachedSegment(Protocol):
-    """A segment's stored KV: per layer k (before RoPE) and v, each `[tokens, kv_heads, d]`."""
+    """The stored KV of one segment."""
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]: ...
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
+        ...
 
 
 class ProjectedRows(NamedTuple):
-    """What the projections of a layer gave for some rows.
+    """Queries, keys and values of some rows at one layer.
 
     Attributes:
-        q: queries after RoPE `[m, heads, d]`.
-        fresh_q: queries before RoPE `[m, heads, d]`.
-        fresh_k: keys before RoPE `[m, kv_heads, d]`.
-        fresh_v: values `[m, kv_heads, d]`.
+        q: queries after RoPE `[m, heads, head_dim]`.
+        fresh_q: queries before RoPE `[m, heads, head_dim]`.
+        fresh_k: keys before RoPE `[m, kv_heads, head_dim]`.
+        fresh_v: values `[m, kv_heads, head_dim]`.
     """
 
     q: Tensor
@@ -37,12 +39,13 @@ class ProjectedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionScores:
-    """What passes over the stitched cache found: attention that every token received, summed over
-    layers, `[n]` fp32 each; zero for tokens of uncached segments.
+    """Attention that every token received in passes over the stitched cache.
+
+    Each is `[n]` fp32, summed over layers; zero for tokens of uncached segments.
 
     Attributes:
         question: attention paid by the question's rows.
-        seeds: attention paid by the rows that a method sent after them; zero without any.
+        seeds: attention paid by the rows of the seed pass; all zero if there was no such pass.
     """
 
     question: Tensor
@@ -51,19 +54,23 @@ class AttentionScores:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerView:
-    """A layer of a prompt after its projections, before its attention.
+    """A layer of a prompt after its projections and before its attention.
 
     Attributes:
+        layer: number of the layer, from 0.
+        layout: the segments of the prompt.
         rows: ascending indices of the rows computed at this layer `[m]`.
-        q: their queries after RoPE `[m, heads, d]`.
-        k, v: the layer's KV cache, keys after RoPE, fresh KV of `rows` in place
-            `[kv_heads, n, d]`.
-        fresh_q, fresh_k, fresh_v: what was just computed, before RoPE
-            `[m, heads or kv_heads, d]`.
+        q: queries of `rows` after RoPE `[m, heads, head_dim]`.
+        k: keys of the whole prompt after RoPE, those of `rows` already replaced by fresh ones
+            `[kv_heads, n, head_dim]`.
+        v: values of the whole prompt, likewise `[kv_heads, n, head_dim]`.
+        fresh_q: queries of `rows` before RoPE `[m, heads, head_dim]`.
+        fresh_k: keys of `rows` before RoPE `[m, kv_heads, head_dim]`.
+        fresh_v: values of `rows` `[m, kv_heads, head_dim]`.
         cached: stored KV by segment, None where a segment has none.
-        scale: what scores are multiplied with before the softmax.
-        flops: where a method counts work of its own.
-        attention_scores: what passes over the stitched cache found; None if there was none.
+        scale: factor of the attention scores before the softmax.
+        flops: the prompt's FLOP count, to which a method adds the work it does itself.
+        attention_scores: result of earlier passes over the stitched cache; None if there was none.
     """
 
     layer: int
@@ -81,7 +88,7 @@ class LayerView:
     attention_scores: AttentionScores | None = None
 
     def with_rows_behind(self, rows: Tensor, projected: ProjectedRows) -> LayerView:
-        """The same layer, with more rows, which stand behind `rows` and whose KV is in place."""
+        """The same layer with more rows, all later in the prompt and with their KV in place."""
         return replace(
             self,
             rows=torch.cat([self.rows, rows]),

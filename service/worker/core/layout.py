@@ -1,4 +1,6 @@
-"""Where the segments of one prompt lie: S ‖ D_1..D_k ‖ Q as index ranges over one id sequence.
+"""The segments of a prompt as index ranges over its token ids.
+
+A prompt is the system segment S, then the documents D_1 .. D_k, then the question Q:
 
 0        |S|            |S|+|D_1|                      n-|Q|        n
 ├── S ──┤├──── D_1 ────┤├──── D_2 ────┤ …  ├─── D_k ───┤├─── Q ───┤
@@ -15,12 +17,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Segment:
-    """One cacheable segment: S (index 0) or a document.
+    """One segment whose KV can be stored: S or a document.
 
     Attributes:
-        start, end: its rows in the prompt.
-        offset: where its positions began when it was precomputed: the length of what stood before.
-        uncached: no usable KV is stored; its rows are computed like the question's.
+        start: its first row in the prompt.
+        end: the row after its last one.
+        offset: position of its first token when it was precomputed, in tokens: the length of the
+            prefix that stood before it then.
+        uncached: no usable KV is stored for it; its rows are computed like the question's.
     """
 
     start: int
@@ -58,11 +62,14 @@ class PromptLayout:
         offset: int = 0,
         device: torch.device | None = None,
     ) -> PromptLayout:
-        """Lay the segments out one after another.
+        """Places the segments one after another.
 
         Args:
-            uncached: of S, then of every document: whether its rows must be computed.
-            offset: tokens that the documents' chunks were precomputed behind.
+            system: token ids of S.
+            documents: token ids of each document.
+            question: token ids of Q.
+            uncached: for S, then for every document: whether its rows must be computed.
+            offset: length in tokens of the prefix behind which the documents were precomputed.
         """
         ids = list(system)
         segments = [Segment(0, len(system), 0, uncached[0])]
@@ -91,40 +98,46 @@ class PromptLayout:
 
     @property
     def forced_rows(self) -> Tensor:
-        """Rows that every method computes at every layer: uncached segments and the question (whose
-        first layers may be taken from a first pass, `service.worker.forward.attention_pass`)."""
+        """Rows that every method computes at every layer: uncached segments and the question.
+
+        The question's first layers may be reused from an earlier pass
+        (`service.worker.forward.attention_pass`).
+        """
         uncached = [self._rows(s) for s in self.segments if s.uncached and s.tokens]
         return torch.cat([*uncached, self.question_rows])
 
     @property
     def cached_document_rows(self) -> Tensor:
-        """Candidates for recomputation: document tokens that came out of a cache."""
+        """Document rows whose KV came from the store: the candidates for recomputation."""
         cached = [self._rows(s) for s in self.documents if not s.uncached and s.tokens]
         empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
         return torch.cat(cached) if cached else empty
 
     @property
     def stale_documents(self) -> tuple[Segment, ...]:
-        """Documents out of a cache whose KV can differ from full prefill's: all but a first one
-        that was precomputed behind exactly what stands before it."""
+        """Cached documents whose KV can differ from that of a full prefill.
+
+        Only a first document is exact, if it was precomputed behind the same prefix that stands
+        before it in this prompt.
+        """
         cached = [s for s in self.documents if not s.uncached and s.tokens]
         return tuple(s for s in cached if s.offset != s.start)
 
     @property
     def stale_document_rows(self) -> Tensor:
-        """Document tokens whose recomputation can change anything."""
+        """Rows of `stale_documents`: the only cached ones that recomputing can change."""
         stale = [self._rows(s) for s in self.stale_documents]
         empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
         return torch.cat(stale) if stale else empty
 
     @property
     def cached_rows(self) -> Tensor:
-        """Every row but those of uncached segments, ascending."""
+        """Every row except those of uncached segments, ascending."""
         cached = [self._rows(s) for s in self.segments if not s.uncached and s.tokens]
         return torch.cat([*cached, self.question_rows])
 
     def only(self, rows: Tensor) -> PromptLayout:
-        """The prompt of `rows` (ascending indices) alone, moved together; nothing of it cached."""
+        """A prompt of only these rows (ascending), one after another; no segment is cached."""
         segments, at = [], 0
         for segment in self.segments:
             inside = int(((rows >= segment.start) & (rows < segment.end)).sum())

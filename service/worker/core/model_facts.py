@@ -35,7 +35,8 @@ class ModelFacts:
         stable_layers: layers in which SamKV decides how much of a document a question needs;
             empty if not measured.
 
-    Source: METHODS §1.7 (N*) for `stable_layers`.
+    Source:
+        METHODS §1.7 (N*) for `stable_layers`.
     """
 
     layers: int

@@ -1,4 +1,4 @@
-"""What a prefill gives back."""
+"""The result of a prefill."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from service.worker.core.layout import PromptLayout
 
 @dataclass
 class PrefillResult:
-    """The first answer token's logits, and what computing them took.
+    """The logits of the first answer token, and the work that computing them took.
 
     Attributes:
-        logits: `[vocabulary]` fp32, of the first answer token.
-        observed: per layer, what the eviction method's `observe` gave.
-        rows_per_layer: rows whose attention was computed.
+        logits: `[vocabulary]` fp32.
+        observed: per layer, the tensor that the eviction method's `observe` returned.
+        rows_per_layer: per layer, the number of rows whose attention was computed.
         rows: prompt rows that were computed anew, question included.
         flops: floating-point operations, as scheduled.
         layout: the prompt whose KV is in place now.
-        kept_ids: where the tokens of `layout` were in the prompt that was asked for; None if it is
-            that prompt (an eviction method may start over with fewer tokens).
+        kept_ids: indices of `layout`'s tokens in the original prompt; None if it is the original
+            prompt (an eviction method may start over with fewer tokens).
         entries_per_head: KV entries per layer and KV head; None if every token of `layout` has one.
-        coverage: share of the prompt's tokens that some layer holds.
+        coverage: share of the prompt's tokens whose KV is held by at least one layer.
     """
 
     logits: Tensor

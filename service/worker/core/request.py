@@ -78,7 +78,7 @@ class FailedEvent:
 
 @dataclass(frozen=True)
 class ExplainedEvent:
-    """What a request would cost, without answering it."""
+    """The expected cost of a request that is not answered."""
 
     id: str
     forecast: Forecast

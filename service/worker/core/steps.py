@@ -1,5 +1,7 @@
-"""What the work on a prompt yields between its steps: None after a layer (the engine may do other
-things), or a future that must be done before it goes on."""
+"""Work on a prompt as a generator, so that the engine can do other things between its steps.
+
+It yields None after a layer, and a future when it cannot continue before that future is done.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ Steps = Generator[Wait, None, T]
 
 
 def run(steps: Steps[T]) -> T:
-    """Drive work to its end, for those who have nothing to do in between."""
+    """Runs the work to its end, waiting where it waits, and returns its result."""
     while True:
         try:
             awaited = next(steps)

@@ -1,4 +1,4 @@
-"""Top-k in which of equal scores the lower index wins; torch.topk's order depends on the device."""
+"""Top-k in which the lower index wins a tie; the order of torch.topk depends on the device."""
 
 from __future__ import annotations
 
