@@ -29,8 +29,9 @@ from service.gateway.corpus.corpus import Corpus
 from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever, TimedEmbedder
+from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder, make_reranker
+from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages import Stats

@@ -19,14 +19,13 @@ from typing import Any
 
 from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.corpus.job_records import (
-    DocumentError,
     Job,
     JobPage,
     SpooledDocument,
     UploadedDocument,
 )
+from service.gateway.corpus.job_state import load_job, update_job_states
 
-_MAX_ERRORS = 100
 # Frees the space of a document that is no longer needed here.
 _FREE = "kind = NULL, meta = NULL, content = NULL"
 
@@ -99,7 +98,7 @@ class JobStore:
                 "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
                 (job_id, tenant),
             ).fetchone()
-            return None if row is None else _job(read, row)
+            return None if row is None else load_job(read, row)
 
     def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
         """Jobs, newest first, of those with a number below `before`."""
@@ -110,7 +109,7 @@ class JobStore:
                 "ORDER BY number DESC LIMIT ?4",
                 (tenant, before, state, limit + 1),
             ).fetchall()
-            jobs = [_job(read, row) for row in rows[:limit]]
+            jobs = [load_job(read, row) for row in rows[:limit]]
         return JobPage(jobs, str(rows[limit - 1]["number"]) if len(rows) > limit else None)
 
     def states(self) -> dict[str, int]:
@@ -128,7 +127,7 @@ class JobStore:
                 "WHERE job_id = ? AND state IN ('pending', 'indexed')",
                 (job_id,),
             )
-            _update_job_states(write, [job_id])
+            update_job_states(write, [job_id])
 
     def cancel_documents(
         self, tenant: str, collection: str, doc_ids: Sequence[str] | None
@@ -156,7 +155,7 @@ class JobStore:
                 "error = 'deleted before it was indexed' WHERE number = ?",
                 [(row["number"],) for row in rows],
             )
-            _update_job_states(write, [row["job_id"] for row in rows])
+            update_job_states(write, [row["job_id"] for row in rows])
         return sorted({row["doc_id"] for row in rows})
 
     # -- documents -------------------------------------------------------------------------------
@@ -260,67 +259,4 @@ def _update_documents(
         "SELECT DISTINCT job_id FROM documents WHERE number IN (SELECT value FROM json_each(?))",
         (json.dumps([row[-1] for row in values]),),
     )
-    _update_job_states(write, [row["job_id"] for row in rows.fetchall()])
-
-
-def _update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
-    """Compute the states of jobs from those of their documents."""
-    for job_id in set(job_ids):
-        cancelled = write.execute(
-            "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
-        ).fetchone()["cancelled"]
-        state = _job_state(_counts(write, "state", job_id), bool(cancelled))
-        write.execute(
-            "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
-            (state, time.time(), job_id),
-        )
-
-
-def _job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
-    job_id = row["job_id"]
-    states = _counts(read, "state", job_id)
-    chunks = read.execute(
-        "SELECT coalesce(sum(chunks), 0) FROM documents WHERE job_id = ?", (job_id,)
-    ).fetchone()[0]
-    errors = read.execute(
-        "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
-        "ORDER BY number LIMIT ?",
-        (job_id, _MAX_ERRORS),
-    ).fetchall()
-    return Job(
-        job_id=job_id,
-        state=row["state"],
-        created=row["created"],
-        updated=row["updated"],
-        total=sum(states.values()),
-        done=states.get("done", 0),
-        failed=states.get("failed", 0) + states.get("dead", 0),
-        cancelled=states.get("cancelled", 0),
-        chunks=chunks,
-        changes=_counts(read, "change", job_id),
-        errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
-    )
-
-
-def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
-    """How many of a job's documents have each value of a column."""
-    rows = connection.execute(
-        f"SELECT {column} AS value, count(*) AS n FROM documents "
-        f"WHERE job_id = ? AND {column} IS NOT NULL GROUP BY {column}",
-        (job_id,),
-    )
-    return {row["value"]: row["n"] for row in rows}
-
-
-def _job_state(documents: dict[str, int], cancelled: bool) -> str:
-    """`documents`: how many are in each state."""
-    if set(documents) == {"pending"}:
-        return "queued"
-    if "pending" in documents or "indexed" in documents:
-        return "running"
-    if cancelled:
-        return "cancelled"
-    for state in ("dead", "failed"):
-        if state in documents:
-            return state
-    return "cancelled" if set(documents) == {"cancelled"} else "succeeded"
+    update_job_states(write, [row["job_id"] for row in rows.fetchall()])

@@ -6,7 +6,6 @@ Searches have threads of their own, so that a long ingest does not delay them.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from retriever import (
     DocFilter,
     Document,
     DocumentPage,
-    Embedder,
     Filter,
     IngestResult,
     Passage,
@@ -30,12 +28,12 @@ from retriever import (
     StoredDocument,
     rerank,
 )
-from retriever.embedders.base import Vectors
 from retriever.errors import RetrieverError
 from retriever.filters import MATCH_ALL
 from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import InvalidRequest, WorkerUnavailable
 from service.gateway.retrieval.error_translation import service_error
+from service.gateway.retrieval.timed_embedder import TimedEmbedder
 
 T = TypeVar("T")
 
@@ -77,44 +75,6 @@ class RetrievalResult:
     retrieve_s: float = 0.0
     rerank_s: float = 0.0
     warnings: tuple[str, ...] = ()
-
-
-class TimedEmbedder:
-    """An embedder that remembers, per thread, how long its last call took."""
-
-    def __init__(self, inner: Embedder) -> None:
-        self._inner = inner
-        self._local = threading.local()
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def revision(self) -> str:
-        return self._inner.revision
-
-    @property
-    def dim(self) -> int:
-        return self._inner.dim
-
-    @property
-    def last_s(self) -> float:
-        """Seconds of this thread's last call."""
-        return float(getattr(self._local, "last_s", 0.0))
-
-    def start(self) -> None:
-        self._inner.start()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        started = time.perf_counter()
-        try:
-            return self._inner.embed(texts)
-        finally:
-            self._local.last_s = time.perf_counter() - started
 
 
 class AsyncRetriever:

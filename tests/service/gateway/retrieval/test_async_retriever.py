@@ -27,9 +27,9 @@ from service.gateway.retrieval.async_retriever import (
     AsyncRetriever,
     RetrievalResult,
     SearchQuery,
-    TimedEmbedder,
 )
 from service.gateway.retrieval.model_factory import make_embedder, make_reranker
+from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.settings import Settings
 
 DOCUMENTS = [

@@ -1,0 +1,75 @@
+"""The state of a job, computed from the rows of its documents."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from service.gateway.corpus.job_records import DocumentError, Job
+
+MAX_ERRORS = 100  # that a job shows
+
+
+def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+    """Compute the states of jobs from those of their documents."""
+    for job_id in set(job_ids):
+        cancelled = write.execute(
+            "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
+        ).fetchone()["cancelled"]
+        state = _job_state(_counts(write, "state", job_id), bool(cancelled))
+        write.execute(
+            "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
+            (state, time.time(), job_id),
+        )
+
+
+def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
+    """A job from its row in `jobs` and the rows of its documents."""
+    job_id = row["job_id"]
+    states = _counts(read, "state", job_id)
+    chunks = read.execute(
+        "SELECT coalesce(sum(chunks), 0) FROM documents WHERE job_id = ?", (job_id,)
+    ).fetchone()[0]
+    errors = read.execute(
+        "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
+        "ORDER BY number LIMIT ?",
+        (job_id, MAX_ERRORS),
+    ).fetchall()
+    return Job(
+        job_id=job_id,
+        state=row["state"],
+        created=row["created"],
+        updated=row["updated"],
+        total=sum(states.values()),
+        done=states.get("done", 0),
+        failed=states.get("failed", 0) + states.get("dead", 0),
+        cancelled=states.get("cancelled", 0),
+        chunks=chunks,
+        changes=_counts(read, "change", job_id),
+        errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
+    )
+
+
+def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
+    """How many of a job's documents have each value of a column."""
+    rows = connection.execute(
+        f"SELECT {column} AS value, count(*) AS n FROM documents "
+        f"WHERE job_id = ? AND {column} IS NOT NULL GROUP BY {column}",
+        (job_id,),
+    )
+    return {row["value"]: row["n"] for row in rows}
+
+
+def _job_state(documents: dict[str, int], cancelled: bool) -> str:
+    """`documents`: how many are in each state."""
+    if set(documents) == {"pending"}:
+        return "queued"
+    if "pending" in documents or "indexed" in documents:
+        return "running"
+    if cancelled:
+        return "cancelled"
+    for state in ("dead", "failed"):
+        if state in documents:
+            return state
+    return "cancelled" if set(documents) == {"cancelled"} else "succeeded"
