@@ -35,17 +35,18 @@ from torch import Tensor
 from benchmarks.environment import describe
 from benchmarks.probes import KINDS, Probe, Prober, fits
 from service.errors import KvstitchError
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import CALIBRATION_FILE
-from service.worker.core.steps import run
-from service.worker.core.topk import stable_topk
-from service.worker.forward.kv_placement import write_rows
-from service.worker.forward.prefill import prefill
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.attention import attention_probabilities, weighted_values
-from service.worker.model.load import load
+from service.worker.api import (
+    CALIBRATION_FILE,
+    DecoderAdapter,
+    SequenceKV,
+    attention_probabilities,
+    kv_pool,
+    load_model,
+    prefill_ids,
+    stable_topk,
+    weighted_values,
+    write_rows,
+)
 
 EXTRA_TOKENS = 8  # an answer may be this much longer than the expected one
 GOOD = 0.5
@@ -127,21 +128,11 @@ def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, 
 @torch.inference_mode()
 def answer(adapter: DecoderAdapter, probe: Probe, limit: int) -> Answer:
     """Greedy answer of at most `limit` tokens, every step's attention scored."""
-    device = adapter.device
     n = len(probe.ids)
-    pool = KVPool(
-        adapter.layers,
-        adapter.kv_heads,
-        adapter.head_dim,
-        n + limit,
-        dtype=adapter.dtype,
-        device=device,
-    )
-    kv = pool.reserve(n + limit)
+    kv = kv_pool(adapter, n + limit).reserve(n + limit)
     assert kv is not None, "the pool was made for it"
-    # All but the last token, whose query is the first to be looked at.
-    layout = PromptLayout.of(probe.ids[:-1], [], [], cold=[True], device=device)
-    run(prefill(adapter, layout, [None], Vanilla(), kv))
+    # All but the last token, because its attention is the first to be scored.
+    prefill_ids(adapter, probe.ids[:-1], kv=kv)
     kv.set_length(n - 1)
     r = torch.zeros(adapter.layers, adapter.heads)
     r2 = torch.zeros_like(r)
@@ -224,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args(arguments)
     try:
-        adapter = load(str(args.model), dtype=args.dtype, device=args.device)
+        adapter = load_model(str(args.model), dtype=args.dtype, device=args.device)
         prober = Prober(args.model, tokens=args.tokens)
         found = calibrate(
             adapter,

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from demo.language import tasks
 from service.errors import PromptTooLong
-from service.gateway.prompts.format import load_format, without_bos
-from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.tokenizer import ServingTokenizer
+from service.gateway.api import ModelFolder, ServingTokenizer, load_format, without_bos
 from service.prompt import PromptFormat, system_ids
 
 FILLER = (

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.api import DecoderAdapter, adapter_for
 
 QWEN2 = {
     "qwen2.5-0.5b": {

@@ -32,11 +32,7 @@ from benchmarks.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.core.request import DoneEvent, Request, TokenEvent
-from service.worker.engine.engine import Engine
-from service.worker.loading.loader import Loader
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.addressing import Addressing
+from service.worker.api import DecoderAdapter, DoneEvent, Engine, Request, TokenEvent, open_engine
 
 FULL = "full prefill"
 METHODS = {
@@ -72,15 +68,8 @@ class Place:
 def place(
     adapter: DecoderAdapter, tier: Tier, pool: int, cool: Callable[[], None]
 ) -> Iterator[Place]:
-    with TieredStore([tier]) as store:
-        loader = Loader(store, threads=4)
-        loader.start()
-        addressing = Addressing(adapter, fingerprint="random", codec="raw")
-        try:
-            engine = Engine(adapter, addressing, store, loader, pool_tokens=pool)
-            yield Place(engine, store, tier.name, cool)
-        finally:
-            loader.close()
+    with TieredStore([tier]) as store, open_engine(adapter, store, pool_tokens=pool) as engine:
+        yield Place(engine, store, tier.name, cool)
 
 
 def drop_pages(folder: Path) -> None:

@@ -37,8 +37,7 @@ from benchmarks.fidelity.runner import complete, found, measure_all
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
 from service.settings import demo_model
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.load import fingerprint, load
+from service.worker.api import QuestionScout, load_model, model_fingerprint
 
 OUT = Path("benchmarks/results/fidelity")
 
@@ -79,13 +78,13 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     folder = args.model or demo_model()
     try:
-        adapter = load(str(folder), dtype=args.dtype, device=args.device)
+        adapter = load_model(str(folder), dtype=args.dtype, device=args.device)
         prompts, aside = _prompts(args, folder)
         _check_lengths([*prompts, *aside], adapter.max_context)
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    model = fingerprint(str(folder))
+    model = model_fingerprint(str(folder))
     records = Records(args.out / f"samples-{model[:12]}-{args.dtype}.jsonl")
     if args.fresh:
         records.discard()

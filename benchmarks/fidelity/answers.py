@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.worker.forward.decode import decode_step
-from service.worker.kv.pool import SequenceKV
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.api import DecoderAdapter, SequenceKV, decode_step
 
 NEXT = 32
 """Tokens looked at after the first."""

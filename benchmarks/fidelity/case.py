@@ -16,18 +16,21 @@ from torch import Tensor
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.stored import SegmentStore
 from kvstore import EncodedChunk
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import CachedSegment, LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import run
-from service.worker.forward.kv_placement import KVPlacer
-from service.worker.forward.prefill import Capture, PrefillResult, prefill
-from service.worker.forward.question_pass import QuestionPassResult, scout
-from service.worker.kv.pool import SequenceKV
-from service.worker.methods.eviction.base import EvictionMethod
-from service.worker.methods.fusion.base import FusionMethod
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.attention import attention_probabilities
+from service.worker.api import (
+    CachedSegment,
+    Capture,
+    DecoderAdapter,
+    DenseMethod,
+    EvictionMethod,
+    LayerView,
+    PrefillResult,
+    PromptLayout,
+    SequenceKV,
+    TwoPassMethod,
+    attention_probabilities,
+    attention_scores,
+    prefill_prompt,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Case:
             prompt.system,
             prompt.documents,
             prompt.question,
-            cold=[segment is None for segment in segments],
+            uncached=[segment is None for segment in segments],
             offset=len(store.prefix(prompt, prefix_mode)),
             device=adapter.device,
         )
@@ -73,31 +76,27 @@ class Case:
 
     def prefill(
         self,
-        method: FusionMethod,
+        method: DenseMethod,
         *,
         segments: Sequence[CachedSegment | None] | None = None,
         capture: Capture | None = None,
     ) -> PrefillResult:
         """The engine's loop. `segments`: other stored KV than the store's."""
         cached = self.segments if segments is None else segments
-        watch = QuestionQueries()
-        steps = prefill(
-            self.adapter, self.layout, cached, method, self.kv, eviction=watch, capture=capture
+        return prefill_prompt(
+            self.adapter,
+            self.layout,
+            cached,
+            method,
+            self.kv,
+            eviction=QuestionQueries(),
+            capture=capture,
         )
-        return run(steps)
 
-    def scout(self, method: FusionMethod) -> tuple[Tensor, float]:
-        """The engine's first pass alone: evidence `[n]` and its operations."""
-        flops = FlopCount(self.adapter)
-        positions = method.key_positions(self.layout)
-        placement = KVPlacer(self.adapter, self.layout, self.segments, positions, self.kv)
-        steps = scout(self.adapter, self.layout, placement, method, self.kv, flops)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                scouted: QuestionPassResult = end.value
-                return scouted.attention_scores.asked, flops.total
+    def question_scores(self, method: TwoPassMethod) -> tuple[Tensor, float]:
+        """The question pass alone: scores of the tokens `[n]`, and its operations."""
+        scores, flops = attention_scores(self.adapter, self.layout, self.segments, method, self.kv)
+        return scores.question, flops
 
 
 class Recipe(Protocol):

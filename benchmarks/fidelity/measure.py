@@ -20,11 +20,14 @@ from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report import metrics
 from benchmarks.fidelity.report.records import Record
 from benchmarks.fidelity.stored import SegmentStore
-from service.worker.core.flops import full_prefill
-from service.worker.forward.prefill import PrefillResult
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.api import (
+    DecoderAdapter,
+    PrefillResult,
+    SequenceKV,
+    Vanilla,
+    full_prefill_flops,
+    kv_pool,
+)
 
 TOGETHER = 32
 """Configurations whose caches are held, and decoded, at the same time: memory against speed."""
@@ -81,29 +84,22 @@ class Measurer:
         self._decode = decode
         self._together = together
         self._depths = metrics.depths(adapter.layers)
-        self._pool = KVPool(
-            adapter.layers,
-            adapter.kv_heads,
-            adapter.head_dim,
-            (longest + NEXT + 1) * together,
-            dtype=adapter.dtype,
-            device=adapter.device,
-        )
+        self._pool = kv_pool(adapter, (longest + NEXT + 1) * together)
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Configuration]) -> list[Record]:
         """Records in the order of `configurations`."""
-        with SegmentStore.open(self._adapter) as store:
-            reference = self._reference(prompt, store)
-            records: list[Record] = []
-            for start in range(0, len(configurations), self._together):
-                runs = [
-                    self._prefill(configuration, prompt, store, reference)
-                    for configuration in configurations[start : start + self._together]
-                ]
-                records += self._records(prompt, runs, reference)
-                for run in runs:
-                    run.case.kv.release()
+        store = SegmentStore(self._adapter)
+        reference = self._reference(prompt, store)
+        records: list[Record] = []
+        for start in range(0, len(configurations), self._together):
+            runs = [
+                self._prefill(configuration, prompt, store, reference)
+                for configuration in configurations[start : start + self._together]
+            ]
+            records += self._records(prompt, runs, reference)
+            for run in runs:
+                run.case.kv.release()
         return records
 
     def _reserve(self, prompt: Prompt) -> SequenceKV:
@@ -193,7 +189,7 @@ class Measurer:
             right=right,
             rows=len(recomputed),
             hit=metrics.hit_rate(recomputed, reference.attention_scores, documents),
-            flops=run.result.flops / full_prefill(self._adapter, prompt.tokens),
+            flops=run.result.flops / full_prefill_flops(self._adapter, prompt.tokens),
             bytes=run.case.stored_bytes if configuration.reads_cache else 0,
             seconds=run.seconds,
             map_l2=[

@@ -22,9 +22,7 @@ from tokenizers import Tokenizer
 from demo.language import tasks
 from demo.language.vocabulary import QUESTION, SYSTEM
 from service.errors import InvalidRequest
-from service.gateway.prompts.format import load_format
-from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.tokenizer import ServingTokenizer
+from service.gateway.api import ModelFolder, ServingTokenizer, load_format
 
 
 @dataclass(frozen=True)

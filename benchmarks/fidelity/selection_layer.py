@@ -30,9 +30,7 @@ from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.load import load
+from service.worker.api import A3, DecoderAdapter, load_model
 
 SMALLEST = 1e-7
 """KL below this is rounding: its logarithm would be noise."""
@@ -85,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args(arguments)
     try:
-        adapter = load(str(args.model), dtype=args.dtype, device="auto")
+        adapter = load_model(str(args.model), dtype=args.dtype, device="auto")
         if args.prompts is not None:
             prompts = of_file(args.model, args.prompts)
         else:

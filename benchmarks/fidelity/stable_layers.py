@@ -26,15 +26,7 @@ from benchmarks.calibrate import merge
 from benchmarks.environment import describe
 from benchmarks.probes import FILLER, Prober
 from service.errors import InvalidRequest, KvstitchError
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import run
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.sparse.selection import OUTLIER_SIGMAS
-from service.worker.methods.sparse.sketch import SketchBuilder
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.load import load
+from service.worker.api import OUTLIER_SIGMAS, DecoderAdapter, compute_sketch, load_model
 
 LEAST_BLOCKS = 4
 """Of a document: with fewer there is no middle block to compare."""
@@ -67,11 +59,7 @@ def stable_layers(found: Sequence[Tensor], layers: int) -> tuple[int, ...]:
 @torch.inference_mode()
 def decay_of(adapter: DecoderAdapter, ids: Sequence[int]) -> Tensor:
     """alpha `[L, m]` of one document prefilled by itself."""
-    builder = SketchBuilder(0)
-    layout = PromptLayout.of(ids, [], [], cold=[True], device=adapter.device)
-    scratch = ScratchKV(adapter, len(ids))
-    run(prefill(adapter, layout, [None], Vanilla(), scratch, capture=builder.add))
-    return builder.sketch().alpha.cpu()
+    return compute_sketch(adapter, ids).alpha.cpu()
 
 
 def texts(path: Path | None, tokens: int, samples: int, seed: int) -> Iterable[str]:
@@ -101,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args(arguments)
     try:
-        adapter = load(str(args.model), dtype=args.dtype, device=args.device)
+        adapter = load_model(str(args.model), dtype=args.dtype, device=args.device)
         tokenizer = Prober(args.model).tokenizer
         found = []
         for text in texts(args.documents, args.tokens, args.samples, args.seed):

@@ -19,20 +19,15 @@ from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.stored import SegmentStore
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.steps import Steps, run
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
-from service.worker.forward.sparse.prefill import BlockSets, SparsePrompt, sparse_prefill
-from service.worker.kv.pool import KVPool
-from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.sparse.blocks import BlockGrid
-from service.worker.methods.sparse.selection import SketchedDocument
-from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.api import (
+    DecoderAdapter,
+    ModelFacts,
+    SamKV,
+    Sketch,
+    compute_sketch,
+    kv_pool,
+    prefill_sparse,
+)
 
 
 @dataclass(frozen=True)
@@ -73,21 +68,14 @@ class Answerer:
     ) -> None:
         self._adapter, self._facts, self._decode = adapter, facts, decode
         self._sketches: dict[object, Sketch] = {}  # of the prompt at hand
-        self._pool = KVPool(
-            adapter.layers,
-            adapter.kv_heads,
-            adapter.head_dim,
-            longest + NEXT + 1,
-            dtype=adapter.dtype,
-            device=adapter.device,
-        )
+        self._pool = kv_pool(adapter, longest + NEXT + 1)
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Compared]) -> list[Answer]:
         """Answers in the order of `configurations`."""
         self._sketches.clear()
-        with SegmentStore.open(self._adapter) as store:
-            return [self._answer(prompt, compared, store) for compared in configurations]
+        store = SegmentStore(self._adapter)
+        return [self._answer(prompt, compared, store) for compared in configurations]
 
     def _answer(self, prompt: Prompt, compared: Compared, store: SegmentStore) -> Answer:
         kv = self._pool.reserve(prompt.tokens + NEXT + 1)
@@ -123,17 +111,23 @@ class Answerer:
         method = compared.method
         assert not isinstance(method, MultiInfLLM)
         if isinstance(method, SamKV):
-            sparse = self._sparse_prompt(prompt, case, prefix, compared.block)
+            sketches = self._prompt_sketches(prompt, case, prefix, compared.block)
             started = time.perf_counter()
-            steps = sparse_prefill(
-                self._adapter, self._facts, sparse, method, case.kv, _nothing_to_fetch
+            result = prefill_sparse(
+                self._adapter,
+                self._facts,
+                case.layout,
+                case.segments,
+                method,
+                case.kv,
+                sketches=sketches,
+                block=compared.block,
             )
-            result = run(steps)
         else:
             started = time.perf_counter()
             result = case.prefill(method)
         seconds = time.perf_counter() - started
-        held = result.held_tokens or prompt.tokens
+        held = result.entries_per_head or prompt.tokens
         case.kv.set_length(held)
         logits = greedy(self._adapter, case.kv, prompt.tokens, result.logits)
         first, last = len(prompt.system), case.layout.question_start
@@ -159,35 +153,14 @@ class Answerer:
             tokens.append(int(context.extend(tokens[-1:]).argmax()))
         return _Said(tokens, kept, 0.0, seconds)
 
-    def _sparse_prompt(
+    def _prompt_sketches(
         self, prompt: Prompt, case: Case, prefix: Sequence[int], block: int
-    ) -> SparsePrompt:
-        """Every token of every document is at hand."""
-        sketched, ends = [], list[TokenSource]()
-        for segment, ids, stored in zip(
-            case.layout.documents, prompt.documents, case.segments[1:], strict=True
-        ):
-            if stored is not None:
-                grid = BlockGrid(len(ids), block)
-                key = (ids, tuple(prefix), block)
-                if key not in self._sketches:
-                    self._sketches[key] = sketch_of(self._adapter, ids, prefix, block)
-                sketched.append(SketchedDocument(segment.start, grid, self._sketches[key]))
-                ends.append(WholeChunk(stored))
-        return SparsePrompt(case.layout, case.segments[0], sketched, ends)
-
-
-def sketch_of(
-    adapter: DecoderAdapter, ids: Sequence[int], prefix: Sequence[int], block: int
-) -> Sketch:
-    """Of a document precomputed behind `prefix`."""
-    builder = SketchBuilder(len(prefix), block)
-    layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True], device=adapter.device)
-    scratch = ScratchKV(adapter, layout.tokens)
-    run(prefill(adapter, layout, [None], Vanilla(), scratch, capture=builder.add))
-    return builder.sketch()
-
-
-def _nothing_to_fetch(wanted: BlockSets) -> Steps[list[TokenSource | None]]:
-    yield from ()
-    return [None for _ in wanted]
+    ) -> list[Sketch | None]:
+        """Sketches of the documents; None for empty ones."""
+        found: list[Sketch | None] = []
+        for ids, stored in zip(prompt.documents, case.segments[1:], strict=True):
+            key = (ids, tuple(prefix), block)
+            if stored is not None and key not in self._sketches:
+                self._sketches[key] = compute_sketch(self._adapter, ids, prefix=prefix, block=block)
+            found.append(None if stored is None else self._sketches[key])
+        return found

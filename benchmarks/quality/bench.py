@@ -18,13 +18,20 @@ from benchmarks.quality.scores import score
 from kvstore import MemoryTier, TieredStore
 from service.errors import WorkerFault
 from service.records import Chunk, Report, Sampling
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
-from service.worker.engine.engine import Engine
-from service.worker.loading.loader import Loader
-from service.worker.methods.registry import add_folder, fusion_methods
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.addressing import Addressing
+from service.worker.api import (
+    DecoderAdapter,
+    DoneEvent,
+    Engine,
+    Event,
+    FailedEvent,
+    ModelFacts,
+    Reads,
+    Request,
+    TokenEvent,
+    add_folder,
+    fusion_methods,
+    open_engine,
+)
 
 MAX_RUNNING = 64
 # Short, because there may be nothing left to wait for.
@@ -82,8 +89,10 @@ class _Asked:
     def cold(self) -> bool:
         """Whether a document was computed although the method reads documents from the store."""
         assert self.report is not None
-        reads = fusion_methods()[self.configuration.fusion.name].reads_cache
-        return reads and any(d.tier == "cold" and d.tokens for d in self.report.documents)
+        method = fusion_methods()[self.configuration.fusion.name]
+        return method.reads is not Reads.NOTHING and any(
+            d.tier == "cold" and d.tokens for d in self.report.documents
+        )
 
 
 class Bench:
@@ -185,21 +194,21 @@ class Bench:
 
     def _engine(self, codec: str) -> Engine:
         if codec not in self._engines:
-            adapter = self._adapter
             store = self._stack.enter_context(TieredStore([MemoryTier(self._memory_bytes)]))
-            loader = Loader(store, threads=1, on_ready=self._woken.set)
-            loader.start()
-            self._stack.callback(loader.close)
-            self._engines[codec] = Engine(
-                adapter,
-                Addressing(adapter, fingerprint=self._fingerprint, codec=codec),
-                store,
-                loader,
-                pool_tokens=self._pool_tokens,
-                facts=self._facts,
-                max_running=MAX_RUNNING,
-                max_waiting=1 << 16,
-                planner=False,
+            self._engines[codec] = self._stack.enter_context(
+                open_engine(
+                    self._adapter,
+                    store,
+                    pool_tokens=self._pool_tokens,
+                    codec=codec,
+                    fingerprint=self._fingerprint,
+                    facts=self._facts,
+                    planner=False,
+                    max_running=MAX_RUNNING,
+                    max_waiting=1 << 16,
+                    loader_threads=1,
+                    on_load=self._woken.set,
+                )
             )
         return self._engines[codec]
 

@@ -6,16 +6,18 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from benchmarks.quality.multi_infllm import MultiInfLLM
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.base import FusionMethod
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.full_reuse import Method as FullReuse
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.question_trail import Method as QuestionTrail
-from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.api import (
+    A3,
+    CacheBlend,
+    DenseMethod,
+    FullReuse,
+    LegoLink,
+    Pie,
+    QuestionScout,
+    QuestionTrail,
+    SamKV,
+    Vanilla,
+)
 
 RATIO = 0.15
 """Of recomputed tokens, for every method that has a choice; what papers use."""
@@ -26,7 +28,7 @@ class Compared:
     """A method over chunks stored in one way. `block`: tokens of SamKV's blocks."""
 
     name: str
-    method: FusionMethod | MultiInfLLM
+    method: DenseMethod | SamKV | MultiInfLLM
     block: int
     prefix_mode: str
 
@@ -55,7 +57,7 @@ def methods(*, block: int, document_tokens: int, prefix_mode: str) -> list[Compa
     ends = max(1, round(RATIO * document_tokens / 2))
     infllm = MultiInfLLM(block=block, init=block, local=2 * block)
     samkv = SamKV(max_kept=1.0, max_recomputed=RATIO)
-    made: dict[str, FusionMethod | MultiInfLLM] = {
+    made: dict[str, DenseMethod | SamKV | MultiInfLLM] = {
         "Recompute": Vanilla(),
         "Reuse": FullReuse(),
         "PIE": Pie(),

@@ -14,8 +14,7 @@ from typing import Any
 from kvstore.format.codecs import codec_names
 from service.errors import InvalidRequest
 from service.records import Method
-from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.registry import add_folder, make_eviction, make_fusion
+from service.worker.api import ModelFacts, Reads, add_folder, make_eviction, make_fusion
 
 METHODS_FOLDER = Path(__file__).parent / "methods"
 """Plugin methods that are only for benchmarks: baselines."""
@@ -89,7 +88,7 @@ class Configuration:
         if asked is None:
             return
         make_eviction(asked.name, asked.parameters).check(model)
-        if fusion.sparse:
+        if fusion.reads is Reads.PARTS:
             raise InvalidRequest(
                 f"{self.fusion.name} already holds only part of the documents' KV: "
                 "no eviction goes with it",

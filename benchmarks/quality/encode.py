@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.quality.sample import Sample, TextSample
-from service.gateway.prompts.format import (
+from service.gateway.api import (
     INSTRUCTION,
+    ModelFolder,
+    ServingTokenizer,
     from_chat_template,
     load_format,
     without_bos,
 )
-from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.tokenizer import ServingTokenizer
 
 _QUESTION = "Question: {question}"
 

@@ -23,15 +23,16 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from service.worker.core.layer_view import CachedSegment, LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import run
-from service.worker.core.topk import stable_topk
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.attention import attention_probabilities, weighted_values
+from service.worker.api import (
+    CachedSegment,
+    DecoderAdapter,
+    LayerView,
+    PromptLayout,
+    attention_probabilities,
+    prefill_ids,
+    stable_topk,
+    weighted_values,
+)
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,7 @@ def relevance(
         near = (distance > 0) & (distance <= local)
         found.append((weights[:, :, first:] * near).sum(1))
 
-    layout = PromptLayout.of([*prefix, *ids], [], [], cold=[True], device=adapter.device)
-    scratch = ScratchKV(adapter, layout.tokens)
-    run(prefill(adapter, layout, [None], Vanilla(), scratch, capture=capture))
+    prefill_ids(adapter, [*prefix, *ids], capture=capture)
     return found
 
 

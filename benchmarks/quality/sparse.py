@@ -34,12 +34,10 @@ from benchmarks.quality.answering import Answer, Answerer
 from benchmarks.quality.compared import Compared, ablation, methods
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
-from service.gateway.prompts.format import load_format
-from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.api import ModelFolder, load_format
 from service.prompt import PREFIX_MODES
 from service.settings import demo_model
-from service.worker.core.model_facts import read_calibration
-from service.worker.model.load import fingerprint, load
+from service.worker.api import load_model, model_fingerprint, read_calibration
 
 OUT = Path("benchmarks/results/quality")
 NAME = "sparse"
@@ -85,9 +83,9 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     folder = args.model or demo_model()
     try:
-        adapter = load(str(folder), dtype=args.dtype, device=args.device)
+        adapter = load_model(str(folder), dtype=args.dtype, device=args.device)
         prefix = args.prefix_mode or load_format(ModelFolder(folder)).prefix_mode
-        model = fingerprint(str(folder))
+        model = model_fingerprint(str(folder))
         known = read_calibration(
             folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
         )

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from service.records import Sampling
-from service.worker.engine.sampler import Sampler, sample
-from service.worker.forward.decode_graphs import Decoder
-from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.api import Decoder, DecoderAdapter, KVPool, Sampler, SequenceKV, kv_pool, sample
 
 
 @dataclass
@@ -30,10 +27,7 @@ def spread(tokens: int, batch: int) -> list[int]:
 
 def pool_for(adapter: DecoderAdapter, lengths: Sequence[int], room: int) -> KVPool:
     """A pool that holds contexts of these lengths, each with `room` for more."""
-    return KVPool(
-        adapter.layers, adapter.kv_heads, adapter.head_dim, sum(lengths) + room * len(lengths),
-        dtype=adapter.dtype, device=adapter.device,
-    )  # fmt: skip
+    return kv_pool(adapter, sum(lengths) + room * len(lengths))
 
 
 def filled(pool: KVPool, tokens: int, room: int) -> Context:

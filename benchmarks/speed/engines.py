@@ -14,11 +14,16 @@ import torch
 from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.core.request import DoneEvent, FailedEvent, Request, TokenEvent
-from service.worker.engine.engine import Engine
-from service.worker.loading.loader import Loader
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.addressing import Address, Addressing
+from service.worker.api import (
+    Address,
+    DecoderAdapter,
+    DoneEvent,
+    Engine,
+    FailedEvent,
+    Request,
+    TokenEvent,
+    open_engine,
+)
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
 FULL, A3, PIE = "full prefill", "a3 r=0.15", "pie"
@@ -135,15 +140,15 @@ def place(
         for key, chunk in (chunks or {}).items():
             store.put(key, chunk)
         store.flush(60)
-        loader = Loader(store, threads=4, on_ready=_WOKEN.set)
-        loader.start()
-        addressing = Addressing(adapter, fingerprint="random", codec=codec)
-        try:
-            yield Engine(
-                adapter, addressing, store, loader, pool_tokens=pool_tokens + 512, planner=planner
-            )
-        finally:
-            loader.close()
+        with open_engine(
+            adapter,
+            store,
+            pool_tokens=pool_tokens + 512,
+            codec=codec,
+            planner=planner,
+            on_load=_WOKEN.set,
+        ) as engine:
+            yield engine
 
 
 def precompute(engine: Engine, prompt: Prompt) -> None:

@@ -30,9 +30,7 @@ from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
-from service.worker.core.flops import full_prefill
-from service.worker.forward.decode_graphs import Decoder
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.api import Decoder, DecoderAdapter, adapter_for, full_prefill_flops
 
 RESULTS = Path(__file__).parent.parent / "results" / "speed"
 LLAMA_3_8B = {
@@ -84,7 +82,7 @@ def prefill(run: Run) -> Outcome:
             ways[name] = synchronised(adapter, partial(ttft, engine, A3))
         ways[FULL] = synchronised(adapter, partial(ttft, plain, FULL))
         paired = run_paired(ways, run.repetitions)
-    work = full_prefill(adapter, len(prompt.ids)) / (2.0 * run.square**3)
+    work = full_prefill_flops(adapter, len(prompt.ids)) / (2.0 * run.square**3)
     figures = [
         paired.figure(
             f"full prefill of {run.tokens} tokens, operations/s over a matrix product's",

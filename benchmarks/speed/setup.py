@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import random_qwen2, sizes
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.api import DecoderAdapter, adapter_for
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from benchmarks.calibrate import (
 )
 from benchmarks.probes import Probe, Prober
 from service.prompt import system_ids
-from service.worker.core.model_facts import CALIBRATION_FILE, read_calibration
+from service.worker.api import CALIBRATION_FILE, read_calibration
 from tests.e2e.models import DEMO
 from tests.e2e.models import tiny as untrained_folder
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.core.layout import PromptLayout
-from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.api import Pie, PromptLayout
 from tests.references.infllm import InfLLM, default_topk, infllm
 from tests.service.worker import tiny as models
 from tests.service.worker.methods.sparse.toys import LONG, tokens
@@ -38,7 +37,7 @@ def context(
     segments = [(system, ()), *((ids, prefix) for ids in documents)]
     return Context(
         model.adapter,
-        PromptLayout.of(system, documents, Q, cold=[not ids for ids, _ in segments]),
+        PromptLayout.of(system, documents, Q, uncached=[not ids for ids, _ in segments]),
         [model.precompute(ids, before) if ids else None for ids, before in segments],
         [
             relevance(model.adapter, ids, before, method.local) if ids else None

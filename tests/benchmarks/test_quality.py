@@ -15,12 +15,7 @@ from benchmarks.quality.compared import Compared, ablation, methods
 from benchmarks.quality.multi_infllm import MultiInfLLM
 from benchmarks.quality.sparse import main
 from benchmarks.quality.tables import Scores, ablation_table, methods_table
-from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.fusion.full_reuse import Method as FullReuse
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.samkv import Method as SamKV
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.api import FullReuse, LegoLink, ModelFacts, Pie, SamKV, Vanilla
 from tests.benchmarks.cases import a_prompt, decode
 from tests.service.worker.tiny import Tiny
 

@@ -18,15 +18,17 @@ from benchmarks.fidelity.prompts import of_tasks, tokenizer_of
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import found, measure_all
 from service.settings import demo_model
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.full_reuse import Method as FullReuse
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.question_trail import Method as QuestionTrail
-from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.load import load
+from service.worker.api import (
+    A3,
+    CacheBlend,
+    FullReuse,
+    LegoLink,
+    Pie,
+    QuestionScout,
+    QuestionTrail,
+    Vanilla,
+    load_model,
+)
 
 METHODS = {
     "vanilla": Vanilla(),
@@ -45,7 +47,7 @@ TASKS = ("border", "pronoun", "update", "chain")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Record]]]:
     folder = demo_model()
     with torch.inference_mode():
-        adapter = load(str(folder), dtype="float32", device="cpu")
+        adapter = load_model(str(folder), dtype="float32", device="cpu")
         prompts = of_tasks(folder, TASKS, chunk_tokens=48, samples=6, seed=5)
         longest = max(prompt.tokens for prompt in prompts)
         measurer = Measurer(adapter, tokenizer_of(folder).decode, longest=longest)

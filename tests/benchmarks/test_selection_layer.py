@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fidelity.selection_layer import main
 from service.settings import demo_model
-from service.worker.core.model_facts import read_calibration
+from service.worker.api import read_calibration
 
 
 def test_the_best_layer_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

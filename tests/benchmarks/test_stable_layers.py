@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.fidelity.stable_layers import deviations, main, stable_layers
 from service.settings import demo_model
-from service.worker.core.model_facts import read_calibration
+from service.worker.api import read_calibration
 
 
 def test_deviations_by_hand() -> None:

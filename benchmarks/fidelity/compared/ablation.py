@@ -28,12 +28,7 @@ from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.base import FusionMethod
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.api import A3, CacheBlend, DenseMethod, Pie, QuestionScout, Vanilla
 
 CALIBRATION_SAMPLES = 4
 """Prompts a task for choosing layers and heads."""
@@ -161,7 +156,7 @@ class Ablation:
 
     def _recipes(self) -> Iterator[Configuration]:
         pick = self.pick
-        recipes: dict[str, FusionMethod | Recipe] = {
+        recipes: dict[str, DenseMethod | Recipe] = {
             "attention × value norm": ValueWeighted(pick),
             "two rounds": TwoRounds(pick),
             "exact first layer": ExactFirstLayer(pick),
@@ -183,7 +178,7 @@ class Ablation:
     def _of(
         self,
         family: str,
-        method: FusionMethod | Recipe,
+        method: DenseMethod | Recipe,
         variant: str = "",
         prefix_mode: str = "system",
     ) -> Configuration:

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.fidelity.case import Case, Recipe
-from service.worker.forward.prefill import PrefillResult
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.api import DenseMethod, PrefillResult, Reads
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Configuration:
     whose points differ in cost (`amount`: "r=0.15")."""
 
     family: str
-    method: FusionMethod | Recipe
+    method: DenseMethod | Recipe
     amount: str = ""
     variant: str = ""
     prefix_mode: str = "system"
@@ -46,16 +45,16 @@ class Configuration:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def run(self, case: Case) -> PrefillResult:
-        if isinstance(self.method, FusionMethod):
+        if isinstance(self.method, DenseMethod):
             return case.prefill(self.method)
         return self.method.run(case)
 
     @property
     def reads_cache(self) -> bool:
-        return not isinstance(self.method, FusionMethod) or self.method.reads_cache
+        return not isinstance(self.method, DenseMethod) or self.method.reads is not Reads.NOTHING
 
 
-def _code(kind: type[FusionMethod] | type[Recipe]) -> str:
+def _code(kind: type[DenseMethod] | type[Recipe]) -> str:
     """Source of the files that a method's classes are defined in."""
     own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
     if any(name.startswith(str(__package__)) for name in own):

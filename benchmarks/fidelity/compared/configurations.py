@@ -10,13 +10,7 @@ from collections.abc import Iterator
 
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.variants import RandomRows
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.full_reuse import Method as FullReuse
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.api import A3, CacheBlend, FullReuse, LegoLink, Pie, QuestionScout, Vanilla
 
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 ENDS = (1, 2, 4, 8, 16)

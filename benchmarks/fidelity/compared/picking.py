@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.topk import stable_topk
-from service.worker.methods.fusion.base import share_of
+from service.worker.api import PromptLayout, share_of, stable_topk
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,14 +16,21 @@ from torch import Tensor
 from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.variants import ScoutVariant, answer_rows, random_ranks
-from service.worker.core.layer_view import AttentionScores, CachedSegment, LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.forward.prefill import PrefillResult
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.api import (
+    AttentionScores,
+    CachedSegment,
+    DenseMethod,
+    LayerView,
+    PrefillResult,
+    PromptLayout,
+    RowWeights,
+    TwoPassMethod,
+    union,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedRows(FusionMethod):
+class PlannedRows(DenseMethod):
     """Rows laid down in advance: `plan[l]` go on from layer l's attention (KV of layer l is still
     computed for those before them). `start` rows are computed from the embedding on."""
 
@@ -68,7 +74,7 @@ class ValueWeighted:
     pick: Pick
 
     def run(self, case: Case) -> PrefillResult:
-        attention_scores, flops = case.scout(_TimesNorms(_value_norms(case)))
+        attention_scores, flops = case.question_scores(_TimesNorms(_value_norms(case)))
         result = case.prefill(PlannedRows(self.pick.rows(case.layout, attention_scores)))
         return replace(result, flops=result.flops + flops)
 
@@ -80,7 +86,7 @@ class ExactFirstLayer:
     pick: Pick
 
     def run(self, case: Case) -> PrefillResult:
-        attention_scores, flops = case.scout(ScoutVariant(self.pick))
+        attention_scores, flops = case.question_scores(ScoutVariant(self.pick))
         rows = self.pick.rows(case.layout, attention_scores)
         result = case.prefill(PlannedRows(case.layout.all_rows, ((1, rows),)))
         return replace(result, flops=result.flops + flops)
@@ -97,7 +103,7 @@ class Tapered:
     end: float = 0.5
 
     def run(self, case: Case) -> PrefillResult:
-        attention_scores, flops = case.scout(ScoutVariant(self.pick))
+        attention_scores, flops = case.question_scores(ScoutVariant(self.pick))
         last = case.adapter.layers - 1
         by_layer = [
             self._rows(
@@ -138,23 +144,19 @@ class TwoRounds:
 
 
 @dataclass(frozen=True, eq=False)
-class _Besides(FusionMethod):
+class _Besides(TwoPassMethod):
     """The rows that a first pass looks at most, of those not `done`; edges are not asked for."""
-
-    scouts: ClassVar[bool] = True
 
     pick: Pick
     done: Tensor
 
-    def scout(
-        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
-    ) -> Tensor | None:
-        return answer_rows(weights).sum(0)
+    def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
+        return lambda weights, rows: answer_rows(weights).sum(0)
 
     def rows_after_question_pass(
-        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+        self, layout: PromptLayout, scores: AttentionScores, layers: int
     ) -> Tensor:
-        left = attention_scores.asked.clone()
+        left = scores.question.clone()
         left[self.done] = -1.0
         return replace(self.pick, first=0, last=0).rows(layout, left)
 
@@ -181,17 +183,14 @@ class _Repaired:
 
 
 @dataclass(frozen=True, eq=False)
-class _TimesNorms(FusionMethod):
+class _TimesNorms(TwoPassMethod):
     """norms: per layer `[heads, n]`."""
-
-    scouts: ClassVar[bool] = True
 
     norms: list[Tensor]
 
-    def scout(
-        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
-    ) -> Tensor | None:
-        return (answer_rows(weights) * self.norms[layer]).sum(0)
+    def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
+        norms = self.norms[layer]
+        return lambda weights, rows: (answer_rows(weights) * norms).sum(0)
 
 
 def _value_norms(case: Case) -> list[Tensor]:

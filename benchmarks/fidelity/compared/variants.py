@@ -4,21 +4,27 @@ question_scout with other rankings."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from benchmarks.fidelity.compared.picking import Pick
-from service.worker.core.layer_view import AttentionScores, LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.methods.fusion.base import FusionMethod, share_of
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.model.attention import attention_probabilities
+from service.worker.api import (
+    AttentionScores,
+    CacheBlend,
+    DenseMethod,
+    LayerView,
+    PromptLayout,
+    RowWeights,
+    TwoPassMethod,
+    attention_probabilities,
+    share_of,
+    union,
+)
 
 
 @dataclass(frozen=True)
-class RandomRows(FusionMethod):
+class RandomRows(DenseMethod):
     """Recompute ⌊ratio · n⌋ document tokens drawn at random, the same for the same prompt; with
     `exact_layers` e the layers before e are computed for every token, as A3 and CacheBlend do."""
 
@@ -51,7 +57,7 @@ def answer_rows(weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ScoutVariant(FusionMethod):
+class ScoutVariant(TwoPassMethod):
     """question_scout with another ranking or choice.
 
     layers: those that say something, None for all. heads: `sum` or `max` over a layer's query
@@ -60,17 +66,17 @@ class ScoutVariant(FusionMethod):
     questions of one tile (`service.worker.model.attention.ROW_TILE`).
     """
 
-    scouts: ClassVar[bool] = True
-
     pick: Pick
     layers: tuple[int, ...] | None = None
     heads: str = "sum"
     chosen: tuple[tuple[int, int], ...] = ()
     question_rows: str = "answer"
 
-    def scout(
-        self, layer: int, weights: Tensor, rows: Tensor, layout: PromptLayout
-    ) -> Tensor | None:
+    def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
+        return lambda weights, rows: self._scores(layer, weights)
+
+    def _scores(self, layer: int, weights: Tensor) -> Tensor | None:
+        """Scores `[n]` from the question rows' attention `[heads, m, n]` at a layer."""
         if self.layers is not None and layer not in self.layers:
             return None
         if self.heads == "only":
@@ -87,9 +93,9 @@ class ScoutVariant(FusionMethod):
         return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
 
     def rows_after_question_pass(
-        self, layout: PromptLayout, attention_scores: AttentionScores, layers: int
+        self, layout: PromptLayout, scores: AttentionScores, layers: int
     ) -> Tensor:
-        return self.pick.rows(layout, attention_scores.asked)
+        return self.pick.rows(layout, scores.question)
 
 
 @dataclass(frozen=True)

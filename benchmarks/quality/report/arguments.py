@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.quality.report.subject import Place, Subject
 from benchmarks.quality.tasks import multidoc
 from benchmarks.quality.tasks.suites import Choice
-from service.gateway.prompts.model_folder import resolve
+from service.gateway.api import resolve_model
 
 SMALL_VOCABULARY = 4096
 """A tokenizer with at most this many tokens has few whole English words."""
@@ -44,7 +44,7 @@ def place(args: argparse.Namespace) -> Place:
     Raises:
         ModelRefused: there is no such model.
     """
-    return Place(resolve(args.model), args.dtype, args.device, args.threads)
+    return Place(resolve_model(args.model), args.dtype, args.device, args.threads)
 
 
 def choice(args: argparse.Namespace, suite: str, subject: Subject) -> Choice:

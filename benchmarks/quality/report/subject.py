@@ -14,9 +14,14 @@ from benchmarks.quality.encode import Encoder
 from benchmarks.quality.run import TOGETHER
 from benchmarks.quality.sample import Sample
 from service.errors import InvalidRequest
-from service.worker.core.model_facts import ModelFacts, read_calibration
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.load import default_pool_tokens, fingerprint, load
+from service.worker.api import (
+    DecoderAdapter,
+    ModelFacts,
+    default_pool_tokens,
+    load_model,
+    model_fingerprint,
+    read_calibration,
+)
 
 STORED = 2 * TOGETHER
 """How many of the longest prompts a store holds: all samples of a batch in two prefix modes."""
@@ -43,7 +48,7 @@ class Subject:
         """
         torch.set_num_threads(place.threads)
         self.place = place
-        self.adapter: DecoderAdapter = load(
+        self.adapter: DecoderAdapter = load_model(
             str(place.folder), dtype=place.dtype, device=place.device
         )
         self.facts: ModelFacts = read_calibration(
@@ -52,7 +57,7 @@ class Subject:
             heads=self.adapter.heads,
             kv_heads=self.adapter.kv_heads,
         )
-        self.fingerprint = fingerprint(str(place.folder))
+        self.fingerprint = model_fingerprint(str(place.folder))
         self.encoder = Encoder(place.folder)
 
     @property

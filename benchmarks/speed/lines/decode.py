@@ -20,7 +20,7 @@ from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.peers.generate import Generate
 from benchmarks.speed.peers.llama import Absent, LlamaCpp
 from benchmarks.speed.setup import Setup
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.api import Decoder
 
 BATCH = 8
 OURS, EIGHT = "ours, batch 1", "ours, batch 8"

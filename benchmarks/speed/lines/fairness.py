@@ -18,8 +18,7 @@ from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier
 from service.records import Method, Sampling
-from service.worker.core.request import DoneEvent, Request, TokenEvent
-from service.worker.engine.engine import Engine
+from service.worker.api import DoneEvent, Engine, Request, TokenEvent
 
 STREAMS, STREAM_PROMPT, STREAM_ANSWER, ALONE = 4, 64, 8192, 10
 LONGEST_S = {A3: 120.0, FULL: 12.0}

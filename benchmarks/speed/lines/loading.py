@@ -18,7 +18,7 @@ from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, pla
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier
-from service.worker.engine.engine import Engine
+from service.worker.api import Engine
 
 PLAIN, SLOWED = "SSD", "SSD as slow as computing"
 
@@ -72,7 +72,7 @@ def load_alone(engine: Engine, prompt: Prompt) -> float:
     started = time.perf_counter()
     streams = [engine.streams.join(a, "ssd") for a in prompt.addresses(engine)]
     for stream in streams:
-        for part in stream.arrived:
+        for part in stream.part_futures:
             part.result()
     seconds = time.perf_counter() - started
     if any(stream.lost for stream in streams):

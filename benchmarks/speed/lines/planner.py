@@ -21,7 +21,7 @@ from benchmarks.speed.engines import A3, FULL, METHODS, PIE, Prompt, Throttled, 
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import SsdTier
-from service.worker.engine.engine import Engine
+from service.worker.api import Engine
 
 MB = 1_000_000
 BANDWIDTHS = (1.0, 10.0, 100.0, 1000.0)  # MB/s

@@ -14,11 +14,7 @@ from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
 from kvstore import SsdTier
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import run as run_steps
-from service.worker.forward.chunk_prefill import ScratchKV
-from service.worker.forward.prefill import prefill
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.api import prefill_ids
 
 LANE, PLAIN = "precompute to SSD", "plain prefill"
 
@@ -46,9 +42,7 @@ def run(setup: Setup) -> Outcome:
 
         def plain() -> None:
             for document in fresh().documents:
-                layout = PromptLayout.of(document.ids, [], [], cold=[True], device=adapter.device)
-                scratch = ScratchKV(adapter, len(document.ids))
-                run_steps(prefill(adapter, layout, [None], Vanilla(), scratch))
+                prefill_ids(adapter, document.ids)
 
         with torch.inference_mode():
             paired = run_paired({LANE: precomputed, PLAIN: plain}, setup.repetitions)

@@ -18,11 +18,7 @@ from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier, TieredStore
 from service.records import Chunk, Method, Sampling
-from service.worker.core.request import Request
-from service.worker.engine.engine import Engine
-from service.worker.loading.loader import Loader
-from service.worker.model.adapters.base import adapter_for
-from service.worker.model.addressing import Addressing
+from service.worker.api import Request, adapter_for, open_engine
 
 TOKENS, DRAWN, ENDS = 48, 4, 100
 METHOD = Method("a3", {"ratio": 0.15})
@@ -42,25 +38,21 @@ def run(setup: Setup) -> Outcome:
         tempfile.TemporaryDirectory() as folder,
         TieredStore([MemoryTier(memory), SsdTier(Path(folder), 1 << 32)]) as store,
     ):
-        loader = Loader(store, threads=4)
-        loader.start()
-        addressing = Addressing(adapter, fingerprint="random", codec="raw")
-        engine = Engine(adapter, addressing, store, loader, pool_tokens=1024, planner=False)
-        with torch.inference_mode():
-            for address in engine.admission.addresses(system, documents, "none", ""):
-                assert address is not None
-                engine.precompute_queue.compute_now(address)
-        store.flush(60)
-        known = store.stats().new_keys
-        for number in range(shape.requests):
-            drawn = chooser.sample(documents, DRAWN)
-            seen.add(tuple(d.chunk_id for d in drawn))
-            question = chooser.choices(vocabulary, k=8)
-            sampling = Sampling(max_tokens=1)
-            request = Request(str(number), system, drawn, question, METHOD, sampling=sampling)
-            report = answer(engine, request).report
-            hits.append(all(d.tier != "cold" for d in report.documents))
-        loader.close()
+        with open_engine(adapter, store, pool_tokens=1024, planner=False) as engine:
+            with torch.inference_mode():
+                for address in engine.admission.addresses(system, documents, "none", ""):
+                    assert address is not None
+                    engine.precompute_queue.compute_now(address)
+            store.flush(60)
+            known = store.stats().new_keys
+            for number in range(shape.requests):
+                drawn = chooser.sample(documents, DRAWN)
+                seen.add(tuple(d.chunk_id for d in drawn))
+                question = chooser.choices(vocabulary, k=8)
+                sampling = Sampling(max_tokens=1)
+                request = Request(str(number), system, drawn, question, METHOD, sampling=sampling)
+                report = answer(engine, request).report
+                hits.append(all(d.tier != "cold" for d in report.documents))
         store.flush(60)
         written = store.stats().new_keys - known
     ends = min(ENDS, len(hits))

@@ -13,7 +13,7 @@ from benchmarks.speed.contexts import decode, evict, filled, pool_for, spread
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.api import Decoder
 
 
 def run(setup: Setup) -> Outcome:

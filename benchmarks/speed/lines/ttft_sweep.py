@@ -18,7 +18,7 @@ from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, RedisTier, SsdTier
 from kvstore.tiers.base import Tier
 from service.records import Method
-from service.worker.engine.engine import Engine
+from service.worker.api import Engine
 
 BY_RATIO = ("a3", "question_trail", "cacheblend")
 SHORT = 2  # the ratio and tier sweeps take 1/SHORT of the prompt

@@ -33,12 +33,7 @@ from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import complete, measure_all
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.cacheblend import Method as CacheBlend
-from service.worker.methods.fusion.legolink import Method as LegoLink
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.api import A3, CacheBlend, LegoLink, Pie, QuestionScout, Vanilla
 from tests.benchmarks.cases import a_prompt, decode, measured
 from tests.service.worker.tiny import Tiny
 
@@ -179,8 +174,8 @@ def test_a_key_knows_the_code_of_the_method(tmp_path: Path) -> None:
     def key(file: str, more: str) -> str:
         path = tmp_path / file
         path.write_text(
-            "from service.worker.methods.fusion.base import FusionMethod\n"
-            f"class Method(FusionMethod):\n    pass\n{more}"
+            "from service.worker.api import DenseMethod\n"
+            f"class Method(DenseMethod):\n    pass\n{more}"
         )
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None

@@ -18,7 +18,7 @@ from benchmarks.fidelity.report.statistics import Bootstrap
 from benchmarks.fidelity.report.summary import Summary, duels
 from service.errors import InvalidRequest
 from service.settings import demo_model
-from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.api import Pie
 
 
 def test_more_samples_keep_the_first_ones() -> None:

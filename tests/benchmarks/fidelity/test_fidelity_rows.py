@@ -17,9 +17,7 @@ from benchmarks.fidelity.compared.recipes import TwoRounds
 from benchmarks.fidelity.compared.variants import ScoutVariant
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.stored import SegmentStore
-from service.worker.core.layout import PromptLayout
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.api import Pie, PromptLayout, QuestionScout
 from tests.benchmarks.cases import a_prompt, decode
 from tests.service.worker.tiny import Q, Tiny
 
@@ -35,7 +33,9 @@ def test_the_ablation_starts_from_the_service_method(model: Tiny, ratio: float, 
 
 
 def layout_of(*sizes: int) -> PromptLayout:
-    return PromptLayout.of([1, 2], [[3] * n for n in sizes], [4], cold=[False] * (len(sizes) + 1))
+    return PromptLayout.of(
+        [1, 2], [[3] * n for n in sizes], [4], uncached=[False] * (len(sizes) + 1)
+    )
 
 
 def test_picking_by_hand() -> None:
@@ -61,7 +61,8 @@ def test_picking_by_hand() -> None:
 def test_two_rounds_repair_twice(model: Tiny) -> None:
     """Half of the rows each; the second round leaves the first one's KV as it was computed."""
     prompt = a_prompt()
-    with torch.inference_mode(), SegmentStore.open(model.adapter) as store:
+    with torch.inference_mode():
+        store = SegmentStore(model.adapter)
         run = model.stitch(Pie(), prompt.system, prompt.documents, prompt.question)
         case = Case.of(
             model.adapter, prompt, store, run.sequence,

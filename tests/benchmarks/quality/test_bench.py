@@ -16,11 +16,7 @@ from kvstore import MemoryTier, TieredStore
 from service.errors import PromptTooLong, WorkerFault
 from service.records import Chunk, Method, Sampling
 from service.settings import demo_model
-from service.worker.core.request import DoneEvent, Request, TokenEvent
-from service.worker.engine.engine import Engine
-from service.worker.loading.loader import Loader
-from service.worker.methods.registry import add_folder
-from service.worker.model.addressing import Addressing
+from service.worker.api import DoneEvent, Request, TokenEvent, add_folder, open_engine
 
 FULL = Configuration("full", Method("vanilla"))
 GUESS = Configuration("guess", Method("vanilla"), documents=False)
@@ -64,13 +60,18 @@ def together(bench: Bench, samples: list[Sample]) -> dict[tuple[str, str], Resul
 def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -> str:
     """The same request to an engine of its own, with stored chunks, nobody else there."""
     add_folder(METHODS_FOLDER)
-    with TieredStore([MemoryTier(1 << 28)]) as store:
-        loader = Loader(store, threads=1)
-        loader.start()
-        addressing = Addressing(subject.adapter, fingerprint=subject.fingerprint, codec=asked.codec)
-        engine = Engine(
-            subject.adapter, addressing, store, loader, pool_tokens=1024, facts=subject.facts
-        )
+    with (
+        TieredStore([MemoryTier(1 << 28)]) as store,
+        open_engine(
+            subject.adapter,
+            store,
+            pool_tokens=1024,
+            codec=asked.codec,
+            fingerprint=subject.fingerprint,
+            facts=subject.facts,
+            loader_threads=1,
+        ) as engine,
+    ):
         documents = [Chunk(i, list(ids)) for i, ids in enumerate(sample.documents)]
         for address in engine.admission.addresses(sample.system, documents, asked.prefix_mode, ""):
             assert address is not None
@@ -93,7 +94,6 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
                 if isinstance(event, TokenEvent):
                     tokens.append(event.token)
                 done = done or isinstance(event, DoneEvent)
-        loader.close()
     return subject.encoder.tokenizer.decode(tokens)
 
 

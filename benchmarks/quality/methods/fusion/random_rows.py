@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.methods.fusion.base import FusionMethod, share_of
+from service.worker.api import DenseMethod, LayerView, PromptLayout, share_of, union
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Recompute document tokens drawn at random, the same ones for the same prompt."""
 
-    ratio: float = parameter(0.15, "share of the prompt's tokens to recompute", ge=0, le=1)
+    ratio: float = parameter(
+        0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
+    )
     exact_layers: int = parameter(
         0, "layers computed for every token first, as A3 and CacheBlend do", ge=0
     )

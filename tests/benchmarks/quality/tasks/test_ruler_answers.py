@@ -96,7 +96,7 @@ def test_lines_are_noise_or_needles(task: str) -> None:
     assert len(places) > SAMPLES // 2
 
 
-def seed_weights(text: str, value: str) -> list[str]:
+def follow(text: str, value: str) -> list[str]:
     """The names that a value reaches, by the statements alone, in whatever order they come."""
     statements = re.findall(r"^VAR ([A-Z]+) = (?:VAR ([A-Z]+) |(\d+))$", text, re.MULTILINE)
     reached = [name for name, _, number in statements if number == value]
@@ -109,15 +109,15 @@ def test_chains_are_followed_in_the_text_and_in_its_example() -> None:
     for sample in samples("vt"):
         shown, text = sample.context.split(sample.instruction)
         value = sample.question.split("assigned the value ")[1].split()[0]
-        assert seed_weights(text, value) == list(sample.references)
+        assert follow(text, value) == list(sample.references)
         assert text.replace("\n", " ").split(NOISE)  # noise around it
         assert set(text.split("\n")) - {NOISE} == {f"VAR {sample.references[0]} = {value}"} | {
             f"VAR {b} = VAR {a} "
             for a, b in zip(sample.references, sample.references[1:], strict=False)
         }
-        assert not seed_weights(shown, value)
+        assert not follow(shown, value)
         example = shown.split("assigned the value ")[1].split()[0]
-        assert seed_weights(shown, example) == shown.split("they are:  ")[1].split()
+        assert follow(shown, example) == shown.split("they are:  ")[1].split()
         assert all(len(name) == 5 and name.isupper() for name in sample.references)
         assert len(set(sample.references)) == 5
 
