@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Ingest:
-    """What was sent, what became of it, and the progress bar."""
+    """Counts what was sent and stored, and shows it as a progress bar."""
 
     def __init__(
         self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int, others: int
@@ -119,7 +119,7 @@ class _Ingest:
                 self._jobs[job["job_id"]] = job
 
     def finish(self) -> int:
-        """Print what became of the documents; 1 if any of them is not stored."""
+        """Print the result; 1 if any document is not stored."""
         jobs = list(self._jobs.values())
         errors = [{"doc_id": e.doc_id, "message": e.message} for e in self._errors]
         errors += [error for job in jobs for error in job["errors"]]

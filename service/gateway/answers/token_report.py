@@ -17,7 +17,7 @@ def token_report(
     """Join trace and text. Decodes once per token, so it must not run on the event loop.
 
     Args:
-        trace: What became of every token, from the worker.
+        trace: What happened to every token, from the worker.
         report: The worker's report of the same answer; it names each segment's tier.
         generate: The request, with the token ids.
         decode: Token ids to text.

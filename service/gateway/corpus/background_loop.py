@@ -1,4 +1,4 @@
-"""A loop that works off what is on disk, and goes on after every failure."""
+"""A loop that works through tasks stored on disk, and continues after every failure."""
 
 from __future__ import annotations
 

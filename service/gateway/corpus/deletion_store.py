@@ -1,4 +1,4 @@
-"""Deletions on disk: the pending purges, and the receipts that tell what became of them.
+"""Deletions on disk: the pending purges, and the receipts that record their results.
 
     receipt opened, before the change ── pending purges ── settled one by one ── receipt completed
 

@@ -29,7 +29,7 @@ from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk
 
 BATCH_DOCUMENTS = 32
-MAX_CRASHES = 3  # a document in work when the worker died this often is given up
+MAX_CRASHES = 3  # a document during which the worker died this often fails
 POLL_S = 5.0  # for purges of tiers that could not be reached
 
 

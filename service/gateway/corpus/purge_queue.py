@@ -30,7 +30,7 @@ class PurgeQueue:
     """Pending purges, and the rule by which they are made.
 
     Attributes:
-        catalog_lock: Whoever changes documents holds it from adding the purges until the change is
+        catalog_lock: Held from adding the purges for a change of documents until the change is
             made, so that no purge is judged in between.
     """
 
@@ -103,7 +103,7 @@ class PurgeQueue:
                 for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
                     await self._purge(tenant, owner, list(group))
         if purged:
-            # Whoever has the tokenizer can read token ids as text.
+            # Token ids can be decoded to text, so none of them may stay on disk.
             await asyncio.to_thread(self._store.scrub)
 
     async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:

@@ -1,1 +1,1 @@
-"""The worker process as the gateway sees it: its protocol, the client, the supervisor."""
+"""The worker process as the gateway sees it: protocol, connection, client, supervisor."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service import openmp
-from service.gateway.worker_client.client import RESTARTED, WorkerClient
+from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
 from service.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Supervisor:
 
     def __init__(
         self,
-        client: WorkerClient,
+        connection: WorkerConnection,
         settings: Callable[[str], WorkerSettings],
         *,
         on_refused: Callable[[str], None],
@@ -47,7 +47,7 @@ class Supervisor:
         """Nothing is started yet.
 
         Args:
-            client: Connected to every new worker.
+            connection: Connected to every new worker.
             settings: Makes the worker's settings for an address.
             on_refused: Called with the reason if the worker will never start.
             on_restart: Called before every start but the first.
@@ -55,7 +55,7 @@ class Supervisor:
             backoff_s: First and longest pause between two starts.
             stop_timeout_s: How long a worker may take to finish before it is terminated.
         """
-        self._client = client
+        self._connection = connection
         self._settings = settings
         self._on_refused = on_refused
         self._on_restart = on_restart
@@ -83,7 +83,7 @@ class Supervisor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._process is not None:
-            self._client.shutdown()
+            self._connection.shutdown()
             await self._end(self._process, self._stop_timeout_s)
             self._process = None
         if self._folder is not None:
@@ -102,7 +102,7 @@ class Supervisor:
             starts += 1
             began = loop.time()
             code, last_line = await self._run_once(f"ipc://{folder}/worker-{starts}.sock")
-            self._client.disconnect(RESTARTED)
+            self._connection.disconnect(RESTARTED)
             if code == REFUSED:
                 self._on_refused(last_line or "the worker refused to start and gave no reason")
                 return
@@ -126,8 +126,8 @@ class Supervisor:
         assert process.stdin is not None
         process.stdin.write(self._settings(address).to_json().encode() + b"\n")
         tail = asyncio.create_task(_forward(process))
-        self._client.connect(address)
-        silence = asyncio.create_task(self._client.silent.wait())
+        self._connection.connect(address)
+        silence = asyncio.create_task(self._connection.silent.wait())
         exited = asyncio.create_task(process.wait())
         try:
             await asyncio.wait({exited, silence}, return_when=asyncio.FIRST_COMPLETED)

@@ -291,22 +291,22 @@ def main() -> None:
     parser.add_argument("--token-delay", type=float, default=0.0)
     parser.add_argument("--crash-file", type=Path, help="die at the next token once it exists")
     parser.add_argument("--crash-token", type=int, help="die on a chunk that holds this id")
-    given = parser.parse_args()
-    if given.refuse:
-        print(given.refuse, file=sys.stderr)
+    args = parser.parse_args()
+    if args.refuse:
+        print(args.refuse, file=sys.stderr)
         sys.exit(REFUSED)
 
     def crash(request: Generate, number: int) -> None:
-        if given.crash_file and number and given.crash_file.exists():
-            given.crash_file.unlink()
+        if args.crash_file and number and args.crash_file.exists():
+            args.crash_file.unlink()
             os._exit(9)
 
     def crash_on(chunk: Chunk) -> None:
-        if given.crash_token in chunk.ids:
+        if args.crash_token in chunk.ids:
             os._exit(9)
 
     settings = WorkerSettings.from_json(sys.stdin.readline())
-    worker = FakeWorker(settings.address, token_delay_s=given.token_delay)
+    worker = FakeWorker(settings.address, token_delay_s=args.token_delay)
     worker.on_token, worker.on_chunk = crash, crash_on
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(worker))
