@@ -132,7 +132,7 @@ def answers(client: Client, http: httpx.Client) -> dict[str, Any]:
             found[f"{name}: {question.question}"] = reply(http, body)
         body = request_body(questions[0].question, name, None, 3) | {"stream": False}
         found[f"{name}, explained"] = reply(http, body | {"explain": True})
-        found[f"{name}, tokens"] = reply(http, body | {"include": ["tokens"]})
+        found[f"{name}, tokens"] = reply(http, body | {"include_tokens": True})
     for name in EVICTIONS:
         for question in questions[:5]:
             body = request_body(question.question, "question_scout", None, 3)

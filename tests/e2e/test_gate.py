@@ -18,11 +18,11 @@ BROKEN = '''
 
 from dataclasses import dataclass
 
-from service.worker.methods.fusion.base import FusionMethod
+from service.worker.methods.api import DenseMethod
 
 
 @dataclass(frozen=True)
-class Method(FusionMethod):
+class Method(DenseMethod):
     """Stitches documents back to front."""
 
     def key_positions(self, layout):

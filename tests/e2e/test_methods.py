@@ -1,4 +1,4 @@
-"""Methods over HTTP: listed from their files, chosen per request, reported; a file of one's own."""
+"""Methods over HTTP: listed from their files, chosen per request, reported."""
 
 from __future__ import annotations
 
@@ -9,31 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import Service
 from tests.service.worker.methods.test_methods import EVICTION, FUSION
 
 QUESTION = "Which colour is it?"
-OWN = '''
-"""Recomputes every k-th token of every document: a method of the operator's own."""
-
-from dataclasses import dataclass
-
-from service.parameters import parameter
-from service.worker.methods.fusion.base import FusionMethod
-from service.worker.core.layout import union
-
-
-@dataclass(frozen=True)
-class Method(FusionMethod):
-    """Recompute every k-th document token, whatever the question is."""
-
-    every: int = parameter(4, "one token in this many", ge=1)
-
-    def start_rows(self, layout):
-        step = min(self.every, layout.tokens)
-        return union(layout.cached_document_rows[::step], layout.question_rows)
-'''
 
 
 def test_the_list_is_the_files(service: Service) -> None:
@@ -130,42 +109,6 @@ def test_a_schedule_is_checked(service: Service) -> None:
     fine = {"method": "cacheblend", "schedule": [0.5, 0.3, 0.1]}
     rows = service.ask(QUESTION, fusion=fine, max_tokens=1)["cache"]["rows_per_layer"]
     assert rows[1] > rows[2] > rows[-1]
-
-
-def test_a_file_of_ones_own(serve: Serve, twelve: Documents, tmp_path: Path) -> None:
-    """Dropped into the methods folder, a method is listed, validated, served and passes the
-    contract tests that run over the built-in ones."""
-    folder = tmp_path / "methods"
-    (folder / "fusion").mkdir(parents=True)
-    (folder / "fusion" / "every_kth.py").write_text(OWN)
-    with serve(methods_dir=folder) as service:
-        service.ingest(twelve[:3])
-        listed = {m["name"]: m for m in service.http.get("/v1/methods").json()["fusion"]}
-        assert "whatever the question" in listed["every_kth"]["doc"]
-        assert listed["every_kth"]["parameters"]["every"]["default"] == 4
-        chosen = {"method": "every_kth", "every": 3}
-        answer = service.ask(QUESTION, fusion=chosen, max_tokens=2)
-        for document in answer["cache"]["documents"]:
-            assert document["rows_recomputed"] == pytest.approx(document["tokens"] / 3, abs=1)
-        reply = service.post(QUESTION, fusion={"method": "every_kth", "every": 0})
-        assert reply.status_code == 422
-        assert reply.json()["error"]["param"] == "fusion.every"
-    contract = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "tests/service/worker/methods/test_methods.py",
-            "-k",
-            "every_kth",
-        ],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "KVSTITCH_METHODS_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    assert contract.returncode == 0, contract.stdout[-3000:]
-    assert " passed" in contract.stdout
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

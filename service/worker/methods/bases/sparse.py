@@ -1,12 +1,13 @@
 """The base of methods that read and hold only some tokens of every document.
 
-    before        the loader reads every document's sketch and its first and last blocks
-    first pass    the question over S and these ends: its mean query at every layer
-    plan          the method says which tokens each layer holds and which it computes anew
-    layers        the blocks the plan needs are read; then the planned rows and the question run
+    loading         the loader reads every document's sketch and its first and last blocks
+    question pass   the question runs over S and these blocks: its mean query at every layer
+    plan            the method says which tokens each layer holds and which it computes anew
+    layers          the blocks that the plan needs are read; then the planned rows and the
+                    question are computed
 
-A document whose sketch or blocks are missing or bad is computed by itself, exactly as precompute
-does it, and stored again. A prompt of which nothing is stored runs as a full prefill.
+If a document's sketch or blocks are missing or damaged, the document is computed by itself, exactly
+as precompute does it, and stored again. A prompt without any stored document runs as a full prefill.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan
 from service.worker.methods.sparse.selection import SketchedDocument
 
 
 @dataclass(frozen=True)
 class SketchedPrompt:
-    """What a sparse method knows of a prompt before it plans.
+    """What a sparse method knows about a prompt when it makes its plan.
 
     Attributes:
+        layout: the segments of the prompt.
         documents: the non-empty documents in order, each with its sketch.
         model: sizes and calibration of the model.
     """
@@ -43,48 +46,57 @@ class SketchedPrompt:
 
 
 class SparseLoop(Protocol):
-    """Passes over a prompt of which only the documents' ends have been read yet."""
+    """Passes over a prompt of which only S and the documents' first and last blocks are read."""
 
     @property
     def prompt(self) -> SketchedPrompt: ...
 
     def question_pass(self) -> Steps[Tensor]:
-        """Mean query of the question's rows before RoPE, per layer `[layers, heads, d]` fp32."""
+        """Mean query before RoPE of the question's rows, `[layers, heads, head_dim]` fp32."""
         ...
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
-        """Read the blocks that `plan` needs, then compute its rows and the question."""
+        """Reads the blocks that `plan` needs, then computes its rows and the question."""
         ...
 
 
 @dataclass(frozen=True)
 class SparseMethod(FusionMethod):
-    """Base: hold and compute what `plan` says."""
+    """Base: holds and computes the tokens that `plan` says."""
 
     reads: ClassVar[Reads] = Reads.PARTS
 
     @abstractmethod
     def plan(self, prompt: SketchedPrompt, queries: Tensor) -> SparsePlan:
-        """What every layer holds and computes.
+        """Says which tokens every layer holds and computes.
 
         Args:
-            queries: the question's mean queries `[layers, heads, d]` fp32.
+            queries: the question's mean queries `[layers, heads, head_dim]` fp32.
 
         Returns:
-            A plan whose layers all keep equally many tokens, at most `max_kept_tokens` of the
-            documents, every document's ends (`fixed_tokens`) and all of S among them.
+            A plan in which every layer keeps equally many tokens, at most `max_kept_tokens` of the
+            documents. Every layer keeps all of S and every document's first and last blocks
+            (`fixed_tokens`).
         """
 
     @abstractmethod
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """Most document tokens that a layer holds, from the documents' lengths in tokens."""
+        """The largest number of document tokens that a layer holds.
+
+        Args:
+            documents: length of each document in tokens.
+        """
 
     def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
-        """What a token that was computed anew has from then on: keys (before RoPE) or values
-        `[m, kv_heads, d]`."""
+        """The keys or values to use for tokens that were computed anew.
+
+        Args:
+            computed: new keys (before RoPE) or values `[m, kv_heads, head_dim]`.
+            stored: the stored ones of the same tokens.
+        """
         return computed
 
-    # -- what the base owns -----------------------------------------------------------------------
+    # -- implemented by the base ------------------------------------------------------------------
 
     def run(self, loop: SparseLoop) -> Steps[PrefillResult]:
         queries = yield from loop.question_pass()
@@ -93,12 +105,16 @@ class SparseMethod(FusionMethod):
     def phases(self, shape: PromptShape) -> list[Phase]:
         if not shape.documents:  # nothing is stored: a full prefill
             return list(dense_phases(shape, shape.tokens))
-        left_out = sum(shape.documents) - self.max_kept_tokens(shape.documents)
-        keys = shape.tokens - max(0, left_out)
-        question, layers = shape.question, shape.layers
+        others = shape.tokens - sum(shape.documents)
+        grids = [BlockGrid(tokens) for tokens in shape.documents]
+        ends = others + sum(len(grid.indices(grid.fixed)) for grid in grids)
+        keys = others + self.max_kept_tokens(shape.documents)
+        question = shape.question
         rows = question + shape.uncached + self.recomputed_tokens(shape)
+        before, last = range(shape.layers - 1), range(shape.layers - 1, shape.layers)
         return [
-            Phase(range(layers), question, question, question, keys),
-            Phase(range(layers - 1), rows, rows, question, keys),
-            Phase(range(layers - 1, layers), rows, 1, question, keys),
+            Phase(before, question, question, question, ends),
+            Phase(last, question, 0, 0, ends),  # only its queries are wanted
+            Phase(before, rows, rows, question, keys),
+            Phase(last, rows, 1, question, keys),
         ]
