@@ -24,7 +24,7 @@ from loadtest.reporting.html_page import page
 from loadtest.reporting.run_summary import Slo, two_digits
 from loadtest.sending.streaming_client import StreamingClient
 from loadtest.traffic.random_model import write_model
-from loadtest.traffic.routes import Method
+from loadtest.traffic.routes import MethodUnderTest
 from loadtest.traffic.trace_replay import Trace
 from loadtest.traffic.workloads import Workload
 
@@ -113,7 +113,7 @@ async def measure(
 
 
 async def alone(
-    driver: StepRunner, work: Workload, methods: Sequence[Method]
+    driver: StepRunner, work: Workload, methods: Sequence[MethodUnderTest]
 ) -> dict[str, dict[str, float]]:
     """Measure each method without load; before and after the run, to see if the machine changed."""
     out = {}
@@ -123,7 +123,9 @@ async def alone(
     return out
 
 
-def knees(steps: Sequence[Step], methods: Sequence[Method], attainment: float) -> dict[str, Any]:
+def knees(
+    steps: Sequence[Step], methods: Sequence[MethodUnderTest], attainment: float
+) -> dict[str, Any]:
     """The knee of each method, and its ratio to the knee of the first method."""
     found = {
         method.label: knee.find_knee(

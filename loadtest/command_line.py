@@ -9,9 +9,9 @@ from pathlib import Path
 from loadtest.errors import InvalidInput
 from loadtest.rate_sweep import StepSettings
 from loadtest.reporting.run_summary import Slo
-from loadtest.traffic.corpus_files import read_documents, read_questions
+from loadtest.traffic.corpus_reader import read_documents, read_questions
 from loadtest.traffic.random_model import ModelShape
-from loadtest.traffic.routes import ChatRoute, Document, Method, RagRoute, Route
+from loadtest.traffic.routes import ChatRoute, CorpusDocument, MethodUnderTest, RagRoute, Route
 from loadtest.traffic.trace_replay import Trace, TraceBlocks, read_trace
 from loadtest.traffic.workloads import Permutator, Zipf, long_document
 
@@ -38,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--methods",
         nargs="+",
-        type=Method.parse,
-        default=[Method.parse(name) for name in ("vanilla", "a3", "question_scout")],
+        type=MethodUnderTest.parse,
+        default=[MethodUnderTest.parse(name) for name in ("vanilla", "a3", "question_scout")],
         help="NAME or NAME:RATIO; the first is what the others are compared with",
     )
     work = out.add_argument_group("what is asked")
@@ -94,12 +94,12 @@ def route(args: argparse.Namespace, model: str) -> Route:
     return ChatRoute(model if plain else "", plain, fields)
 
 
-def methods(args: argparse.Namespace) -> list[Method]:
+def methods(args: argparse.Namespace) -> list[MethodUnderTest]:
     """The fusion methods to compare; other servers than this service have none."""
-    return [Method("as served")] if args.route == "openai" else list(args.methods)
+    return [MethodUnderTest("as served")] if args.route == "openai" else list(args.methods)
 
 
-def corpus(args: argparse.Namespace) -> list[Document]:
+def corpus(args: argparse.Namespace) -> list[CorpusDocument]:
     """The documents to ingest; for the permutator long documents made from the corpus."""
     documents = read_documents(args.corpus)
     if args.workload == "permutator":

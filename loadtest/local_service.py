@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from loadtest.errors import ServiceFailed
-from loadtest.traffic.routes import Document
+from loadtest.traffic.routes import CorpusDocument
 
 START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
 POLL_S = 0.2
@@ -58,7 +58,7 @@ def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
             process.wait()
 
 
-def ingest(base_url: str, documents: Sequence[Document], api_key: str = "") -> int:
+def ingest(base_url: str, documents: Sequence[CorpusDocument], api_key: str = "") -> int:
     """Store the documents and wait until their KV caches are stored; returns how many.
 
     Raises:

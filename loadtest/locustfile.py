@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loadtest.measurement.event_stream import EventParser
 from loadtest.measurement.streamed_answer import StreamedAnswer
-from loadtest.traffic.routes import ChatRoute, Method, RagRoute, Request, Route
+from loadtest.traffic.routes import ChatRoute, LoadRequest, MethodUnderTest, RagRoute, Route
 
 TIMEOUT_S = 300.0
-DEFAULT = Method("default")
+DEFAULT = MethodUnderTest("default")
 
 
 @dataclass(frozen=True)
-class Setup:
+class LocustSettings:
     """The settings from the environment variables."""
 
     questions: list[str]
@@ -52,7 +52,7 @@ class Setup:
 
 
 @cache
-def setup() -> Setup:
+def settings() -> LocustSettings:
     """Read the environment variables and the questions."""
     file = os.environ.get("KVSTITCH_QUESTIONS")
     if not file:
@@ -60,7 +60,7 @@ def setup() -> Setup:
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     fields = json.loads(os.environ.get("KVSTITCH_REQUEST", "{}"))
     key = os.environ.get("KVSTITCH_API_KEY")
-    return Setup(
+    return LocustSettings(
         questions=[json.loads(line)["question"] for line in lines if line.strip()],
         max_tokens=fields.pop("max_tokens", None),
         fields=fields,
@@ -72,7 +72,7 @@ def setup() -> Setup:
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def fail_early(**_: Any) -> None:
     """Read the settings at the start, so that a wrong variable stops locust at once."""
-    setup()
+    settings()
 
 
 class StreamUser(HttpUser):
@@ -84,18 +84,18 @@ class StreamUser(HttpUser):
         raise NotImplementedError
 
     def wait_time(self) -> float:
-        return random.expovariate(1 / setup().wait_s) if setup().wait_s else 0.0
+        return random.expovariate(1 / settings().wait_s) if settings().wait_s else 0.0
 
     @task
     def ask(self) -> None:
         route = self.route()
-        request = Request(random.choice(setup().questions), max_tokens=setup().max_tokens)
+        request = LoadRequest(random.choice(settings().questions), max_tokens=settings().max_tokens)
         answer, parser = StreamedAnswer(), EventParser()
         started = time.perf_counter()
         with self.client.post(
             route.path,
             json=route.body(request, DEFAULT),
-            headers=setup().headers,
+            headers=settings().headers,
             stream=True,
             catch_response=True,
             timeout=TIMEOUT_S,
@@ -136,11 +136,11 @@ class RagUser(StreamUser):
     """Uses the service's own route."""
 
     def route(self) -> Route:
-        return RagRoute(setup().fields)
+        return RagRoute(settings().fields)
 
 
 class ChatUser(StreamUser):
     """Uses the OpenAI-compatible route."""
 
     def route(self) -> Route:
-        return ChatRoute(fields=setup().fields)
+        return ChatRoute(fields=settings().fields)

@@ -19,9 +19,9 @@ from loadtest.measurement.percentiles import percentile
 from loadtest.measurement.request_record import OK, RequestRecord
 from loadtest.reporting.run_summary import Slo, summarize
 from loadtest.sending.open_loop import run_open_loop
-from loadtest.sending.streaming_client import PreparedRequest, StreamingClient
+from loadtest.sending.streaming_client import EncodedRequest, StreamingClient
 from loadtest.traffic.arrivals import poisson
-from loadtest.traffic.routes import Method, Route
+from loadtest.traffic.routes import MethodUnderTest, Route
 from loadtest.traffic.trace_replay import Scheduled, Trace
 from loadtest.traffic.workloads import Workload
 
@@ -69,14 +69,16 @@ class StepRunner:
     pattern: StepSettings
     slo: Slo
 
-    def prepare(self, scheduled: Sequence[Scheduled], method: Method) -> list[PreparedRequest]:
+    def prepare(
+        self, scheduled: Sequence[Scheduled], method: MethodUnderTest
+    ) -> list[EncodedRequest]:
         return [
-            PreparedRequest(item.at_s, json.dumps(self.route.body(item.request, method)).encode())
+            EncodedRequest(item.at_s, json.dumps(self.route.body(item.request, method)).encode())
             for item in scheduled
         ]
 
     async def step(
-        self, scheduled: Sequence[Scheduled], method: Method, window_s: float
+        self, scheduled: Sequence[Scheduled], method: MethodUnderTest, window_s: float
     ) -> tuple[Step, list[RequestRecord]]:
         """Run one method at one rate; returns its figures and its records.
 
@@ -91,7 +93,7 @@ class StepRunner:
         return {"method": method.label, "attempts": attempts, **figures}, records
 
     async def _once(
-        self, scheduled: Sequence[Scheduled], method: Method, window_s: float
+        self, scheduled: Sequence[Scheduled], method: MethodUnderTest, window_s: float
     ) -> tuple[Step, list[RequestRecord]]:
         pattern = self.pattern
         done = await run_open_loop(
@@ -104,7 +106,9 @@ class StepRunner:
         await asyncio.sleep(SETTLE_S)
         return figures, done.records
 
-    async def alone(self, workload: Workload, method: Method, count: int) -> dict[str, float]:
+    async def alone(
+        self, workload: Workload, method: MethodUnderTest, count: int
+    ) -> dict[str, float]:
         """Medians of `count` requests sent one after the other, after one that warms up.
 
         Raises:
@@ -143,7 +147,7 @@ def at_rate(workload: Workload, rate: float, pattern: StepSettings) -> list[Sche
 async def sweep(
     driver: StepRunner,
     workload: Workload,
-    methods: Sequence[Method],
+    methods: Sequence[MethodUnderTest],
     rates: Sequence[float],
     say: Say,
 ) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
@@ -164,7 +168,7 @@ async def sweep(
 
 
 async def replay(
-    driver: StepRunner, trace: Trace, methods: Sequence[Method], say: Say
+    driver: StepRunner, trace: Trace, methods: Sequence[MethodUnderTest], say: Say
 ) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
     """Replay the trace once for every method; returns the steps, and the records by method."""
     steps, raw = [], {}

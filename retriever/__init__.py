@@ -5,7 +5,7 @@ Importing this package imports neither torch nor faiss.
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.chunking.chunker import ChunkSettings, Span, split
+from retriever.chunking.chunker import ChunkSettings, ChunkSpan, split
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.documents import (
     Chunk,
@@ -29,6 +29,7 @@ __all__ = [
     "Catalog",
     "Chunk",
     "ChunkSettings",
+    "ChunkSpan",
     "CorpusCounts",
     "DocFilter",
     "Document",
@@ -46,7 +47,6 @@ __all__ = [
     "Retriever",
     "Scope",
     "SearchMode",
-    "Span",
     "StartReport",
     "StoredDocument",
     "TokenCounter",

@@ -14,7 +14,7 @@ import numpy as np
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import UpsertResult
-from retriever.chunking.chunker import ChunkSettings, Span
+from retriever.chunking.chunker import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import EmbedderError, InvalidDocument, RetrieverError
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _BATCH_CHUNKS = 256
 
 # Store(document, revision, spans, vectors [len(spans), dim])
-Store = Callable[[Document, str, list[Span], Vectors], UpsertResult]
+Store = Callable[[Document, str, list[ChunkSpan], Vectors], UpsertResult]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Item:
 
     document: Document
     revision: str = ""
-    spans: list[Span] = field(default_factory=list)
+    spans: list[ChunkSpan] = field(default_factory=list)
     result: IngestResult | None = None
 
     @property

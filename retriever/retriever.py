@@ -20,7 +20,7 @@ from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts, UpsertResult
-from retriever.chunking.chunker import ChunkSettings, Span
+from retriever.chunking.chunker import ChunkSettings, ChunkSpan
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -257,7 +257,12 @@ class Retriever:
         return self._catalog.collections(tenant)
 
     def _store(
-        self, scope: Scope, document: Document, revision: str, spans: list[Span], vectors: Vectors
+        self,
+        scope: Scope,
+        document: Document,
+        revision: str,
+        spans: list[ChunkSpan],
+        vectors: Vectors,
     ) -> UpsertResult:
         with self._consistency.write():
             space = space_of(self._embedder)

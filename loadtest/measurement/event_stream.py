@@ -12,7 +12,7 @@ LF, CR = 0x0A, 0x0D
 
 
 @dataclass(frozen=True)
-class Event:
+class ServerSentEvent:
     """One event.
 
     Attributes:
@@ -33,7 +33,7 @@ class EventParser:
         self._name = ""
         self._data: list[str] = []
 
-    def feed(self, received: bytes) -> list[Event]:
+    def feed(self, received: bytes) -> list[ServerSentEvent]:
         """The events that these bytes complete, in order. Lines may end in LF, CR LF or CR."""
         events = []
         for byte in received:
@@ -49,7 +49,7 @@ class EventParser:
                 events.append(event)
         return events
 
-    def _end_of_line(self, line: str) -> Event | None:
+    def _end_of_line(self, line: str) -> ServerSentEvent | None:
         if not line:
             return self._dispatch()
         field, _, value = line.partition(":")
@@ -61,7 +61,7 @@ class EventParser:
             self._data.append(value)
         return None
 
-    def _dispatch(self) -> Event | None:
+    def _dispatch(self) -> ServerSentEvent | None:
         name, data = self._name or "message", self._data
         self._name, self._data = "", []
-        return Event(name, "\n".join(data)) if data else None
+        return ServerSentEvent(name, "\n".join(data)) if data else None

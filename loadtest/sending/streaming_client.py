@@ -20,7 +20,7 @@ CONNECT_S = 30.0
 
 
 @dataclass(frozen=True)
-class PreparedRequest:
+class EncodedRequest:
     """A request that is already encoded, so that only sending is left when its time comes.
 
     Attributes:
@@ -77,7 +77,7 @@ class StreamingClient:
         if self._http is not None:
             await self._http.aclose()
 
-    async def send(self, request: PreparedRequest, due: float, record: RequestRecord) -> None:
+    async def send(self, request: EncodedRequest, due: float, record: RequestRecord) -> None:
         """Send a request and fill its record while the answer arrives.
 
         Faults of the server never raise; they go into the record. When cancelled, it disconnects.

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loadtest.errors import InvalidInput
-from loadtest.measurement.event_stream import Event
+from loadtest.measurement.event_stream import ServerSentEvent
 from loadtest.measurement.streamed_answer import StreamedAnswer
 
 
 @dataclass(frozen=True)
-class Document:
+class CorpusDocument:
     """A document of the corpus."""
 
     doc_id: str
@@ -31,7 +31,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """One request.
 
     Attributes:
@@ -42,13 +42,13 @@ class Request:
     """
 
     question: str
-    documents: tuple[Document, ...] = ()
+    documents: tuple[CorpusDocument, ...] = ()
     max_tokens: int | None = None
     system: str = ""
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodUnderTest:
     """A fusion method.
 
     Attributes:
@@ -60,7 +60,7 @@ class Method:
     fusion: Mapping[str, Any] | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Method:
+    def parse(cls, text: str) -> MethodUnderTest:
         """Parse `a3`, or `a3:0.3` with a ratio.
 
         Raises:
@@ -80,10 +80,10 @@ class Route(Protocol):
         """Path of the URL."""
         ...
 
-    def body(self, request: Request, method: Method) -> dict[str, Any]:
+    def body(self, request: LoadRequest, method: MethodUnderTest) -> dict[str, Any]:
         """The JSON body of a streamed request."""
 
-    def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
+    def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         """Add the content of an event that arrived at `now` to `answer`.
 
         Raises:
@@ -105,13 +105,13 @@ class RagRoute:
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/rag/generate"
 
-    def body(self, request: Request, method: Method) -> dict[str, Any]:
+    def body(self, request: LoadRequest, method: MethodUnderTest) -> dict[str, Any]:
         asked: dict[str, Any] = {"question": request.question}
         if request.system:
             asked = {"messages": _messages(request.system, request.question)}
         return {**self.fields, **asked, **_choices(request, method), **_limit(request)}
 
-    def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
+    def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         if event.name == "token":
             answer.text_at.append(now)
         elif event.name == "done":
@@ -139,7 +139,7 @@ class ChatRoute:
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/chat/completions"
 
-    def body(self, request: Request, method: Method) -> dict[str, Any]:
+    def body(self, request: LoadRequest, method: MethodUnderTest) -> dict[str, Any]:
         question = request.question
         extra: dict[str, Any]
         if self.plain:
@@ -157,7 +157,7 @@ class ChatRoute:
             **_limit(request),
         }
 
-    def read(self, event: Event, answer: StreamedAnswer, now: float) -> None:
+    def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         if event.data == "[DONE]":
             answer.ended_at = now
             return
@@ -171,7 +171,7 @@ class ChatRoute:
             answer.text_at.append(now)
 
 
-def _choices(request: Request, method: Method) -> dict[str, Any]:
+def _choices(request: LoadRequest, method: MethodUnderTest) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if request.documents:
         out["inline_documents"] = [document.body() for document in request.documents]
@@ -180,7 +180,7 @@ def _choices(request: Request, method: Method) -> dict[str, Any]:
     return out
 
 
-def _limit(request: Request) -> dict[str, Any]:
+def _limit(request: LoadRequest) -> dict[str, Any]:
     limit = {} if request.max_tokens is None else {"max_tokens": request.max_tokens}
     return {"stream": True, **limit}
 

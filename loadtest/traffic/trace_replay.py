@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.errors import InvalidInput
-from loadtest.traffic.corpus_files import Question, read_lines
-from loadtest.traffic.routes import Document, Request
+from loadtest.traffic.corpus_reader import CorpusQuestion, read_lines
+from loadtest.traffic.routes import CorpusDocument, LoadRequest
 from loadtest.traffic.workloads import long_document
 
 
@@ -34,7 +34,7 @@ class Scheduled:
     """
 
     at_s: float
-    request: Request
+    request: LoadRequest
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Trace:
     shortened: int = 0
     speed: float = 1.0
 
-    def requests(self, seed: int | str) -> Iterator[Request]:
+    def requests(self, seed: int | str) -> Iterator[LoadRequest]:
         """The requests of the trace, repeated without end; the seed has no effect."""
         return itertools.cycle(item.request for item in self.scheduled)
 
@@ -82,8 +82,8 @@ class Trace:
 
 def read_trace(
     path: Path,
-    corpus: Sequence[Document],
-    questions: Sequence[Question],
+    corpus: Sequence[CorpusDocument],
+    questions: Sequence[CorpusQuestion],
     *,
     speed: float = 1.0,
     max_tokens: int | None = None,
@@ -125,7 +125,7 @@ def read_trace(
         limits = (row.get("max_tokens"), row.get("output_length"), max_tokens)
         limit = min((int(value) for value in limits if value), default=None)
         at_s = (timestamp - rows[0][0]) / 1000 / speed
-        trace.scheduled.append(Scheduled(at_s, Request(str(question), documents, limit)))
+        trace.scheduled.append(Scheduled(at_s, LoadRequest(str(question), documents, limit)))
     if not trace.scheduled:
         raise InvalidInput(f"{path}: no requests")
     return trace
@@ -135,14 +135,17 @@ class _Texts:
     """Gives the documents of a line; each document made from a hash id is made once."""
 
     def __init__(
-        self, corpus: Sequence[Document], by_id: Mapping[str, Document], blocks: TraceBlocks
+        self,
+        corpus: Sequence[CorpusDocument],
+        by_id: Mapping[str, CorpusDocument],
+        blocks: TraceBlocks,
     ) -> None:
         self._corpus = corpus
         self._by_id = by_id
         self._blocks = blocks
-        self._made: dict[int, Document] = {}
+        self._made: dict[int, CorpusDocument] = {}
 
-    def of(self, row: Mapping[str, Any]) -> tuple[tuple[Document, ...], bool]:
+    def of(self, row: Mapping[str, Any]) -> tuple[tuple[CorpusDocument, ...], bool]:
         """The documents of a line, and whether they are all that it names."""
         if "hash_ids" in row:
             ids = list(dict.fromkeys(int(value) for value in row["hash_ids"]))
@@ -154,7 +157,7 @@ class _Texts:
             raise InvalidInput(f"doc_ids that the corpus does not have: {', '.join(unknown)}")
         return tuple(self._by_id[doc_id] for doc_id in wanted), True
 
-    def _block(self, value: int) -> Document:
+    def _block(self, value: int) -> CorpusDocument:
         if value not in self._made:
             document = long_document(self._corpus, f"block-{value}", self._blocks.words)
             self._made[value] = document

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from loadtest.errors import InvalidInput
-from loadtest.traffic.corpus_files import Question
-from loadtest.traffic.routes import Document, Request
+from loadtest.traffic.corpus_reader import CorpusQuestion
+from loadtest.traffic.routes import CorpusDocument, LoadRequest
 
 
 class Workload(Protocol):
     """An endless sequence of requests."""
 
-    def requests(self, seed: int | str) -> Iterator[Request]:
+    def requests(self, seed: int | str) -> Iterator[LoadRequest]:
         """Requests without end."""
 
     def describe(self) -> dict[str, Any]:
@@ -46,8 +46,8 @@ class Zipf:
         max_tokens: longest answer in tokens.
     """
 
-    documents: Sequence[Document]
-    questions: Sequence[Question]
+    documents: Sequence[CorpusDocument]
+    questions: Sequence[CorpusQuestion]
     count: int
     alpha: float = 1.0
     shuffled: bool = True
@@ -60,11 +60,11 @@ class Zipf:
                 f"{self.count} documents per request: the corpus has {len(self.documents)}"
             )
 
-    def requests(self, seed: int | str) -> Iterator[Request]:
+    def requests(self, seed: int | str) -> Iterator[LoadRequest]:
         # The ranks do not depend on the seed: popular documents are popular in every run.
         ranked = random.Random("ranks").sample(range(len(self.documents)), len(self.documents))
         weights = [1 / rank**self.alpha for rank in range(1, len(ranked) + 1)]
-        asked_of: dict[str, list[Question]] = {}
+        asked_of: dict[str, list[CorpusQuestion]] = {}
         for question in self.questions:
             asked_of.setdefault(question.doc_id, []).append(question)
         rng = random.Random(f"zipf/{seed}")
@@ -73,14 +73,14 @@ class Zipf:
             popular = self.documents[chosen[0]].doc_id
             asked = rng.choice(asked_of.get(popular) or self.questions).text
             if self.search:
-                yield Request(asked, max_tokens=self.max_tokens)
+                yield LoadRequest(asked, max_tokens=self.max_tokens)
                 continue
             if self.shuffled:
                 rng.shuffle(chosen)
             else:
                 chosen.sort()
             documents = tuple(self.documents[index] for index in chosen)
-            yield Request(asked, documents, self.max_tokens)
+            yield LoadRequest(asked, documents, self.max_tokens)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -119,8 +119,8 @@ class Permutator:
         max_tokens: longest answer in tokens.
     """
 
-    documents: Sequence[Document]
-    questions: Sequence[Question]
+    documents: Sequence[CorpusDocument]
+    questions: Sequence[CorpusQuestion]
     permutations: int = 10
     system: str = ""
     max_tokens: int | None = None
@@ -141,12 +141,12 @@ class Permutator:
             found[tuple(rng.sample(indices, len(indices)))] = None
         return list(found)
 
-    def requests(self, seed: int | str) -> Iterator[Request]:
+    def requests(self, seed: int | str) -> Iterator[LoadRequest]:
         rng = random.Random(f"questions/{seed}")
         for order in itertools.cycle(self.orders(seed)):
             documents = tuple(self.documents[index] for index in order)
             question = rng.choice(self.questions).text
-            yield Request(question, documents, self.max_tokens, self.system)
+            yield LoadRequest(question, documents, self.max_tokens, self.system)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -159,7 +159,7 @@ class Permutator:
         }
 
 
-def long_document(corpus: Sequence[Document], name: str, words: int) -> Document:
+def long_document(corpus: Sequence[CorpusDocument], name: str, words: int) -> CorpusDocument:
     """A document of `words` words made of sentences of the corpus.
 
     The name is the seed: the same name gives the same text in every run.
@@ -169,4 +169,4 @@ def long_document(corpus: Sequence[Document], name: str, words: int) -> Document
     while len(taken) < words:
         sentences = rng.choice(corpus).text.split(". ")
         taken += f"{rng.choice(sentences).strip().rstrip('.')}.".split()
-    return Document(name, name, " ".join(taken[:words]))
+    return CorpusDocument(name, name, " ".join(taken[:words]))

@@ -18,7 +18,7 @@ from retriever.catalog.catalog_records import CatalogState, CorpusCounts, Upsert
 from retriever.catalog.database import Database
 from retriever.catalog.filter_sql import conditions
 from retriever.catalog.queries import CarriedOver
-from retriever.chunking.chunker import Span
+from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -60,7 +60,7 @@ class Catalog:
         self,
         document: Document,
         revision: str,
-        spans: Sequence[Span],
+        spans: Sequence[ChunkSpan],
         vectors: Vectors,
         space: EmbeddingSpace,
         *,

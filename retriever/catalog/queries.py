@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retriever.catalog.catalog_records import CatalogState
-from retriever.chunking.chunker import Span
+from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.scope import Scope
@@ -54,7 +54,7 @@ def insert(
     *,
     revision: str,
     kept: CarriedOver,
-    spans: Sequence[Span],
+    spans: Sequence[ChunkSpan],
     vectors: Vectors,
     space_id: int,
 ) -> None:

@@ -20,7 +20,7 @@ from retriever.chunking.boundaries import TextBoundaries
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.errors import InvalidDocument
 
-__all__ = ["ChunkSettings", "Render", "Span", "TokenCounter", "TokenizerCounter"]
+__all__ = ["ChunkSettings", "ChunkSpan", "Render", "TokenCounter", "TokenizerCounter"]
 __all__ += ["plain", "split"]
 
 # Render(title, text) gives the segment that is prefilled.
@@ -36,7 +36,7 @@ def plain(title: str, text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Span:
+class ChunkSpan:
     """One chunk's place in the text.
 
     Attributes:
@@ -71,7 +71,7 @@ class ChunkSettings:
         parts = [_ALGORITHM, self.max_tokens, self.tokenizer.revision, *samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def split(self, text: str, title: str = "") -> list[Span]:
+    def split(self, text: str, title: str = "") -> list[ChunkSpan]:
         """Split a text with these settings; see the function `split`."""
         return split(
             text,
@@ -89,7 +89,7 @@ def split(
     max_tokens: int = 512,
     render: Render = plain,
     title: str = "",
-) -> list[Span]:
+) -> list[ChunkSpan]:
     """Split `text` into spans that cover it without gap or overlap.
 
     Each chunk takes as much text as fits. It ends at the best boundary in the second half of what
@@ -114,7 +114,7 @@ def split(
     # The tokens of the whole text only estimate those of a piece; each piece is counted exactly.
     starts = sorted(start for start, _ in tokenizer.encode_offsets(text))
     splitter = _Splitter(text, TextBoundaries(text), starts, max_tokens, count)
-    spans: list[Span] = []
+    spans: list[ChunkSpan] = []
     position = 0
     while position < len(text):
         span = splitter.next_span(position, budget)
@@ -138,7 +138,7 @@ class _Splitter:
     max_tokens: int
     count: Callable[[str], int]
 
-    def next_span(self, position: int, budget: int) -> Span:
+    def next_span(self, position: int, budget: int) -> ChunkSpan:
         """The span that starts at `position`; `budget` is the estimate of tokens that fit."""
         starts, text = self.starts, self.text
         first = bisect_left(starts, position)
@@ -153,19 +153,19 @@ class _Splitter:
                 end = high
             tokens = self.count(text[position:end])
             if tokens <= self.max_tokens:
-                return Span(position, end, tokens)
+                return ChunkSpan(position, end, tokens)
             # Alone, the piece has more tokens than it had within the text: take less of it.
             budget = min(budget, bisect_left(starts, end) - first) - (tokens - self.max_tokens)
             if budget <= 0:
                 return self._halved(position, end)
 
-    def _halved(self, position: int, end: int) -> Span:
+    def _halved(self, position: int, end: int) -> ChunkSpan:
         """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""
         while end - position > 1:
             end = position + (end - position) // 2
             tokens = self.count(self.text[position:end])
             if tokens <= self.max_tokens:
-                return Span(position, end, tokens)
+                return ChunkSpan(position, end, tokens)
         raise InvalidDocument(
             f"the character at {position} does not fit into max_tokens={self.max_tokens} beside "
             "the rendered title; raise the chunk size"

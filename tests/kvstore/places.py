@@ -1,4 +1,4 @@
-"""Real tiers whose bytes a test can damage, and what a sparse read must give."""
+"""Real tiers whose bytes a test can damage, and a check of what a read of blocks gives."""
 
 import redis
 import torch
@@ -17,7 +17,7 @@ def spec_of(codec="raw", **fields):
 
 
 class Place:
-    """One real tier with a way to change the bytes that it holds of chunk KEY."""
+    """One real tier, with a method that changes the stored bytes of chunk KEY."""
 
     def __init__(self, kind, tmp_path, url):
         self.kind = kind
@@ -49,7 +49,7 @@ class Place:
 
 
 def check(outcome, chunk, picked):
-    """Everything asked for is there and decodes to the rows of the chunk."""
+    """All requested blocks are there and decode to the rows of the chunk."""
     assert not outcome.missing and set(outcome.blocks.layers) == set(picked)
     for layer, wanted in picked.items():
         assert outcome.blocks.layers[layer].blocks == tuple(sorted(wanted))

@@ -1,4 +1,4 @@
-"""Encoding from and decoding on a GPU gives what the CPU gives."""
+"""Encoding from a GPU and decoding on a GPU gives the same as on the CPU."""
 
 import pytest
 import torch

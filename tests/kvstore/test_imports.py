@@ -1,4 +1,4 @@
-"""kvstore runs on a bare machine: torch, numpy and safetensors, nothing else."""
+"""kvstore needs only torch and numpy."""
 
 import subprocess
 import sys

@@ -25,7 +25,7 @@ def test_overlapping_calls_share_one_result():
     while not runs:
         time.sleep(0.001)
     assert flights.do("other", lambda: 1) == (1, True)
-    # Everyone who came while it ran shares it; whoever is late starts the next.
+    # Callers that came while it ran share it; a later caller starts the next one.
     gate.set()
     for thread in threads:
         thread.join(10)

@@ -184,7 +184,7 @@ def test_many_readers_share_one_read(store, disk):
     for thread in threads:
         thread.join(10)
     assert all(same_chunk(outcome.chunk, make_chunk()) for outcome in outcomes)
-    # A thread that came late read from memory: the slow tier was read once whatever happened.
+    # A late thread reads from memory, so the slow tier is read once in any case.
     assert disk.calls["read"] == 1
     assert store.stats().shared_reads + store.stats().tier("memory").count("read", "hit") == 11
 

@@ -1,4 +1,4 @@
-"""Sparse reads through the store, real files and a real Redis; counted bytes are moved bytes."""
+"""Reads of blocks through the store, with real files and Redis; counted bytes are moved bytes."""
 
 import os
 
@@ -125,7 +125,7 @@ def test_bytes_sent_by_redis(redis_at):
         ]
         framing = sum(len(f"${size}\r\n") + len("\r\n") for size in replies)
         assert outcome.nbytes == sum(replies) == store.stats().tier("redis").bytes["read_blocks"]
-        # INFO's own reply changes length by a digit or two.
+        # The length of INFO's own reply varies by a digit or two.
         assert abs(received - sum(replies) - framing) <= 200
 
 

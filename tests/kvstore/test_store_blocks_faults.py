@@ -1,4 +1,4 @@
-"""Sparse reads over bad bytes, slow and dead tiers: never a wrong block, always named."""
+"""Reads of blocks with bad bytes, slow and dead tiers: never a wrong block; faults are named."""
 
 import os
 import random
@@ -29,7 +29,7 @@ from tests.redis_server import redis_server
 
 @pytest.mark.parametrize("tensor", ["k.2", "v.2", "k.2.scale", "v.2.min"])
 def test_a_flipped_byte_costs_its_block_alone(place, tensor):
-    """The last resort: the other blocks are given, the bad one is named."""
+    """If no tier has an intact copy, the other blocks are given and the bad one is named."""
     chunk = make_chunk(spec_of("int4"))
     with TieredStore([place.tier]) as store:
         store.put(KEY, make_chunk(spec_of("int4")))
@@ -68,7 +68,7 @@ def test_another_tier_makes_up_for_a_bad_block(place, far):
 
 
 def test_blocks_of_two_copies_never_mix(near, far):
-    """Two workers may compute one chunk with other low bits."""
+    """Two workers may compute the same chunk with different low bits."""
     mine, theirs = make_chunk(spec_of()), make_chunk(spec_of(), seed=1)
     near.plant(KEY, mine)
     far.plant(KEY, theirs)
@@ -118,7 +118,7 @@ def test_a_truncated_file(tmp_path, far, keep):
 
 
 def test_a_file_that_was_replaced_by_another_length(tmp_path):
-    """The header that is remembered is of a shorter chunk: believe only fresh bytes."""
+    """The remembered header belongs to a shorter chunk, so the header is read again."""
     tier = SsdTier(tmp_path, 1 << 24)
     with TieredStore([tier]) as store:
         store.put(KEY, make_chunk(spec_of(tokens=200)))
@@ -153,7 +153,7 @@ def test_another_chunk_is_refused_and_deleted(near, far):
         check(outcome, make_chunk(spec_of()), PICKED)
         assert outcome.problems == (("near", "refused"),)
         assert store.locate([KEY]) == {KEY: "far"}
-        # Also when its header is remembered from a read that expected nothing.
+        # Also if its header is remembered from a read without expectation.
         assert store.read_blocks(KEY, {0: [0]}, spec_of("int8")).problems == (("far", "refused"),)
 
 
@@ -232,7 +232,7 @@ def test_a_redis_that_lost_one_layer_is_a_miss(redis_at):
 
 
 def test_many_readers_writers_and_faults(tmp_path, redis_at):
-    """Whatever happens meanwhile, what is given is right."""
+    """Whatever happens at the same time, the returned blocks are right."""
     chunks = [make_chunk(spec_of("int8"), seed=n) for n in range(4)]
     keys = [make_key(n) for n in range(4)]
     wrong: list[str] = []

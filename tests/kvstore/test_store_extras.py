@@ -1,4 +1,4 @@
-"""Extra tensors through the store: beside their chunk, gone with it, never wrong."""
+"""Extra tensors through the store: kept beside their chunk, deleted with it, never wrong."""
 
 import time
 
@@ -140,7 +140,7 @@ def test_versions_in_the_queue_are_all_written_in_order(shared):
 
 
 def test_a_dropped_chunk_leaves_no_extra_behind(shared):
-    """The queue was full: the extra comes to a tier that does not have its chunk."""
+    """The queue was full, so the extra tensors reach a tier that does not have their chunk."""
     shared.block("put")
     with TieredStore([shared], write_behind=QueueLimits(items=1)) as store:
         store.put(make_key(1), make_chunk())

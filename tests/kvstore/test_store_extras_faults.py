@@ -1,4 +1,4 @@
-"""Extra tensors that are damaged, deleted or out of reach: the right ones or none."""
+"""Extra tensors that are damaged, deleted or unreachable: reads give the right ones or none."""
 
 import random
 import threading
@@ -131,7 +131,7 @@ def test_a_delete_discards_what_waits(far):
 
 
 def start_and_wait(work, tier, operation):
-    """Run it on a thread up to the operation that the tier blocks."""
+    """Start it on a thread and wait until it reaches the operation that the tier blocks."""
     before = tier.calls[operation]
     thread = threading.Thread(target=work)
     thread.start()
@@ -173,7 +173,7 @@ def test_bad_names_and_tensors(store):
 
 
 def test_many_threads(tmp_path, redis_at):
-    """Whatever is put, evicted and deleted meanwhile: a sketch is the right one or none."""
+    """With puts, evictions and deletes at the same time, reads give the right sketch or none."""
     sketches = [{"id": torch.full((50 + n,), n)} for n in range(4)]
     chunk = make_chunk()
     wrong: list[str] = []

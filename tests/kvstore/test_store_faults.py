@@ -78,7 +78,7 @@ def test_only_the_blocks_asked_for_are_judged(store, near):
 
 
 def test_a_replaced_chunk_is_not_taken_for_a_corrupt_one(store, far):
-    """Another worker wrote the same key with other low bits after we saw the header."""
+    """Another worker wrote the same key with other low bits after the header was read."""
     far.plant(KEY, make_chunk())
     assert read_some(store).tier == "far"
     far.plant(KEY, make_chunk(seed=1))

@@ -31,7 +31,7 @@ def writer(limits=None):
 
 
 def blocked(fake, guarded, queue):
-    """Put the thread into a write of key 0 that does not return."""
+    """Start a write of key 0 on the thread that blocks until the tier is released."""
     fake.block("put")
     queue.submit(guarded, make_key(0), CHUNK)
     while fake.calls["put"] == 0:

@@ -1,7 +1,7 @@
-"""A real socket server that plays a script, on a clock that only the script moves.
+"""A real socket server that sends scripted bytes, with a clock that only the script moves.
 
-Each part of a script is bytes and the time at which they are sent. A part goes out when the client
-has read the one before, so that what the client's clock says of a part is known exactly.
+Each part of a script is a time and bytes. A part is sent after the client has read the previous
+one, so the time that the client's clock gives for each part is known exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close
 
 @dataclass
 class Script:
-    """`now` is the client's clock; `seen` is called whenever the client looks at it."""
+    """A script and the client's clock.
+
+    Attributes:
+        parts: (time, bytes) to send one after the other.
+        head: sent first.
+        now: the time of the client's clock, in seconds.
+        requests: bodies of the requests so far.
+    """
 
     parts: Sequence[tuple[float, bytes]]
     head: bytes = HEAD
@@ -44,7 +51,7 @@ class Script:
 
 @asynccontextmanager
 async def playing(script: Script) -> AsyncIterator[str]:
-    """The server's base URL."""
+    """Serve a script; yields the base URL."""
     server = await asyncio.start_server(script.play, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -22,8 +22,8 @@ from loadtest.measurement.request_record import OK
 from loadtest.rate_sweep import StepRunner, StepSettings
 from loadtest.reporting.run_summary import Slo
 from loadtest.sending.streaming_client import StreamingClient
-from loadtest.traffic.corpus_files import Question
-from loadtest.traffic.routes import ChatRoute, Document, Method, RagRoute, Route
+from loadtest.traffic.corpus_reader import CorpusQuestion
+from loadtest.traffic.routes import ChatRoute, CorpusDocument, MethodUnderTest, RagRoute, Route
 from loadtest.traffic.trace_replay import Scheduled
 from loadtest.traffic.workloads import Zipf
 from tests.e2e.service import Service
@@ -48,8 +48,8 @@ def rag(service: Service) -> Route:
 @pytest.mark.parametrize("route_of", [rag, chat, plain])
 async def test_a_few_requests_by_each_route(
     service: Service,
-    documents: list[Document],
-    questions: list[Question],
+    documents: list[CorpusDocument],
+    questions: list[CorpusQuestion],
     route_of: Callable[[Service], Route],
 ) -> None:
     route = route_of(service)
@@ -57,7 +57,7 @@ async def test_a_few_requests_by_each_route(
     scheduled = [
         Scheduled(0.1 * index, request) for index, request in enumerate(islice(zipf.requests(1), 5))
     ]
-    method = Method("as served") if route_of is plain else Method.parse("a3:0.2")
+    method = MethodUnderTest("as served") if route_of is plain else MethodUnderTest.parse("a3:0.2")
     async with StreamingClient(str(service.http.base_url), route) as client:
         driver = StepRunner(client, route, PATIENT, Slo(ttft_s=60.0))
         figures, records = await driver.step(scheduled, method, 2.0)

@@ -13,21 +13,21 @@ from loadtest.rate_sweep import Step, StepRunner, StepSettings, at_rate, sweep
 from loadtest.reporting.goodput_plot import goodput
 from loadtest.reporting.run_summary import Slo
 from loadtest.sending.streaming_client import StreamingClient
-from loadtest.traffic.corpus_files import Question
-from loadtest.traffic.routes import Document, Method, RagRoute
+from loadtest.traffic.corpus_reader import CorpusQuestion
+from loadtest.traffic.routes import CorpusDocument, MethodUnderTest, RagRoute
 from loadtest.traffic.workloads import Zipf
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1}
 ANSWER = f"event: done\ndata: {json.dumps({'usage': USAGE})}\n\n"
 HEAD = "HTTP/1.1 {} x\r\ncontent-length: {}\r\n\r\n"
 PATTERN = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
-METHODS = [Method.parse("full"), Method.parse("other")]
-WORK = Zipf([Document("d", "", "Text.")], [Question("Why?")], 1)
+METHODS = [MethodUnderTest.parse("full"), MethodUnderTest.parse("other")]
+WORK = Zipf([CorpusDocument("d", "", "Text.")], [CorpusQuestion("Why?")], 1)
 
 
 @asynccontextmanager
 async def refusing(method: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """Answers at once, `method` with 503; the bodies it got."""
+    """A server that answers at once, `method` with 503; yields the bodies it received."""
     bodies = []
     connections = set()
 
@@ -54,7 +54,7 @@ async def refusing(method: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]
 
 async def swept(rates: list[float]) -> tuple[list[Step], list[dict[str, Any]]]:
     said: list[str] = []
-    # The client leaves first: the server waits for its connections to end.
+    # The client closes first, because the server waits for its connections to end.
     async with refusing("full") as (url, bodies), StreamingClient(url, RagRoute()) as client:
         driver = StepRunner(client, RagRoute(), PATTERN, Slo(ttft_s=60.0))
         steps, raw = await sweep(driver, WORK, METHODS, rates, said.append)
@@ -75,12 +75,12 @@ async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
         assert step["slo_attainment"] == (0.0 if refused else 1.0)
     found = knees(steps, METHODS, 0.9)
     assert found["full"]["rate"] is None and found["other"]["rate"] == 30
-    # There is nothing to compare with, which is not a factor of anything.
+    # There is no knee to compare with, so there is no ratio.
     assert found["other"]["further_right"] is None
 
 
 async def test_a_step_that_lagged_is_run_again_and_then_stands_as_it_is() -> None:
-    """A limit below zero, which every generator exceeds."""
+    """With a limit below zero every generator is too late."""
     pattern = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=-1.0, attempts=3)
     async with refusing("nobody") as (url, bodies), StreamingClient(url, RagRoute()) as client:
         driver = StepRunner(client, RagRoute(), pattern, Slo())

@@ -43,7 +43,7 @@ def minilm() -> Iterator[LocalEmbedder]:
 
 @pytest.fixture(scope="session")
 def byte_tokenizer(questions: list[Question]) -> Tokenizer:
-    """Byte-level BPE, as the serving models have it: one character may be several tokens."""
+    """Byte-level BPE like that of the serving models: one character may be several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

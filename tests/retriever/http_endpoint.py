@@ -1,4 +1,4 @@
-"""An HTTP server on a real socket that answers POSTs as a test tells it to."""
+"""An HTTP server on a real socket whose answers to POSTs a test defines."""
 
 from __future__ import annotations
 

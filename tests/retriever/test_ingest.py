@@ -12,7 +12,7 @@ from tests.retriever.conftest import OpenRetriever
 
 
 class CountingEmbedder(HashingEmbedder):
-    """CorpusCounts texts and calls; fails as a model might on one text it cannot stand."""
+    """Counts texts and calls, and fails on one particular text."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What was deleted or replaced is in no file any more: the raw bytes are searched."""
+"""Deleted or replaced text is in no file any more: the tests search the raw bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retriever import Document, Scope
 from retriever.testing import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
-# Search terms are cut where FTS5 may share the beginning of a word with its neighbour.
+# FTS5 stores only the part of a word that differs from its neighbour, so search for that part.
 SECRET = "Xylophonequartz wq7vanadium"
 TRACES = (b"ylophonequartz", b"q7vanadium")
 

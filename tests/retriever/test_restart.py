@@ -1,4 +1,4 @@
-"""What a new process finds: a saved index, a stale or damaged one, and the traces of a kill."""
+"""Restarts: with a saved index, with a stale or damaged one, and after a kill."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_real_questions_find_their_passages(
     counters: dict[str, TokenCounter],
     tmp_path: Path,
 ) -> None:
-    """Recall@5 over fifty passages: each question comes with ten of its own."""
+    """Recall@5 over fifty passages: each question has ten passages of its own."""
     retriever = Retriever.in_folder(tmp_path, minilm, ChunkSettings(counters["bytes"], 256))
     retriever.start()
     documents = [
@@ -138,7 +138,7 @@ def test_listing_and_getting(open_retriever: OpenRetriever) -> None:
 
 
 def test_updates_swap_atomically_under_searches(open_retriever: OpenRetriever) -> None:
-    """Whoever searches sees all chunks of the one revision or of the other."""
+    """A search sees all chunks of the old revision or all of the new one."""
     retriever = open_retriever(max_tokens=8)
     revisions = [" ".join(["red"] * 40), " ".join(["red blue"] * 30)]
     whole = {len(revision) for revision in revisions}

@@ -1,4 +1,4 @@
-"""Tenants and collections: the same names and texts side by side, and none seen by another."""
+"""Tenants and collections may have equal names and texts, and never see one another's."""
 
 from __future__ import annotations
 

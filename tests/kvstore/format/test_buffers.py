@@ -77,7 +77,7 @@ def test_a_pool_keeps_no_more_than_its_bound():
 
 
 class Cuda:
-    """Stands in for CUDA's runtime: which addresses are pinned; `code` is what it answers."""
+    """A fake of CUDA's runtime: it records the pinned addresses and returns `code`."""
 
     def __init__(self, code=0):
         self.code, self.pinned = code, {}

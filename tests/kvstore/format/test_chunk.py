@@ -41,7 +41,7 @@ def test_raw_round_trip_is_exact_and_copies_nothing(dtype, tokens):
 
 @pytest.mark.parametrize("codec_name", codec_names())
 def test_a_layer_as_it_is_stored(codec_name):
-    """What the codec made of it, without a copy where aligned; on a device, what it decodes."""
+    """The encoded tensors are views where aligned; moved to a device, they decode the same."""
     spec = make_spec(codec_name)
     k, v = make_tensors(spec)
     chunk = encode_chunk(spec, k, v)

@@ -35,7 +35,7 @@ def test_decoded_blocks_are_rows_of_the_decoded_layer(name, dtype, tokens):
 
 @pytest.mark.parametrize("name", codec_names())
 def test_odd_sizes(name):
-    """Tensors of an odd number of bytes, which leave what follows them unaligned."""
+    """Tensors with an odd number of bytes leave the next tensor unaligned."""
     spec = ChunkSpec("f", name, "float32", layers=2, kv_heads=1, head_dim=3, tokens=77)
     chunk = encode_chunk(spec, *make_tensors(spec))
     blocks, bad = read(chunk, {1: [1]})

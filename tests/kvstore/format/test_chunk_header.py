@@ -15,7 +15,7 @@ from tests.kvstore.chunks import chunk_file, make_chunk, make_spec, tensors_of
 
 
 def load(container: bytes) -> EncodedChunk:
-    """Parse and verify a container, as a tier and the store together do."""
+    """Parse and verify a chunk file, as a tier and the store do together."""
     header = parse_header(container)
     body = bytearray(container[header.data_start :]) + b"\0"  # torch refuses empty buffers
     data = torch.frombuffer(body, dtype=torch.uint8)[:-1]
@@ -80,7 +80,7 @@ def test_layers_are_contiguous_and_in_order(codec):
 
 @pytest.mark.parametrize("codec", codec_names())
 def test_a_block_is_one_byte_range_of_each_tensor(codec):
-    """Ranges of the blocks tile the tensor, and each holds the bytes of its rows."""
+    """The ranges of the blocks cover the tensor, and each holds the bytes of its rows."""
     chunk = make_chunk(make_spec(codec, tokens=150))
     for entry in tensors_of(chunk.header).values():
         ranges = [entry.blocks_range(block, block) for block in range(3)]

@@ -22,7 +22,7 @@ def test_names_of_extra_tensors(text):
 
 
 def test_key_is_stable_across_releases():
-    # A changed value means that every stored chunk is lost: raise the format version instead.
+    # If this value changes, every stored chunk is lost. Raise the format version instead.
     assert chunk_key(**FACTS) == "38fe5dbdff6f32882e6858d287df1eda"
 
 

@@ -25,7 +25,7 @@ CASES = [
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", codec_names())
 def test_the_bytes_of_some_blocks_are_a_layer_of_their_tokens(name, dtype, tokens, blocks):
-    """Read one after the other, the ranges are what encoding those tokens alone gives."""
+    """The ranges, read one after the other, equal the encoding of only those tokens."""
     spec = make_spec(name, dtype, tokens=tokens)
     k, v = make_tensors(spec)
     chunk = encode_chunk(spec, k, v)

@@ -1,4 +1,4 @@
-"""What every tier does alike."""
+"""What all tiers have in common."""
 
 import threading
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_ranges_alone(tier, codec, picked):
 
 
 def test_ranges_of_another_chunk_are_refused(tier):
-    """The header is of what was here before, or was never here."""
+    """The header belongs to a chunk that was here before, or to one that never was."""
     other = make_chunk(make_spec(tokens=200))
     tier.put(make_key(), make_chunk(make_spec(tokens=70)))
     with pytest.raises(ChunkCorrupt):
@@ -102,7 +102,7 @@ def test_extras(tier):
 
 
 def test_extras_stand_beside_their_chunk(tier):
-    """Only memory, which nothing outlives, keeps them without it."""
+    """Only the memory tier keeps extra tensors without their chunk."""
     kept = tier.put_extra(make_key(), "sketch", torch.ones(9, dtype=torch.uint8))
     assert kept == (tier.name == "memory")
     assert (tier.read_extra(make_key(), "sketch") is not None) == kept

@@ -92,7 +92,7 @@ def test_the_cheaper_form_of_equal_worth_stays():
 
 
 def test_extras_are_entries_of_their_own():
-    """A small sketch outlives chunks, a large one does not, and both are within the bound."""
+    """A small sketch stays longer than chunks, a large one does not; both count for the bound."""
     chunk = make_chunk()
     tier = MemoryTier(3 * chunk.nbytes)
     tier.put_extra(make_key(0), "sketch", torch.zeros(100, dtype=torch.uint8))

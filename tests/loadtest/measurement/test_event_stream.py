@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.measurement.event_stream import Event, EventParser
+from loadtest.measurement.event_stream import EventParser, ServerSentEvent
 
 STREAM = (
     ": a comment\n\nevent: token\ndata: {}\n\ndata: first\ndata:second — §\r\n\r\n"
     "id: 3\nevent: empty\n\nevent: done\rdata: x\r\r: ping\n\ndata: last\n\n"
 ).encode()
 EVENTS = [
-    Event("token", "{}"),
-    Event("message", "first\nsecond — §"),
-    Event("done", "x"),
-    Event("message", "last"),
+    ServerSentEvent("token", "{}"),
+    ServerSentEvent("message", "first\nsecond — §"),
+    ServerSentEvent("done", "x"),
+    ServerSentEvent("message", "last"),
 ]
 
 

@@ -13,7 +13,7 @@ def steps(*points: tuple[float, float | None], valid: bool = True) -> list[dict[
 
 def test_the_knee_is_the_last_rate_before_the_first_miss() -> None:
     found = find_knee(steps((4, 0.7), (1, 1.0), (2, 0.95), (8, 0.99)), 0.9)
-    # That 8/s went well again is luck. From 0.95 at 2/s to 0.7 at 4/s, 0.9 is a fifth of the way.
+    # The good result at 8/s is chance. From 0.95 at 2/s to 0.7 at 4/s, 0.9 is a fifth of the way.
     assert found.rate == 2 and found.crossing == pytest.approx(2.4)
 
 

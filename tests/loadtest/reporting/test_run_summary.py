@@ -47,7 +47,7 @@ def test_figures_of_a_run() -> None:
     assert figures["error_messages"]["HTTP 503: full"] == 2
     assert figures["slo_attainment"] == pytest.approx(2 / 9)
     assert figures["offered_goodput"] == pytest.approx(2 / 9)
-    # vLLM's run from the first request to the end of the last: one was cut when the run ended.
+    # vLLM counts from the first request to the end of the last; one was cut off at the end.
     assert figures["duration"] == 10.0
     assert figures["request_throughput"] == 0.4 and figures["request_goodput"] == 0.2
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (440, 12)

@@ -17,11 +17,11 @@ class Item:
 
 
 PROMPT = 10.0
-"""A lag limit that no machine of ours reaches."""
+"""A limit of lag, in seconds, that is never reached."""
 
 
 async def test_slow_answers_hold_nothing_back() -> None:
-    """Every request is under way before the first is answered, and counts from its own time."""
+    """All requests are sent before the first is answered, and each counts from its own time."""
     items = [Item(0.01 * index) for index in range(20)]
     started: list[float] = []
     answered: list[float] = []
@@ -39,7 +39,7 @@ async def test_slow_answers_hold_nothing_back() -> None:
     assert [record.outcome for record in done.records] == [OK] * 20
     gaps = [b - a for a, b in itertools.pairwise(started)]
     assert gaps == pytest.approx([0.01] * 19)
-    # The first waited for the last one: that is in its latency, not left out.
+    # The first request waited for the last one, and its latency includes this wait.
     first, last = done.records[0].e2e_s, done.records[-1].e2e_s
     assert first is not None and last is not None and first - last == pytest.approx(0.19)
 
@@ -64,7 +64,7 @@ async def test_what_is_not_answered_in_time_is_cut_and_kept() -> None:
 
 
 async def test_a_generator_that_lagged_says_so() -> None:
-    """The first send blocks the loop: those behind it go out late, and nothing was measured."""
+    """The first send blocks the loop, so the others are late and the run is invalid."""
 
     async def send(item: Item, due: float, record: RequestRecord) -> None:
         if item.at_s == 0.0:
@@ -77,7 +77,7 @@ async def test_a_generator_that_lagged_says_so() -> None:
     assert "lagged" in (done.lag.why_invalid or "") and "150 ms are allowed" in str(
         done.lag.why_invalid
     )
-    # Latency would have been counted from when they were due.
+    # Latency counts from the due times all the same.
     lag = [record.lag_s or 0.0 for record in done.records]
     assert lag[1] >= 0.4 and lag[2] >= 0.3
 

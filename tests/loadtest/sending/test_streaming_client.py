@@ -1,4 +1,4 @@
-"""The times of a stream, taken from a real socket whose parts arrive at scripted times."""
+"""The measured times of a stream from a real socket whose parts arrive at scripted times."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from loadtest.measurement.request_record import FAILED, OK, OVERLOADED, REJECTED, RequestRecord
-from loadtest.sending.streaming_client import PreparedRequest, StreamingClient
-from loadtest.traffic.routes import ChatRoute, Method, RagRoute, Request, Route
+from loadtest.sending.streaming_client import EncodedRequest, StreamingClient
+from loadtest.traffic.routes import ChatRoute, LoadRequest, MethodUnderTest, RagRoute, Route
 from tests.loadtest.scripted_server import HEAD, Script, playing
 
 DUE = 90.0
@@ -34,10 +34,12 @@ def chunk(delta: dict[str, str] | None, **fields: object) -> bytes:
 
 
 async def record_of(script: Script, route: Route) -> RequestRecord:
-    body = json.dumps(route.body(Request("Why?", max_tokens=5), Method.parse("a3:0.2"))).encode()
+    body = json.dumps(
+        route.body(LoadRequest("Why?", max_tokens=5), MethodUnderTest.parse("a3:0.2"))
+    ).encode()
     record = RequestRecord(0.0)
     async with playing(script) as url, StreamingClient(url, route, clock=script.clock) as client:
-        await client.send(PreparedRequest(0.0, body), DUE, record)
+        await client.send(EncodedRequest(0.0, body), DUE, record)
     return record
 
 
@@ -56,7 +58,7 @@ async def test_a_rag_stream_is_timed_by_its_tokens() -> None:
     )
     record = await record_of(script, RagRoute({"top_k": 2}))
     assert record.outcome == OK and record.error is None
-    # Not from sending, nor from the headers, the sources or a ping.
+    # Times count from the due time and to the first text, not to headers, sources or a ping.
     assert record.ttft_s == 104.0 - DUE
     assert record.itl_s == [2.0, 0.0, 1.0]
     assert record.e2e_s == 108.0 - DUE
@@ -127,5 +129,5 @@ async def test_a_server_that_is_not_there_is_a_failure() -> None:
         pass
     record = RequestRecord(0.0)
     async with StreamingClient(url, RagRoute()) as client:
-        await client.send(PreparedRequest(0.0, b"{}"), DUE, record)
+        await client.send(EncodedRequest(0.0, b"{}"), DUE, record)
     assert record.outcome == FAILED and "Connect" in (record.error or "")

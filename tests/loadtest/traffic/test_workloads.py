@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.traffic.corpus_files import Question, read_documents, read_questions
-from loadtest.traffic.routes import Document
+from loadtest.traffic.corpus_reader import CorpusQuestion, read_documents, read_questions
+from loadtest.traffic.routes import CorpusDocument
 from loadtest.traffic.trace_replay import TraceBlocks, read_trace
 from loadtest.traffic.workloads import Permutator, Zipf, long_document
 
-DOCUMENTS = [Document(f"d{n}", f"Title {n}", f"Fact {n}. Also {n} plus.") for n in range(20)]
-QUESTIONS = [Question(f"What of {n}?", f"d{n}") for n in range(20)]
+DOCUMENTS = [CorpusDocument(f"d{n}", f"Title {n}", f"Fact {n}. Also {n} plus.") for n in range(20)]
+QUESTIONS = [CorpusQuestion(f"What of {n}?", f"d{n}") for n in range(20)]
 
 
 def first(workload: Zipf | Permutator, count: int, seed: int = 1) -> list[tuple[str, ...]]:
@@ -143,14 +143,14 @@ def test_corpora_are_folders_or_lines(tmp_path: Path) -> None:
     (folder / "b.md").write_text("# Title B\n\nText.\n")
     (folder / "a.md").write_text("# Title A\nText.")
     assert read_documents(folder) == [
-        Document("a", "Title A", "Text."),
-        Document("b", "Title B", "Text."),
+        CorpusDocument("a", "Title A", "Text."),
+        CorpusDocument("b", "Title B", "Text."),
     ]
     lines = tmp_path / "corpus.jsonl"
     lines.write_text('{"doc_id": "x", "title": "X", "text": "Text."}\n\n{"text": "Nameless."}\n')
     assert [d.doc_id for d in read_documents(lines)] == ["x", "document-2"]
     lines.write_text('{"question": "Why?"}\n')
-    assert read_questions(lines) == [Question("Why?")]
+    assert read_questions(lines) == [CorpusQuestion("Why?")]
     lines.write_text("nonsense\n")
     with pytest.raises(ValueError, match="line 1: no JSON"):
         read_questions(lines)

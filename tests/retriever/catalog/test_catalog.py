@@ -11,7 +11,7 @@ import pytest
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import UpsertResult
-from retriever.chunking.chunker import Span, split
+from retriever.chunking.chunker import ChunkSpan, split
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.errors import CatalogError, CatalogNotStarted, CatalogUnsupported
@@ -109,7 +109,7 @@ def test_delete_takes_everything(catalog: Catalog) -> None:
 
 def test_failed_upsert_leaves_the_old_revision(catalog: Catalog) -> None:
     first = put(catalog, Document("a", "one two three"))
-    broken = [Span(0, 3, 1), Span(3, "x", 1)]  # type: ignore[arg-type]
+    broken = [ChunkSpan(0, 3, 1), ChunkSpan(3, "x", 1)]  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         catalog.upsert(Document("a", "new"), "r", broken, np.zeros((2, 8), np.float32), SPACE)
     assert catalog.chunks_of("a") == first.chunks
@@ -146,7 +146,7 @@ def test_pages_go_over_all_documents_once(catalog: Catalog) -> None:
     while True:
         page = catalog.page(limit=5, cursor=cursor)
         seen += [info.doc_id for info in page.documents]
-        # Deleting what was listed does not shift the pages to come.
+        # Deleting listed documents does not shift the following pages.
         catalog.delete([page.documents[0].doc_id])
         if (cursor := page.next_cursor) is None:
             break

@@ -1,4 +1,4 @@
-"""Filters: SQL against a plain evaluation in Python, and what is refused with its place."""
+"""Filters in SQL against a simple evaluation in Python, and the messages for bad filters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
-from retriever.chunking.chunker import Span
+from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery
@@ -34,7 +34,7 @@ def same(a: object, b: object) -> bool:
 
 
 def passes(metadata: object, condition: Mapping[str, Any]) -> bool:
-    """The filter language once more, as plainly as it goes; dots in names are not escaped here."""
+    """A second, simple implementation of the filter language; names with dots are not escaped."""
     return all(holds(metadata, key, value) for key, value in condition.items())
 
 
@@ -75,7 +75,7 @@ def test(found: bool, here: Any, name: str, operand: Any) -> bool:
 
 test.__test__ = False  # type: ignore[attr-defined]
 
-# Few names and values, so that fields are found and values meet.
+# Few names and values, so that many random filters match something.
 NAMES = st.sampled_from(["a", "b", "é 漢", 'q"$[0]', "eq"])
 TEXTS = st.sampled_from(["", "a", "ab", "é", "1", "true", "漢字", "\x01\\", "😀", "￿"])
 NUMBERS = st.sampled_from([0, 1, -1, 1.0, 0.5, 2**53 + 1, 2.0**53, 2**63 - 1, -0.0, 1e300])
@@ -120,7 +120,7 @@ def put(catalog: Catalog, doc_id: str, metadata: Mapping[str, Any]) -> None:
     document = Document(doc_id, "x", metadata=metadata)
     vector = np.ones((1, 2), np.float32)
     revision = document_revision(document, "")
-    catalog.upsert(document, revision, [Span(0, 1, 1)], vector, SPACE)
+    catalog.upsert(document, revision, [ChunkSpan(0, 1, 1)], vector, SPACE)
 
 
 def matching(catalog: Catalog, condition: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Catalogs of older releases: brought up to date whole, or left as they were."""
+"""Catalogs of older releases are upgraded completely, or left unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retriever.errors import CatalogError
 from retriever.testing import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
-# As the first release wrote it.
+# The schema of the first release.
 VERSION_1 = """
 CREATE TABLE state (generation INTEGER NOT NULL, token TEXT NOT NULL);
 CREATE TABLE spaces (
@@ -41,7 +41,7 @@ PRAGMA user_version = 1;
 
 @pytest.fixture
 def old_file(tmp_path: Path) -> Path:
-    """Two documents, the one with two chunks; chunk 9 was deleted last."""
+    """Two documents, one of them with two chunks; chunk 9 was the last one deleted."""
     path = tmp_path / "catalog.db"
     connection = sqlite3.connect(path)
     connection.executescript(VERSION_1)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from retriever.chunking.boundaries import is_inside_character
-from retriever.chunking.chunker import ChunkSettings, Span, split
+from retriever.chunking.chunker import ChunkSettings, ChunkSpan, split
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.errors import InvalidDocument
 from retriever.testing import WordCounter
@@ -51,7 +51,7 @@ def words(text: str, max_tokens: int) -> list[str]:
     return [text[span.start : span.end] for span in spans]
 
 
-def assert_covers(text: str, spans: list[Span]) -> None:
+def assert_covers(text: str, spans: list[ChunkSpan]) -> None:
     assert spans[0].start == 0 and spans[-1].end == len(text)
     assert all(left.end == right.start for left, right in pairwise(spans))
     assert all(span.start < span.end for span in spans)

@@ -23,7 +23,7 @@ FAKE = HashingEmbedder(16)
 
 
 def embeddings(path: str, body: Any) -> tuple[int, Any]:
-    """As OpenAI answers, in any order, of any length."""
+    """An answer in OpenAI's format, with rows in any order and vectors of any length."""
     assert path == "/v1/embeddings"
     vectors = (3.0 * FAKE.embed(body["input"])).tolist()
     rows = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]

@@ -150,7 +150,7 @@ def test_pooling_is_what_the_folder_asks_for(folder: Path, pooling: str, spellin
     embedder.start()
     hidden = states(embedder, "a few words")
     expected = {"cls": hidden[0], "mean": hidden.mean(axis=0), "max": hidden.max(axis=0)}[pooling]
-    # Beside a longer text, so that padding would show.
+    # In a batch with a longer text, so that an influence of padding would be noticed.
     vector = embedder.embed(["a few words", "a longer text " * 10])[0]
     assert np.abs(vector - expected / np.linalg.norm(expected)).max() < 1e-5
     embedder.close()

@@ -1,4 +1,4 @@
-"""Reranking over real sockets: both dialects, and what becomes of late or broken answers."""
+"""Reranking over real sockets: both styles, and late or broken answers."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_updates_and_deletes_are_followed_at_once(retriever: Retriever) -> None:
 
 
 def test_another_tenant_changes_no_score(retriever: Retriever) -> None:
-    """In one table for all, how rare a word is would depend on documents of others."""
+    """In a common table, the score of a word would depend on other tenants' documents."""
     before = retriever.search("red mice", 9, mode="sparse")
     other = Scope("other")
     retriever.ingest([Document(str(n), f"red red {n}") for n in range(50)], scope=other)

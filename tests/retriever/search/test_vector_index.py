@@ -203,7 +203,7 @@ def test_manifest_that_does_not_fit_is_refused(
 
 
 def test_searches_during_changes_see_old_or_new_never_neither(index: VectorIndex) -> None:
-    """One vector is replaced under ever new ids: each search finds exactly one."""
+    """One vector is replaced again and again under new ids: each search finds exactly one."""
     vector = unit_vectors(1)
     index.add([0], vector)
     index.add(list(range(10_000, 10_500)), unit_vectors(500, seed=3))

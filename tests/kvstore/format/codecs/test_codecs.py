@@ -1,4 +1,4 @@
-"""Every codec in the folder goes through the first tests; a new one tests itself."""
+"""The first tests run for every codec in the folder, so also for a new one."""
 
 from dataclasses import replace
 from typing import get_args
@@ -34,14 +34,14 @@ def test_contract(name, dtype):
         assert parts[0].suffix == "" and len({p.suffix for p in parts}) == len(parts)
         back = codec(name).decode(role, stored, spec)
         assert back.shape == x.shape and back.dtype == x.dtype
-        # Far looser than any codec's own bound: catches swapped axes and roles.
+        # Much looser than the bound of any codec; it catches swapped axes and roles.
         assert torch.cosine_similarity(back.float().flatten(), x.float().flatten(), dim=0) > 0.8
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 64, 65, 97, 200])
 @pytest.mark.parametrize("name", codec_names())
 def test_blocks_of_64_tokens_are_independent(name, tokens):
-    """A block's rows are the same whether it is encoded alone or in the chunk, and decode alone."""
+    """A block encoded alone has the same rows as in the chunk, and can be decoded alone."""
     spec = make_spec(name, tokens=tokens)
     k, v = make_tensors(spec)
     for role, x in (("k", k[0]), ("v", v[0])):

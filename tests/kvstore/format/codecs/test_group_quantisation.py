@@ -8,7 +8,7 @@ from kvstore.format.codecs._group_quantisation import dequantise, pack, quantise
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_packing_is_a_bijection(bits):
-    """Every byte value comes from exactly one row of codes, and back."""
+    """Every byte value belongs to exactly one row of codes, in both directions."""
     rows = torch.tensor(
         list(itertools.product(range(2**bits), repeat=8 // bits)), dtype=torch.uint8
     )

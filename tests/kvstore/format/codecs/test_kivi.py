@@ -34,7 +34,7 @@ def noise(spec: ChunkSpec, magnitude: float, offset: float) -> torch.Tensor:
     return x.to(spec.torch_dtype)
 
 
-# An offset large against the spread is what key biases do.
+# Models with a bias on keys have offsets that are large compared with the spread.
 @pytest.mark.parametrize(
     ("magnitude", "offset"),
     [(1.0, 0.0), (1.0, 300.0), (1e-7, 0.0), (1e-3, 1.0), (5e3, -2e4), (1e-3, -3e4)],
@@ -68,7 +68,7 @@ def test_error_bound_and_idempotence(name, dtype, role, magnitude, offset):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_range_of_the_dtype(name, dtype):
-    """Rounding the scale up must not lift the largest value to infinity."""
+    """Rounding the scale up must not turn the largest value into infinity."""
     spec = spec_of(name, dtype, tokens=64)
     limit = torch.finfo(spec.torch_dtype).max * (1.0 if dtype == "float16" else 0.49)
     x = torch.linspace(-limit, limit, 64, dtype=torch.float64).view(64, 1, 1)
@@ -99,7 +99,7 @@ def test_a_constant_group_is_exact(name, role, dtype, value):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_are_grouped_by_channel_and_values_by_token(name):
-    """One outlier channel costs keys nothing elsewhere, one outlier token costs values nothing."""
+    """An outlier channel of keys, or an outlier token of values, does not harm the rest."""
     spec = spec_of(name, tokens=64)
     x = noise(spec, 1.0, 0.0)
     channel, token = x.clone(), x.clone()

@@ -1,4 +1,4 @@
-"""A server on a socket that says what it is told to, in pieces of the size it is told to."""
+"""A fake server on a socket that sends scripted bytes, in pieces of a given size."""
 
 import re
 import socket
@@ -11,11 +11,15 @@ _COMMAND = re.compile(rb"(?m)^\*\d+\r$")
 
 
 class Script:
-    """What the server answers to what it receives: `answers` one after the other where there is a
-    GET in it, else that all is well (what a client says when it connects).
+    """The answers of the fake server.
+
+    A request that contains a GET gets the next of `answers`; any other request (the client sends
+    some when it connects) gets OK.
 
     Attributes:
-        piece: bytes per packet; pause: seconds between packets.
+        answers: what is left to send.
+        piece: bytes per packet.
+        pause: seconds between packets.
         accepted: connections so far.
     """
 
@@ -26,7 +30,7 @@ class Script:
         self.accepted = 0
 
     def serve(self, connection: socket.socket) -> None:
-        """An answer of `b""` closes the connection; without any left, silence."""
+        """An answer of `b""` closes the connection; without answers left, nothing is sent."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection:
             while asked := connection.recv(1 << 16):

@@ -106,7 +106,7 @@ def test_a_layer_that_is_too_short(tier, raw, keep):
 
 
 def test_a_delete_between_finding_the_chunk_and_writing_its_extra(tier, raw, monkeypatch):
-    """What was deleted must not leave an extra behind."""
+    """A deleted chunk must not leave extra tensors behind."""
     tier.put(make_key(), make_chunk())
     multi = redis.client.Pipeline.multi
     raced = []
@@ -287,7 +287,7 @@ def test_bad_url():
 
 
 def test_nothing_is_retried():
-    """Behind the client's back redis-py would retry and turn one timeout into several."""
+    """By default redis-py would retry and turn one timeout into several."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tier = started(f"redis://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
         with pytest.raises(TierTimeout):
@@ -302,7 +302,7 @@ def test_nothing_is_retried():
 
 
 def test_the_first_writer_stays(tier):
-    """Two workers may compute one chunk with other low bits; readers must not see two mixed."""
+    """Two workers may compute a chunk with different low bits; readers must not get a mixture."""
     tier.put(make_key(), make_chunk(seed=0))
     tier.put(make_key(), make_chunk(seed=1))
     assert same_chunk(tier.read(make_key()), make_chunk(seed=0))

@@ -1,4 +1,4 @@
-"""What a Redis tier makes of replies: a server that misbehaves on a socket, and a real one."""
+"""How a Redis tier handles replies: of a misbehaving server on a socket, and of a real one."""
 
 import threading
 import time
@@ -56,7 +56,7 @@ def test_fragments(piece, pause):
     ],
 )
 def test_a_bad_reply_costs_its_connection_and_nothing_else(answers, error):
-    """The next read has a connection of its own, whatever was left in the other."""
+    """The next read uses another connection, whatever is left in the first one."""
     script = Script(*answers)
     with serving(script) as url:
         tier = tier_at(url)
@@ -79,7 +79,7 @@ def test_a_bad_header_in_a_sound_reply_costs_nothing():
 
 
 def test_bytes_that_nobody_asked_for():
-    """Found before the connection is used again."""
+    """Unexpected bytes are found before the connection is used again."""
     script = Script(HEADER, GOOD + LAYERS[0], HEADER, GOOD)
     with serving(script) as url:
         tier = tier_at(url)
@@ -104,7 +104,7 @@ def test_what_a_listener_raises_ends_the_read_and_the_connection():
 
 
 def test_the_server_s_own_rest_belongs_to_nobody():
-    """A store meets a bad layer in the middle of a read, deletes the copy and goes on."""
+    """A store finds a bad layer in the middle of a read, deletes the copy and continues."""
     bad = bytearray(GOOD)
     bad[len(LAYERS[0]) + 100] ^= 1
     script = Script(HEADER, bytes(bad))

@@ -1,4 +1,4 @@
-"""Replies over a socket pair, cut anywhere."""
+"""Replies over a socket pair, split at any place."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from tests.kvstore.tiers.redis.fake_redis import bulk
 
 @contextlib.contextmanager
 def receiving(sent: bytes, cuts=(), *, close=False, deadline=5.0, pause=0.0):
-    """Replies of a peer that sends this, in pieces that end at the cuts."""
+    """Replies of a peer that sends these bytes, in pieces that end at the cuts."""
     ours, theirs = socket.socketpair()
     ours.settimeout(0.3)
     borders = [0, *sorted(cuts), len(sent)]
@@ -103,7 +103,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("dribble", [False, True])
 def test_the_first_value_that_is_not_as_expected(what, number, dribble):
-    """Found at once, also when nothing more is coming."""
+    """The fault is found at once, also if nothing more comes."""
     reply, nbytes = WRONG[what]
     replies_sent = [bulk(b"12345"), bulk(b"12345"), bulk(b"12345")]
     replies_sent[number] = reply
@@ -163,7 +163,7 @@ def test_a_connection_that_ends_or_falls_silent_midway(at):
 
 
 def test_a_dribbling_server_meets_the_deadline():
-    """Every byte comes in time, the reply does not."""
+    """Every single byte comes in time, but the whole reply does not."""
     sent = bulk(b"x" * 200)
     begun = time.monotonic()
     with receiving(sent, range(len(sent)), deadline=0.1, pause=0.002) as replies:
@@ -209,7 +209,7 @@ def test_flags_that_are_none(sent, error):
 
 
 def test_a_socket_that_cannot_scatter():
-    """TLS sockets."""
+    """TLS sockets have no recvmsg."""
 
     class Plain:
         def __init__(self, connection):

@@ -1,4 +1,4 @@
-"""Whole files read from the page cache or past it."""
+"""Reads of whole files, from the page cache or with O_DIRECT."""
 
 import fcntl
 import os
@@ -31,13 +31,13 @@ def tier(tmp_path, large):
 
 @pytest.fixture
 def cold(monkeypatch):
-    """As if nothing were in the page cache."""
+    """Pretend that nothing is in the page cache."""
     monkeypatch.setattr(chunk_file_reader, "is_cached", lambda fd, offset: False)
 
 
 @pytest.fixture
 def direct_reads(monkeypatch):
-    """Sizes of what is read past the page cache."""
+    """Sizes of the reads with O_DIRECT."""
     preadv, sizes = os.preadv, []
 
     def spy(fd, buffers, offset, flags=0):
@@ -119,7 +119,7 @@ def test_a_file_that_became_shorter(tier, large, cold, tmp_path, lost):
 
 
 def test_what_a_listener_raises_ends_the_read_before_the_file_is_closed(tier, cold, monkeypatch):
-    """A thread that still reads would read another file, once its descriptor is given away."""
+    """A thread that still reads would read another file once its descriptor is reused."""
     monkeypatch.setattr(chunk_file_reader, "_SEGMENT", 4096)
     preadv, open_reads, at_close = os.preadv, [0], []
     lock, close = threading.Lock(), os.close

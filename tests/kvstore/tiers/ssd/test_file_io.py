@@ -7,7 +7,7 @@ from kvstore.tiers.ssd.file_io import read_fully, read_scattered, write_fully
 
 
 def test_partial_reads_and_writes_are_continued(tmp_path, monkeypatch):
-    """The kernel may move fewer bytes than asked for; seven at a time here."""
+    """The kernel may move fewer bytes than requested; here it moves seven at a time."""
     writev, preadv = os.writev, os.preadv
     monkeypatch.setattr(os, "writev", lambda fd, b: writev(fd, [b[0][:7]]))
     monkeypatch.setattr(os, "preadv", lambda fd, b, at: preadv(fd, [b[0][:7]], at))
@@ -21,7 +21,7 @@ def test_partial_reads_and_writes_are_continued(tmp_path, monkeypatch):
 
 
 def test_scattered_reads(tmp_path, monkeypatch):
-    """Cached or not, in one go or a few bytes at a time, with or without help of the kernel."""
+    """Cached or not, in one read or a few bytes at a time, with or without readahead advice."""
     path = tmp_path / "x"
     path.write_bytes(bytes(range(200)))
     preadv, advised = os.preadv, []

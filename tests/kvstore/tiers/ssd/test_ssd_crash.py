@@ -26,7 +26,7 @@ def write_forever(root: Path, start: int, chunks: list) -> None:
 
 
 def kill_writers(root: Path) -> dict[str, int]:
-    """Fork a writer, kill it, look at what it left; many times over."""
+    """Fork a writer, kill it, check what it left; many times."""
     chunks = [make_chunk(make_spec("int8", tokens=1000), seed=n) for n in range(5)]
     rng = random.Random(11)
     report = {"kept": 0, "unreadable": 0, "swept": 0, "different": 0, "over": 0}
@@ -53,7 +53,7 @@ def kill_writers(root: Path) -> dict[str, int]:
 
 
 def test_only_whole_chunks_survive(tmp_path):
-    # A process of its own: it forks, which a process with pytest's and torch's threads should not.
+    # In a separate process, because it forks, and a process with many threads should not fork.
     command = [sys.executable, "-m", __name__, str(tmp_path)]
     root = Path(__file__).parents[4]
     done = subprocess.run(command, cwd=root, capture_output=True, timeout=120, text=True)

@@ -1,4 +1,4 @@
-"""Files of extra tensors: counted, evicted, swept and adopted with their chunk."""
+"""Files of extra tensors are counted, evicted, removed and found again with their chunk."""
 
 import os
 
@@ -23,7 +23,7 @@ def test_extras_are_counted_evicted_and_adopted_with_their_chunk(tmp_path):
     tier.start()
     assert tier.usage() == before and torch.equal(tier.read_extra(make_key(0), "sketch"), raw)
     assert (tier.scan.kept, tier.scan.removed_unreadable) == (2, 0)
-    # Key 0 is in use: the room for its second extra is made at the other's cost.
+    # Key 0 is in use, so the other chunk is evicted to make room for its second extra tensors.
     assert tier.put_extra(make_key(0), "second", raw)
     assert set(tier.keys()) == {make_key(0)} and tier.usage().evictions == 1
     tier.put(make_key(2), chunk)

@@ -193,7 +193,7 @@ def test_one_owner_per_directory(tmp_path):
 
 
 def test_durable_before_visible(tmp_path, monkeypatch):
-    """A crash test cannot show a missing fsync, for the page cache survives; the order can."""
+    """The page cache survives a killed process, so only the order of calls can show an fsync."""
     events: list[str] = []
 
     def spy(name: str, label) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.errors import InvalidInput
-from loadtest.traffic.routes import Document
+from loadtest.traffic.routes import CorpusDocument
 
 
 @dataclass(frozen=True)
-class Question:
+class CorpusQuestion:
     """A question.
 
     Attributes:
@@ -25,7 +25,7 @@ class Question:
     doc_id: str = ""
 
 
-def read_documents(path: Path) -> list[Document]:
+def read_documents(path: Path) -> list[CorpusDocument]:
     """Read a folder of .md files with a title line, or a JSONL file with `doc_id`, `title`, `text`.
 
     Raises:
@@ -35,7 +35,9 @@ def read_documents(path: Path) -> list[Document]:
         documents = [_markdown(file) for file in sorted(path.glob("*.md"))]
     else:
         documents = [
-            Document(str(row.get("doc_id") or f"document-{number}"), row.get("title", ""), text)
+            CorpusDocument(
+                str(row.get("doc_id") or f"document-{number}"), row.get("title", ""), text
+            )
             for number, row in enumerate(read_lines(path), 1)
             if (text := str(row["text"]))
         ]
@@ -44,13 +46,13 @@ def read_documents(path: Path) -> list[Document]:
     return documents
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[CorpusQuestion]:
     """Read a JSONL file with `question` and, where known, `doc_id`.
 
     Raises:
         InvalidInput: there are no questions, or a line cannot be read.
     """
-    questions = [Question(str(r["question"]), r.get("doc_id", "")) for r in read_lines(path)]
+    questions = [CorpusQuestion(str(r["question"]), r.get("doc_id", "")) for r in read_lines(path)]
     if not questions:
         raise InvalidInput(f"{path}: no questions; each line is an object with a `question`")
     return questions
@@ -74,6 +76,6 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _markdown(file: Path) -> Document:
+def _markdown(file: Path) -> CorpusDocument:
     title, _, text = file.read_text(encoding="utf-8").partition("\n")
-    return Document(file.stem, title.removeprefix("# ").strip(), text.strip())
+    return CorpusDocument(file.stem, title.removeprefix("# ").strip(), text.strip())
