@@ -39,14 +39,13 @@ from service.worker.api import (
     CALIBRATION_FILE,
     DecoderAdapter,
     SequenceKV,
-    attention_probabilities,
     kv_pool,
     load_model,
     prefill_ids,
-    stable_topk,
     weighted_values,
     write_rows,
 )
+from service.worker.methods.api import attention_probabilities, stable_topk
 
 EXTRA_TOKENS = 8  # an answer may be this much longer than the expected one
 GOOD = 0.5

@@ -16,20 +16,16 @@ from torch import Tensor
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.stored import SegmentStore
 from kvstore import EncodedChunk
-from service.worker.api import (
+from service.worker.api import Capture, DecoderAdapter, SequenceKV, attention_scores, prefill_prompt
+from service.worker.methods.api import (
     CachedSegment,
-    Capture,
-    DecoderAdapter,
     DenseMethod,
     EvictionMethod,
     LayerView,
     PrefillResult,
     PromptLayout,
-    SequenceKV,
     TwoPassMethod,
     attention_probabilities,
-    attention_scores,
-    prefill_prompt,
 )
 
 

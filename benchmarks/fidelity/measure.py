@@ -20,14 +20,8 @@ from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report import metrics
 from benchmarks.fidelity.report.records import Record
 from benchmarks.fidelity.stored import SegmentStore
-from service.worker.api import (
-    DecoderAdapter,
-    PrefillResult,
-    SequenceKV,
-    Vanilla,
-    full_prefill_flops,
-    kv_pool,
-)
+from service.worker.api import DecoderAdapter, SequenceKV, Vanilla, full_prefill_flops, kv_pool
+from service.worker.methods.api import PrefillResult
 
 TOGETHER = 32
 """Configurations whose caches are held, and decoded, at the same time: memory against speed."""

@@ -19,15 +19,8 @@ from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.stored import SegmentStore
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.api import (
-    DecoderAdapter,
-    ModelFacts,
-    SamKV,
-    Sketch,
-    compute_sketch,
-    kv_pool,
-    prefill_sparse,
-)
+from service.worker.api import DecoderAdapter, SamKV, compute_sketch, kv_pool, prefill_sparse
+from service.worker.methods.api import ModelFacts, Sketch
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,13 @@ from service.worker.api import (
     Engine,
     Event,
     FailedEvent,
-    ModelFacts,
-    Reads,
     Request,
     TokenEvent,
     add_folder,
     fusion_methods,
     open_engine,
 )
+from service.worker.methods.api import ModelFacts, Reads
 
 MAX_RUNNING = 64
 # Short, because there may be nothing left to wait for.

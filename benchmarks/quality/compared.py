@@ -9,7 +9,6 @@ from benchmarks.quality.multi_infllm import MultiInfLLM
 from service.worker.api import (
     A3,
     CacheBlend,
-    DenseMethod,
     FullReuse,
     LegoLink,
     Pie,
@@ -18,6 +17,7 @@ from service.worker.api import (
     SamKV,
     Vanilla,
 )
+from service.worker.methods.api import DenseMethod
 
 RATIO = 0.15
 """Of recomputed tokens, for every method that has a choice; what papers use."""

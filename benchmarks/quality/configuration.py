@@ -14,7 +14,8 @@ from typing import Any
 from kvstore.format.codecs import codec_names
 from service.errors import InvalidRequest
 from service.records import Method
-from service.worker.api import ModelFacts, Reads, add_folder, make_eviction, make_fusion
+from service.worker.api import add_folder, make_eviction, make_fusion
+from service.worker.methods.api import ModelFacts, Reads
 
 METHODS_FOLDER = Path(__file__).parent / "methods"
 """Plugin methods that are only for benchmarks: baselines."""

@@ -23,15 +23,13 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from service.worker.api import (
+from service.worker.api import DecoderAdapter, prefill_ids, weighted_values
+from service.worker.methods.api import (
     CachedSegment,
-    DecoderAdapter,
     LayerView,
     PromptLayout,
     attention_probabilities,
-    prefill_ids,
     stable_topk,
-    weighted_values,
 )
 
 

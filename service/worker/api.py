@@ -1,14 +1,14 @@
-"""The worker's public surface: what benchmarks, the CLI's start-up check and plugin methods use.
+"""The worker's public surface, for benchmarks and the CLI's start-up check.
 
-Anything that is not listed in `__all__` may change at any time. Besides re-exported names there are
-a few functions for what callers outside the worker do most: open an engine, prefill one prompt.
+What methods are written with is in `service.worker.methods.api`; this module is for running them.
+Anything that is in neither `__all__` may change at any time. Besides re-exported names there are a
+few functions for what callers outside the worker do most: open an engine, prefill one prompt.
 
-    models    load_model, adapter_for, start_up_check, ModelFacts
+    models    load_model, adapter_for, read_calibration, start_up_check
     engine    open_engine, Request and the events, Address
-    prompts   PromptLayout, kv_pool, prefill_ids, prefill_prompt, prefill_sparse, attention_scores
+    prompts   kv_pool, prefill_ids, prefill_prompt, prefill_sparse, attention_scores
     decoding  decode_step, Decoder, Sampler
-    methods   the bases to extend, what they see, the built-in methods, the registry
-    tensors   attention and selection functions
+    methods   the built-in methods, the registry
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from kvstore import EncodedChunk, TieredStore
 from service.worker.core.flops import FlopCount
 from service.worker.core.flops import full_prefill as full_prefill_flops
-from service.worker.core.layer_view import AttentionScores, CachedSegment, LayerView
-from service.worker.core.layout import PromptLayout, union
+from service.worker.core.layer_view import AttentionScores, CachedSegment
+from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import CALIBRATION_FILE, ModelFacts, read_calibration
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.core.steps import Steps, run
 from service.worker.core.threads import set_threads
-from service.worker.core.topk import stable_topk
 from service.worker.engine.engine import Engine
 from service.worker.forward import chunk_prefill
 from service.worker.forward.decode import decode_step
@@ -38,9 +37,8 @@ from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
 from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.loading.loader import Loader
-from service.worker.methods.bases.dense import DenseMethod, RowWeights
+from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import FusionMethod, Reads, share_of
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.fusion.a3 import Method as A3
@@ -64,9 +62,7 @@ from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.attention import (
-    ScoreFn,
     attend_rows,
-    attention_probabilities,
     weighted_values,
 )
 from service.worker.model.load import default_pool_tokens
@@ -76,50 +72,33 @@ from service.worker.sequences.sampler import Sampler, sample
 
 __all__ = [
     "A3",
-    "BLOCK",
     "CALIBRATION_FILE",
     "OUTLIER_SIGMAS",
     "Address",
     "Addressing",
-    "AttentionScores",
     "CacheBlend",
-    "CachedSegment",
     "Capture",
     "Decoder",
     "DecoderAdapter",
-    "DenseMethod",
     "DoneEvent",
     "Engine",
     "Event",
-    "EvictionMethod",
     "FailedEvent",
     "FullReuse",
-    "FusionMethod",
     "KVPool",
-    "LayerView",
     "LegoLink",
-    "ModelFacts",
     "Pie",
-    "PrefillResult",
-    "PromptLayout",
     "QuestionScout",
     "QuestionTrail",
-    "Reads",
     "Request",
-    "RowWeights",
     "SamKV",
     "Sampler",
-    "ScoreFn",
     "SequenceKV",
-    "Sketch",
-    "SparseMethod",
     "TokenEvent",
-    "TwoPassMethod",
     "Vanilla",
     "adapter_for",
     "add_folder",
     "attend_rows",
-    "attention_probabilities",
     "attention_scores",
     "compute_chunk",
     "compute_sketch",
@@ -139,10 +118,7 @@ __all__ = [
     "read_calibration",
     "sample",
     "set_threads",
-    "share_of",
-    "stable_topk",
     "start_up_check",
-    "union",
     "weighted_values",
     "write_rows",
 ]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.api import Pie, PromptLayout
+from service.worker.api import Pie
+from service.worker.methods.api import PromptLayout
 from tests.references.infllm import InfLLM, default_topk, infllm
 from tests.service.worker import tiny as models
 from tests.service.worker.methods.sparse.toys import LONG, tokens

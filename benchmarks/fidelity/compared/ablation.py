@@ -28,7 +28,8 @@ from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
-from service.worker.api import A3, CacheBlend, DenseMethod, Pie, QuestionScout, Vanilla
+from service.worker.api import A3, CacheBlend, Pie, QuestionScout, Vanilla
+from service.worker.methods.api import DenseMethod
 
 CALIBRATION_SAMPLES = 4
 """Prompts a task for choosing layers and heads."""

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.fidelity.case import Case, Recipe
-from service.worker.api import DenseMethod, PrefillResult, Reads
+from service.worker.methods.api import DenseMethod, PrefillResult, Reads
 
 
 @dataclass(frozen=True)

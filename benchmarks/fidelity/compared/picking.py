@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.api import PromptLayout, share_of, stable_topk
+from service.worker.methods.api import PromptLayout, share_of, stable_topk
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.variants import ScoutVariant, answer_rows, random_ranks
-from service.worker.api import (
+from service.worker.methods.api import (
     AttentionScores,
     CachedSegment,
     DenseMethod,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.fidelity.compared.picking import Pick
-from service.worker.api import (
+from service.worker.api import CacheBlend
+from service.worker.methods.api import (
     AttentionScores,
-    CacheBlend,
     DenseMethod,
     LayerView,
     PromptLayout,

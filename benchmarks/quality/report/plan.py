@@ -15,7 +15,7 @@ from benchmarks.quality.report.tables import Compared, about, score_table
 from benchmarks.quality.tasks.suites import SHORT_CONTEXT
 from service.errors import InvalidRequest
 from service.records import Method
-from service.worker.api import ModelFacts
+from service.worker.methods.api import ModelFacts
 
 SHORT_BUDGETS = (0.15, 0.25, 0.4, 0.6)
 BUDGETS = (128, 256, 512, 1024)

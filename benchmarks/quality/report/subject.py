@@ -16,12 +16,12 @@ from benchmarks.quality.sample import Sample
 from service.errors import InvalidRequest
 from service.worker.api import (
     DecoderAdapter,
-    ModelFacts,
     default_pool_tokens,
     load_model,
     model_fingerprint,
     read_calibration,
 )
+from service.worker.methods.api import ModelFacts
 
 STORED = 2 * TOGETHER
 """How many of the longest prompts a store holds: all samples of a batch in two prefix modes."""

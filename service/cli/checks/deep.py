@@ -22,15 +22,15 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _model(settings: Settings) -> Finding:
-    from service.worker.core.threads import set_threads
-    from service.worker.forward import selfcheck
-    from service.worker.model.load import load
+    from service.worker.api import load_model, set_threads, start_up_check
 
     began = time.monotonic()
     try:
         set_threads(settings.threads)
-        adapter = load(str(resolve(settings.model)), dtype=settings.dtype, device=settings.device)
-        theirs, stitched = selfcheck.check(adapter)
+        adapter = load_model(
+            str(resolve(settings.model)), dtype=settings.dtype, device=settings.device
+        )
+        theirs, stitched = start_up_check(adapter)
     except KvstitchError as error:
         return fail("start-up check", error.message, "this model cannot be served as it is")
     except MemoryError:

@@ -174,7 +174,7 @@ def test_a_key_knows_the_code_of_the_method(tmp_path: Path) -> None:
     def key(file: str, more: str) -> str:
         path = tmp_path / file
         path.write_text(
-            "from service.worker.api import DenseMethod\n"
+            "from service.worker.methods.api import DenseMethod\n"
             f"class Method(DenseMethod):\n    pass\n{more}"
         )
         spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -17,7 +17,8 @@ from benchmarks.fidelity.compared.recipes import TwoRounds
 from benchmarks.fidelity.compared.variants import ScoutVariant
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.stored import SegmentStore
-from service.worker.api import Pie, PromptLayout, QuestionScout
+from service.worker.api import Pie, QuestionScout
+from service.worker.methods.api import PromptLayout
 from tests.benchmarks.cases import a_prompt, decode
 from tests.service.worker.tiny import Q, Tiny
 

@@ -11,7 +11,7 @@ from benchmarks.quality.configuration import Configuration, parse_method
 from benchmarks.quality.report.plan import EXPERIMENTS, QUICK, SMOKED, Setting, usable
 from service.errors import InvalidRequest, UnknownMethod
 from service.records import Method
-from service.worker.api import ModelFacts
+from service.worker.methods.api import ModelFacts
 from tests.benchmarks.quality.methods import folders_restored
 
 FACTS = ModelFacts(12, 4, 2)

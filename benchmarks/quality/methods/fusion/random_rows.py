@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.api import DenseMethod, LayerView, PromptLayout, share_of, union
+from service.worker.methods.api import DenseMethod, LayerView, PromptLayout, share_of, union
 
 
 @dataclass(frozen=True)
