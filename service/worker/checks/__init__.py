@@ -1,1 +1,1 @@
-"""The correctness gate at work: answers held against full prefill in spare time."""
+"""The correctness gate at work: compares answers with full prefill in spare time."""

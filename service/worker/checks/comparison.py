@@ -1,7 +1,4 @@
-"""Two next-token distributions of one prompt: how far apart. And the one that is the truth.
-
-Knows no request and no policy.
-"""
+"""Compares a next-token distribution with that of full prefill, and computes the latter."""
 
 from __future__ import annotations
 
@@ -20,14 +17,13 @@ from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import DecoderAdapter
 
 WORST_NATS = 20.0
-"""KL counts as at most this much, so also where the fused logits are no numbers at all."""
+"""Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""
 
 
 def compare(full: Tensor, fused: Tensor) -> Observation:
-    """KL(full ‖ fused) and top-1 of logits `[vocabulary]`: what the model says at temperature 1,
-    whatever temperature the request was sampled at."""
+    """Compares logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
     p, q = (torch.log_softmax(logits.double(), -1) for logits in (full, fused))
-    # A token that full prefill gives no mass at all adds nothing, whatever the other says.
+    # A token with probability 0 in full prefill adds nothing, even where log q is -inf.
     kl = float(torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum())
     if not math.isfinite(kl):
         return Observation(WORST_NATS, False)
@@ -35,8 +31,10 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
 
 
 def full_logits(adapter: DecoderAdapter, request: Request) -> Steps[Tensor]:
-    """Logits `[vocabulary]` of the prompt's first answer token by full prefill: nothing cached is
-    read, nothing is kept but one layer at a time, so no KV of the pool is taken."""
+    """Logits `[vocabulary]` of the first answer token by full prefill.
+
+    No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
+    """
     documents = [document.ids for document in request.documents]
     cold = [True] * (1 + len(documents))
     layout = PromptLayout.of(

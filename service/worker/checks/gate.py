@@ -1,11 +1,11 @@
-"""The gate: which first tokens are checked, the checks themselves, and what requests get instead.
+"""The gate: chooses which first tokens are checked, checks them, and replaces untrusted methods.
 
-    request ──► `replacement` ───► prefill ──► first token ──► `answered` ──► pending
-                   ▲                                                        │ spare time
-                   └────────────── standing ◄── full prefill (and shadow) ◄─┘
+    request ──► `replacement` ──► prefill ──► first token ──► `answered` ──► pending
+                      ▲                                                        │ spare time
+                      └──────── method trust ◄── full prefill (and shadow) ◄───┘
 
-A check costs a request nothing but a copy of the logits it had anyway: the other distribution is
-computed afterwards, step by step, by whoever has time to spare. Knows no socket.
+A check costs the request only a copy of its logits. The distribution of full prefill is computed
+afterwards, step by step, when the engine has nothing else to do.
 """
 
 from __future__ import annotations
@@ -40,13 +40,19 @@ from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.gate")
 
-# Prompts that wait to be checked: bounds the memory of logits, and how old news can be.
+# Prompts that wait to be checked. The limit bounds memory for logits and the age of results.
 MAX_PENDING = 16
 
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Which share of the answers is checked, and by what bounds they are judged."""
+    """Settings of the gate.
+
+    Attributes:
+        share: of the answers that are checked.
+        bounds: what is demanded of a method.
+        seed: of the random choice of answers.
+    """
 
     share: float
     bounds: Bounds = field(default_factory=Bounds)
@@ -55,7 +61,14 @@ class GateSettings:
 
 @dataclass(frozen=True)
 class Answered:
-    """A prompt whose first token is out; logits `[vocabulary]` are that token's."""
+    """A request whose first token was sent, waiting to be checked.
+
+    Attributes:
+        gated: the method it was answered with.
+        request: the prompt.
+        addresses: of S and its documents.
+        logits: of the first token, `[vocabulary]`.
+    """
 
     gated: GatedMethod
     request: Request
@@ -68,7 +81,7 @@ class Answered:
 
 
 class Gate:
-    """Not thread-safe but for `values`; one per engine."""
+    """The gate of one engine. Only `values` may be called from another thread."""
 
     def __init__(self, adapter: DecoderAdapter, checks: GateSettings, shadow: Shadow) -> None:
         self._adapter = adapter
@@ -104,10 +117,10 @@ class Gate:
         return self._trusts.of(name, fusion).gated()
 
     def answered(self, sequence: Sequence, result: PrefillResult) -> None:
-        """A request's first token is out: perhaps remember it, to be checked."""
+        """Called with every first token; remembers some of them to be checked."""
         gated, request = sequence.gated, sequence.request
         if gated is None or result.kept_ids is not None or not request.documents:
-            return  # a prompt that started over with other tokens is no longer the one asked for
+            return  # restarted with fewer tokens, it is not the prompt that was asked for
         if sequence.fusion.reads is not Reads.NOTHING and not reuses_documents(sequence):
             return
         trust = gated.trust
@@ -120,13 +133,13 @@ class Gate:
         self._pending.append(Answered(gated, request, sequence.addresses, result.logits.clone()))
 
     def _draw(self, trust: MethodTrust) -> bool:
-        """A share of them; of a method nothing is known of, the first ones all."""
+        """Whether to check this answer: a method's first ones always, later ones by chance."""
         first = trust.sampled < self._checks.bounds.min_checks
         unknown = first and trust.drift.level < trust.drift.top
         return unknown or self._random.random() < self._checks.share
 
     def forget(self, keys: Collection[str]) -> None:
-        """These chunks are being purged: prompts that hold them are not checked any more."""
+        """Drops checks of prompts with these chunks, because the chunks are being purged."""
 
         def holds(answered: Answered) -> bool:
             return any(a is not None and a.key in keys for a in answered.addresses)
@@ -145,12 +158,12 @@ class Gate:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute right now (a check may wait for its chunks or for KV)."""
+        """Whether there is nothing to compute; a check may still wait for chunks or for KV."""
         waits = self._awaited is not None and not self._awaited.done()
         return waits or self._shadow.blocked or not self.pending
 
     def advance(self) -> None:
-        """One step of the current check, or the start of the next."""
+        """Runs one step of the current check, or starts the next check."""
         if self._steps is None:
             self._current = self._pending.popleft()
             self._steps = self._check(self._current)
@@ -160,12 +173,12 @@ class Gate:
             self._current, self._steps, self._awaited = None, None, None
 
     def fail_current(self, error: Exception) -> None:
-        """`advance` raised: go on with the next."""
+        """Drops the current check, because `advance` raised this error."""
         log.error("a check failed: %s", error, exc_info=error)
         self._drop_current()
 
     def give_way(self) -> bool:
-        """Somebody needs KV: give up the check that holds some. Whether there was any."""
+        """Gives up the check that holds KV, because a request needs it; False if none holds any."""
         if not self._shadow.holds_kv:
             return False
         self._drop_current()
@@ -180,7 +193,7 @@ class Gate:
             self.counts.skipped(current.method)
 
     def _check(self, answered: Answered) -> Steps[None]:
-        """The answer's own level against full prefill; then the level below, were it used."""
+        """Checks the level that answered; at a raised level then also the level below."""
         trust, level = answered.gated.trust, answered.gated.level
         if level == trust.drift.top:
             full = answered.logits
@@ -204,14 +217,15 @@ class Gate:
     # -- for people -------------------------------------------------------------------------------
 
     def states(self) -> list[GateState]:
+        """The state of every method by its parameters."""
         return [trust.record() for trust in self._trusts.all()]
 
     def reset(self, name: str = "") -> None:
-        """Trust a method again, "" for all, whatever was seen of it. Checks under way count."""
+        """Trusts a method again, or all for "". Checks that are under way still count."""
         self._trusts.reset(name)
 
     def values(self) -> list[Sample]:
-        """Counters, and per method the worst state of any of its parameters."""
+        """Counters, and for each method the worst state over its parameters."""
         worst: dict[str, int] = {}
         for trust in self._trusts.all():
             state = GATE_STATES.index(trust.state)

@@ -1,7 +1,7 @@
-"""Runs a prompt once more by a given fusion method, for its logits only: nobody gets an answer.
+"""Runs a prompt a second time with a given fusion method, only for its logits.
 
-How a method that has been replaced is seen to be good again. Its chunks are read as a request's
-are, its KV is in the pool and is given up as soon as somebody who waits needs it. Knows no policy.
+This shows when a method that was replaced is good again. Chunks are read as for a request. The KV
+is in the pool, and is given up as soon as a waiting request needs it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shadow:
     pool: KVPool
     precompute_queue: PrecomputeQueue
     _sequence: Sequence | None = field(default=None, repr=False)
-    _wants: int = 0  # tokens of KV that it waits for
+    _wants: int = 0  # tokens of KV that the run waits for
 
     @property
     def holds_kv(self) -> bool:
@@ -43,14 +43,18 @@ class Shadow:
 
     @property
     def blocked(self) -> bool:
-        """It waits for KV that is not free."""
+        """Whether the run waits for KV that is not free."""
         return not self.pool.can_reserve(self._wants)
 
     def steps(
         self, request: Request, addresses: Many[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
-        """Logits `[vocabulary]`; None if they say nothing, as no document's stored KV was
-        used. Closing it gives everything back."""
+        """The run, in steps; closing the generator gives everything back.
+
+        Returns:
+            Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
+            are those of full prefill.
+        """
         asked = replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = Sequence(
             asked,
@@ -64,7 +68,7 @@ class Shadow:
             self.launcher.start_loading(sequence)
             yield from _loaded(sequence)
             if fusion.reads is Reads.PARTS and not _stored(sequence):
-                return None  # it would compute and store what is missing
+                return None  # the run would compute and store the missing chunks
             self._wants = self.launcher.reserved_tokens(sequence)
             while (kv := self.pool.reserve(self._wants)) is None:
                 yield None
@@ -85,21 +89,23 @@ class Shadow:
         if sequence.kv is not None:
             sequence.kv.release()
             sequence.kv = None
-        # Full prefill misses no chunk, so nobody else would see to it that there is one again.
+        # Full prefill reads no chunks, so nothing else would notice that these are missing.
         for load in sequence.segments:
             if load is not None and load.missed:
                 self.precompute_queue.add(load.address)
 
 
 def reuses_documents(sequence: Sequence) -> bool:
-    """Whether a prompt that is in place has document tokens out of a cache: else its answer is
-    full prefill's, and checking it says nothing."""
+    """Whether a prefilled prompt used any stored KV of documents.
+
+    If not, its answer is that of full prefill and need not be checked.
+    """
     documents = sum(len(d.ids) for d in sequence.request.documents)
     return sum(sequence.rows_by_segment[1:]) < documents
 
 
 def _loaded(sequence: Sequence) -> Steps[None]:
-    """Until it is known which chunks can be used."""
+    """Waits until it is known which chunks can be used."""
     if sequence.found is not None:
         yield sequence.found
         sequence.found.result()

@@ -15,8 +15,10 @@ MAX_RATIO = 0.6
 
 
 def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
-    """The method as asked for, with its ratio doubled as often as makes sense where it has one,
-    and full prefill."""
+    """The steps: the method as asked for, the same with ever larger ratios, full prefill.
+
+    A method without a ratio has no steps in between.
+    """
     steps = [fusion]
     if fusion.repair_ratio is not None:
         wanted = _raised(fusion.repair_ratio)
@@ -24,7 +26,7 @@ def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
             try:
                 steps.append(fusion.with_repair_ratio(wanted))
             except InvalidRequest:
-                break  # its other parameters forbid it
+                break  # the method's other parameters do not allow it
             wanted = _raised(wanted)
     return [*steps, Vanilla()]
 

@@ -1,4 +1,4 @@
-"""The worker's counters as (metric, labels, value); names are declared in service.metrics."""
+"""The worker's counters as samples of the metrics that `service.metrics` declares."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from service.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.planner.planner import Planner
 
-# Shown at 0 from the start: a counter that appears with its first failure has not increased, and
-# an alert would see the second one.
+# These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its
+# first failure, so an alert would notice only the second one.
 FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
-WATCHED = tuple((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES)
+ALERTED = tuple((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES)
 
 
 def store_values(stats: StoreStats) -> list[Sample]:
-    """Tier operations, bytes, seconds and gauges; new keys; dropped writes."""
+    """Samples of the store: operations, bytes and seconds of its tiers, sizes, writes."""
     values: list[Sample] = []
     for tier in stats.tiers:
         name = {"tier": tier.name}
         values.extend(
             ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
-            for (op, outcome), count in sorted({**dict.fromkeys(WATCHED, 0), **tier.ops}.items())
+            for (op, outcome), count in sorted({**dict.fromkeys(ALERTED, 0), **tier.ops}.items())
         )
         for metric, amounts in (
             ("kvstitch_tier_operation_seconds_total", tier.seconds),
@@ -45,7 +45,7 @@ def store_values(stats: StoreStats) -> list[Sample]:
 
 
 def engine_values(engine: Engine) -> list[Sample]:
-    """Sequences by state, pool, decode steps, precomputed chunks."""
+    """Samples of the engine: sequences by state, pool, decode steps, precompute, gate, planner."""
     scheduler = engine.scheduler
     states = {
         "waiting": len(scheduler.waiting),
