@@ -1,5 +1,5 @@
-"""What a method of one's own imports: the bases, what their hooks take and give, and the small
-functions that the built-in methods use too. These names stay."""
+"""The stable names for methods that users write themselves: the base classes, the types of their
+hooks' arguments and results, and the helper functions that the built-in methods use too."""
 
 from service.errors import InvalidRequest
 from service.parameters import parameter

@@ -1,7 +1,7 @@
-"""Finds fusion and eviction methods: one file each, named after the method, class `Method`.
+"""Finds fusion and eviction methods: each is one file named after it, with a class `Method`.
 
-Adding a method is adding a file; nothing else is edited. Files of the operator's own live in a
-folder outside the package, `<folder>/fusion/*.py` and `<folder>/eviction/*.py`.
+To add a method, add a file; nothing else has to be edited. An operator's own methods live in a
+folder outside the package, as `<folder>/fusion/*.py` and `<folder>/eviction/*.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 
 
 def add_folder(folder: Path) -> None:
-    """Find methods in this folder too. Its files run with the worker's rights. A name that the
-    package has stays the package's. Raises InvalidSetting if there is no such folder."""
+    """Finds methods in this folder too. Its files run with the worker's rights.
+
+    If the package has a method of the same name, the package's method is used.
+
+    Raises:
+        InvalidSetting: there is no such folder.
+    """
     if not folder.is_dir():
         raise InvalidSetting(f"methods_dir {folder} is not a folder")
     for package in (fusion_package, eviction_package):
@@ -43,26 +48,42 @@ def eviction_methods() -> dict[str, type[EvictionMethod]]:
 
 
 def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
-    """The method with checked parameters. Raises UnknownMethod or InvalidRequest."""
+    """The method with these parameters.
+
+    Raises:
+        UnknownMethod: there is no fusion method of this name.
+        InvalidRequest: a parameter is unknown or its value is not allowed.
+    """
     made: FusionMethod = _make("fusion", fusion_methods(), name, parameters)
     return made
 
 
 def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
-    """The method with checked parameters. Raises UnknownMethod or InvalidRequest."""
+    """The method with these parameters.
+
+    Raises:
+        UnknownMethod: there is no eviction method of this name.
+        InvalidRequest: a parameter is unknown or its value is not allowed.
+    """
     made: EvictionMethod = _make("eviction", eviction_methods(), name, parameters)
     return made
 
 
 def reads_whole_chunks(fusion: str) -> bool:
-    """Whether reading its chunks ahead helps a fusion method. False for an unknown one."""
+    """Whether a fusion method reads whole chunks, so that prefetching them helps it.
+
+    False for an unknown method.
+    """
     cls = fusion_methods().get(fusion)
     return cls is not None and cls.reads is Reads.CHUNKS
 
 
 def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
-    """Names, first docstring paragraphs and parameter schemas as the served model allows them, for
-    `GET /v1/methods` and for the gateway's checks."""
+    """Descriptions of methods, for `GET /v1/methods` and for the gateway's parameter checks.
+
+    Each has the name, the first paragraph of the class docstring, and the schema of the parameters
+    that the served model allows.
+    """
     return [_described(name, cls, model) for name, cls in sorted(methods.items())]
 
 
@@ -71,7 +92,7 @@ def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
     try:
         cls().check(model)
     except InvalidRequest as error:
-        # A default that does not fit is the parameter's affair.
+        # If only a parameter's default does not fit this model, the method itself is available.
         unavailable = error.message if (error.field or "").endswith(".method") else ""
     doc = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     schema = for_model(schema_of(cls), model.layers)

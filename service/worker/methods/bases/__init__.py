@@ -1,1 +1,1 @@
-"""What a method of one's own extends: dense, two-pass and sparse fusion methods, eviction."""
+"""Base classes of methods: dense, two-pass and sparse fusion methods, and eviction methods."""

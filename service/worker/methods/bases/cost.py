@@ -1,4 +1,4 @@
-"""What a fusion method will compute of a prompt, told before anything is computed."""
+"""How much a fusion method will compute for a prompt, known before anything is computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class PromptShape:
     """The sizes of a prompt that decide its cost.
 
     Attributes:
-        tokens: of the whole prompt.
+        tokens: tokens of the whole prompt.
         question: tokens of the question.
-        layers: of the model.
-        uncached: tokens of segments that must be computed, because nothing is stored of them.
+        layers: layers of the model.
+        uncached: tokens of segments that must be computed, because they are not stored.
         documents: tokens of each document whose stored KV is used.
     """
 
@@ -29,18 +29,18 @@ class PromptShape:
 
 @dataclass(frozen=True)
 class Phase:
-    """Neighbouring layers of one pass that cost alike.
+    """Neighbouring layers of one pass that all cost the same.
 
     Attributes:
         layers: which layers, in ascending order.
         computed: rows whose queries, keys and values are computed.
-        attending: rows that go on from there, through attention and MLP.
-        question: of the attending rows, those of the question: they see every key, other rows see
-            half of the keys on average.
-        keys: keys that a row of the question sees.
-        cache_from: from this layer on a layer needs its stored KV before it can run.
-        exact: every row of the prompt is computed, so nothing of it is lost if a segment that was
-            counted on turns out not to be stored.
+        attending: rows that continue from there through attention and MLP.
+        question: how many of the attending rows belong to the question: these see every key, the
+            others see half of the keys on average.
+        keys: number of keys that a row of the question sees.
+        cache_from: first layer that cannot run before its stored KV has been loaded.
+        exact: every row of the prompt is computed, so this work stays valid even if a segment turns
+            out not to be stored.
     """
 
     layers: range
@@ -52,7 +52,7 @@ class Phase:
     exact: bool = False
 
     def add_layer(self, count: FlopCount) -> None:
-        """Count the operations of one of the layers."""
+        """Adds the operations of one of the layers to `count`."""
         question = min(self.question, self.attending)
         count.project(self.computed)
         count.attend(question * self.keys + (self.attending - question) * self.keys / 2)
@@ -60,7 +60,7 @@ class Phase:
 
 
 def total_flops(phases: Sequence[Phase], count: FlopCount) -> float:
-    """Operations of all phases and of the first token's logits."""
+    """Operations of all phases and of the first token's logits, counted with `count`."""
     for phase in phases:
         for _ in phase.layers:
             phase.add_layer(count)
@@ -76,13 +76,15 @@ def dense_phases(
     cache_from: int = 0,
     without_question: int = 0,
 ) -> Iterator[Phase]:
-    """The phases of the layer loop over a prompt whose every token is held.
+    """The phases of the layer loop over a prompt of which every token is held.
 
     Args:
         rows: rows computed at the layers after the full ones, question included.
-        full_layers: first layers that compute every row; the next one still projects every row.
+        full_layers: number of first layers that compute every row; the layer after them still
+            projects every row.
         cache_from: first layer that needs stored KV.
-        without_question: first layers in which the question's rows are taken from an earlier pass.
+        without_question: number of first layers in which the question's rows are reused from an
+            earlier pass.
     """
     last, n = shape.layers - 1, shape.tokens
     question = shape.question
@@ -104,5 +106,5 @@ def dense_phases(
         start = reused
     if start < last:
         yield phase(range(start, last), rows, rows)
-    # Only the last row goes on from the last layer: nothing reads what the others would give.
+    # Only the last row finishes the last layer: nothing reads the outputs of the others.
     yield phase(range(last, shape.layers), rows, 1)

@@ -1,8 +1,8 @@
-"""The base of methods that hold every token of the prompt and compute some rows anew.
+"""The base of methods that hold the KV of every prompt token and compute some rows anew.
 
-The layer loop (`service.worker.forward.prefill`) owns everything else: placing cached keys at their
-positions, writing computed ones, the causal mask by index, and the rows that no method may drop
-(the question, uncached segments).
+The layer loop (`service.worker.forward.prefill`) does everything else: it places cached keys at
+their positions, writes computed ones, masks by index, and keeps the rows that no method may drop
+(those of the question and of uncached segments).
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from service.worker.methods.bases.fusion import FusionMethod, floor_share
 from service.worker.model.attention import ScoreFn
 
 RowWeights = Tensor | ScoreFn
-"""How a pass turns attention into scores: a weight for each row `[m]` (the attention it pays,
-summed over heads, counts that much), or a function, which is slower."""
+"""How a pass turns attention into scores.
+
+Either one weight per row `[m]`, by which the attention that the row pays (summed over heads) is
+multiplied; or a function, which is slower.
+"""
 
 
 class LayerLoop(Protocol):
-    """Passes over a prompt whose cached segments are stitched together. A method runs `layers`
-    once, and before it as many `attention_pass`es as it wants."""
+    """Passes over a prompt whose cached segments are stitched together.
+
+    A method calls `layers` once, after as many calls of `attention_pass` as it wants.
+    """
 
     @property
     def layout(self) -> PromptLayout: ...
@@ -45,14 +50,14 @@ class LayerLoop(Protocol):
         *,
         reusable_layers: int = 0,
     ) -> Steps[Tensor]:
-        """Run some rows over the stitched cache: which of its tokens do they attend to?
+        """Runs some rows over the stitched cache and measures which tokens they attend to.
 
         Args:
             rows: ascending prompt rows.
-            layers: those whose attention counts; the pass ends behind the last of them.
-            weights: how the attention of a layer becomes scores.
-            reusable_layers: the rows are the question's, and `layers` may take what this pass
-                gives them in so many first layers.
+            layers: layers whose attention counts; the pass ends after the last of them.
+            weights: for a layer's number, how its attention becomes scores.
+            reusable_layers: number of first layers for which `layers` may reuse the results of
+                this pass; only for a pass of the question's rows.
 
         Returns:
             Scores `[n]` fp32, summed over `layers`; zero for tokens of uncached segments.
@@ -62,33 +67,35 @@ class LayerLoop(Protocol):
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: AttentionScores | None = None
     ) -> Steps[PrefillResult]:
-        """Compute `rows`, and those that every method computes, through all layers.
+        """Computes `rows`, and those that every method computes, through all layers.
 
         Args:
-            method: asked at every layer which rows go on.
-            rows: prompt rows that are computed from the embedding on.
-            scores: what passes before found; methods and token traces see them in every view.
+            method: its `select` is called at every layer.
+            rows: prompt rows to compute, starting from their embeddings.
+            scores: result of earlier passes; every `LayerView` of this loop carries it.
         """
         ...
 
 
 @dataclass(frozen=True)
 class DenseMethod(FusionMethod):
-    """Base: recompute nothing but the question, cached keys at their places in the prompt."""
+    """Base: computes only the question, with cached keys at their positions in the prompt."""
 
     @property
     def layers_without_cache(self) -> int:
-        """First layers that look at no stored KV: they run before it has been loaded."""
+        """Number of first layers that need no stored KV: they can run while it is being loaded."""
         return 0
 
     @property
     def full_layers(self) -> int:
-        """First layers that every row goes through. What runs there is not lost if a segment that
-        was counted on turns out not to be stored."""
+        """Number of first layers that compute every row.
+
+        Their results stay valid even if a segment turns out not to be stored.
+        """
         return 0
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
-        """Rows computed from the embedding on."""
+        """Rows to compute, starting from their embeddings."""
         return layout.question_rows
 
     def key_positions(self, layout: PromptLayout) -> Tensor:
@@ -96,17 +103,20 @@ class DenseMethod(FusionMethod):
         return layout.all_rows
 
     def select(self, view: LayerView) -> Tensor | None:
-        """Rows that go on from this layer's attention; None: all."""
+        """Rows that continue from this layer's attention on; None for all."""
         return None
 
-    # -- what the base owns -----------------------------------------------------------------------
+    # -- implemented by the base ------------------------------------------------------------------
 
     def run(self, loop: LayerLoop) -> Steps[PrefillResult]:
         return (yield from loop.layers(self, self.start_rows(loop.layout)))
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """The repair ratio's share of the prompt; without one, the document rows that `start_rows`
-        picks."""
+        """Tokens of cached documents that are computed anew.
+
+        That is the repair ratio's share of the prompt; for a method without a repair ratio, the
+        document rows that `start_rows` picks.
+        """
         if self.repair_ratio is not None:
             wanted = floor_share(shape.tokens, self.repair_ratio)
             return min(wanted, shape.tokens - shape.question - shape.uncached)
@@ -131,7 +141,7 @@ class DenseMethod(FusionMethod):
 
 
 def _example(shape: PromptShape) -> PromptLayout:
-    """A prompt of such a shape, for methods that are asked which rows they would pick."""
+    """A made-up prompt of this shape, to see which rows a method would pick."""
     system = shape.tokens - shape.question - shape.uncached - sum(shape.documents)
     lengths = [*shape.documents, shape.uncached]
     documents = [[0] * length for length in lengths]

@@ -1,9 +1,10 @@
-"""An eviction method: a dataclass of parameters and a score; the base allocates and selects.
+"""The base of eviction methods: a method gives parameters and scores, the base picks what is kept.
 
-Evicts once, after the first token's logits, so that token 1 is the fusion method's own; generated
-tokens are never evicted and not counted. By default the instruction S and the question Q are kept
-(A3(ex), METHODS §1.6); with `protect` off only the scoring window is, as in the methods' papers.
-Returns kept indices; the pool compacts. Knows no pool and no request.
+A prompt is evicted once, after the logits of the first answer token, so that this token is exactly
+the fusion method's. Generated tokens are never evicted and do not count towards the budget. By
+default the instruction S and the question Q are kept (A3(ex), METHODS §1.6); with `protect` off
+only the scoring window is, as in the methods' papers. A method returns the kept indices; the KV
+pool moves the entries.
 """
 
 from __future__ import annotations
@@ -24,10 +25,17 @@ from service.worker.model.attention import attention_probabilities
 
 @dataclass(frozen=True, kw_only=True)
 class PromptAttention:
-    """One layer of a filled prompt, as a method sees it.
+    """One layer of a prompt after its prefill.
 
-    k `[kv_heads, n, d]` after RoPE; observed: what `EvictionMethod.observe` gave at this layer;
-    kept_before `[n]` int64: at how many earlier layers some head kept a token.
+    Attributes:
+        layer: number of the layer, from 0.
+        layout: the segments of the prompt.
+        k: keys after RoPE `[kv_heads, n, head_dim]`.
+        observed: the tensor that `EvictionMethod.observe` returned at this layer.
+        kept_before: for each token, the number of earlier layers in which some head kept it
+            `[n]` int64.
+        scale: factor of the attention scores before the softmax.
+        model: sizes and calibration of the model.
     """
 
     layer: int
@@ -39,8 +47,13 @@ class PromptAttention:
     model: ModelFacts
 
     def query_attention(self) -> Tensor:
-        """Softmax weights in fp32 of the observed queries `[w, heads, d]`, the last w rows of the
-        prompt, mean over each group's query heads: `[kv_heads, w, n]`."""
+        """Attention weights of the observed queries, mean over the query heads of each KV head.
+
+        The observed queries must be `[w, heads, head_dim]`, those of the prompt's last w rows.
+
+        Returns:
+            Softmax weights `[kv_heads, w, n]` fp32.
+        """
         w, heads, _ = self.observed.shape
         n, kv_heads = self.layout.tokens, self.k.shape[0]
         rows = torch.arange(n - w, n, device=self.k.device)
@@ -50,7 +63,7 @@ class PromptAttention:
 
 @dataclass(frozen=True)
 class EvictionMethod:
-    """Base: keep `budget` entries per layer and KV head, what must stay among them."""
+    """Base: keeps `budget` entries per layer and KV head, protected ones included."""
 
     budget: int = parameter(
         1024, "KV entries kept per layer and KV head, what is protected included", ge=1
@@ -64,47 +77,75 @@ class EvictionMethod:
 
     @property
     def window_rows(self) -> int:
-        """Last prompt rows whose queries score."""
+        """Number of last prompt rows (the window) whose queries score the tokens."""
         return 32
 
     def check(self, model: ModelFacts) -> None:
-        """Raise InvalidRequest if this model lacks what the method needs."""
+        """Checks that this model has what the method needs.
+
+        Raises:
+            InvalidRequest: it has not, or the parameters do not fit it.
+        """
 
     def observe(self, view: LayerView) -> Tensor:
-        """What scoring will need of a layer's queries, taken while they are at hand in prefill.
-        Default: the window's queries `[w, heads, d]`."""
+        """Saves what scoring will need from a layer's queries, which only prefill has.
+
+        Returns:
+            Any tensor; by default the window's queries `[w, heads, head_dim]`.
+        """
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:
-        """Ascending prompt rows to start over with as a prompt of their own; None: go on."""
+        """Decides whether prefill stops here and starts over with fewer tokens.
+
+        Returns:
+            Ascending prompt rows that form the new, shorter prompt; None to continue.
+        """
         return None
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """Importance `[kv_heads, n]`; higher is kept. Only competitors' columns are looked at."""
+        """Importance of every token `[kv_heads, n]`; the highest are kept.
+
+        Only the columns of tokens that are not protected are used.
+        """
         raise NotImplementedError
 
     def layer_room(self, prompt: PromptAttention, room: int, competitors: int) -> int:
-        """Entries per KV head for competitors at this layer; `room` is the mean over layers."""
+        """Entries per KV head that this layer has for unprotected tokens.
+
+        Args:
+            room: the mean of these entries over all layers.
+            competitors: number of unprotected tokens.
+        """
         return room
 
     def head_rooms(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
-        """Entries for competitors per KV head, from their scores `[kv_heads, competitors]`."""
+        """Entries that each KV head of this layer has for unprotected tokens.
+
+        Args:
+            scores: of the unprotected tokens `[kv_heads, competitors]`.
+            room: the mean of these entries over the heads.
+        """
         return [room] * scores.shape[0]
 
-    # -- what the base owns -----------------------------------------------------------------------
+    # -- implemented by the base ------------------------------------------------------------------
 
     def observed_rows(self, layout: PromptLayout) -> int:
-        """w: the window's rows. Only question rows are computed by every fusion method, and one
-        entry of the budget must be left to choose."""
+        """w: number of rows in the window.
+
+        At most the question, because only its rows are computed by every fusion method. Without
+        `protect` also less than the budget, so that at least one entry is left to choose.
+        """
         question = layout.tokens - layout.question_start
         w = min(self.window_rows, question)
         return w if self.protect else max(1, min(w, self.budget - 1))
 
     def applies(self, layout: PromptLayout) -> bool:
+        """Whether the prompt is longer than the budget, so that something must be evicted."""
         return layout.tokens > self.budget
 
     def regions(self, layout: PromptLayout) -> tuple[Tensor, Tensor]:
-        """Ascending indices that are always kept, and those that compete for the rest."""
+        """Ascending rows that are always kept, and rows that compete for the rest of the budget."""
         rows = layout.all_rows
         if not self.protect:
             border = layout.tokens - self.observed_rows(layout)
@@ -113,7 +154,7 @@ class EvictionMethod:
         return torch.cat([rows[:first], rows[last:]]), rows[first:last]
 
     def keep(self, prompt: PromptAttention) -> list[Tensor]:
-        """Kept token indices per KV head, ascending."""
+        """Indices of the tokens that each KV head keeps, ascending."""
         fixed, open_rows = self.regions(prompt.layout)
         room = max(0, self.budget - len(fixed))
         room = self.layer_room(prompt, room, len(open_rows))
@@ -125,7 +166,7 @@ class EvictionMethod:
         ]
 
     def warning(self, layout: PromptLayout) -> str | None:
-        """What the user should know about this budget on this prompt."""
+        """A warning for the user if the budget is too small for this prompt; None otherwise."""
         if not self.applies(layout):
             return None
         fixed = len(self.regions(layout)[0])

@@ -1,9 +1,9 @@
-"""A fusion method: a dataclass of parameters that drives the prefill of a prompt.
+"""The base of all fusion methods: a dataclass of parameters that runs the prefill of a prompt.
 
-Extend one of the three bases, which own everything that is alike for all methods:
+A method extends one of three bases, which do everything that is the same for all methods:
 
-    DenseMethod    (`dense.py`)      holds every token, computes some rows, others come from caches
-    TwoPassMethod  (`two_pass.py`)   the same, after a first pass of the question over the caches
+    DenseMethod    (`dense.py`)      holds every token; computes some rows, others are cached
+    TwoPassMethod  (`two_pass.py`)   the same, after a first pass of the question over the cache
     SparseMethod   (`sparse.py`)     reads and holds only some tokens of every document
 """
 
@@ -28,7 +28,7 @@ from service.worker.methods.bases.cost import Phase, PromptShape
 
 
 class Reads(Enum):
-    """What a method has read from the store for it."""
+    """What is read from the store for a method."""
 
     NOTHING = "nothing"
     CHUNKS = "chunks"  # every token of every chunk
@@ -37,13 +37,13 @@ class Reads(Enum):
 
 @dataclass(frozen=True)
 class FusionMethod(ABC):
-    """What the worker asks every fusion method, whatever its kind."""
+    """The methods and properties that the worker uses of every fusion method."""
 
     reads: ClassVar[Reads] = Reads.CHUNKS
 
     @abstractmethod
     def run(self, loop: Any) -> Steps[PrefillResult]:
-        """Prefill a prompt with the passes that `loop` offers.
+        """Prefills a prompt with the passes that `loop` offers.
 
         Args:
             loop: a `LayerLoop` for dense and two-pass methods, a `SparseLoop` for sparse ones.
@@ -51,26 +51,46 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def phases(self, shape: PromptShape) -> list[Phase]:
-        """What `run` will compute of such a prompt; the planner weighs it against loading."""
+        """How much `run` will compute for such a prompt; the planner compares it with loading."""
 
     @abstractmethod
     def recomputed_tokens(self, shape: PromptShape) -> int:
         """Tokens of cached documents that are computed anew."""
 
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """Most document tokens that a layer holds, from the documents' lengths in tokens."""
+        """The largest number of document tokens that a layer holds.
+
+        Args:
+            documents: length of each document in tokens.
+        """
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        """The scores `[n]` that rank document tokens from this layer on, higher goes on; None where
-        the method ranks nothing. Only token traces ask; before rows are selected."""
+        """The scores by which this layer ranks document tokens; for token traces only.
+
+        Called before rows are selected.
+
+        Returns:
+            `[n]`, higher is recomputed first; None at layers where nothing is ranked.
+        """
         return None
 
     def check(self, model: ModelFacts) -> None:  # noqa: B027
-        """Raise InvalidRequest if the parameters do not fit this model."""
+        """Checks the parameters against the model.
+
+        Raises:
+            InvalidRequest: they do not fit it.
+        """
 
     def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
-        """For `check`: parameter `name` must be one of the model's layers."""
+        """Checks that the model has a layer of this number; a helper for `check`.
+
+        Args:
+            name: the parameter that names the layer.
+
+        Raises:
+            InvalidRequest: there is no such layer.
+        """
         if layer >= model.layers:
             raise InvalidRequest(
                 f"fusion.{name} must be at most {model.layers - 1} (the model has "
@@ -82,28 +102,32 @@ class FusionMethod(ABC):
 
     @classmethod
     def repair_parameter(cls) -> str | None:
-        """The parameter declared with `parameter(..., auto=True)`: the share of the prompt's rows
-        to recompute. The planner and the correctness gate may raise it. None: there is none."""
+        """Name of the parameter that is the share of the prompt's rows to recompute; None if the
+        method has none.
+
+        It is the one declared with `parameter(..., auto=True)`. The planner and the correctness
+        gate may raise its value.
+        """
         return next((f.name for f in fields(cls) if f.metadata.get("auto")), None)
 
     @property
     def repair_ratio(self) -> float | None:
-        """The value of that parameter."""
+        """The value of the repair parameter; None if the method has none."""
         name = self.repair_parameter()
         return None if name is None else float(getattr(self, name))
 
     @property
     def max_repair_ratio(self) -> float:
-        """The largest value that its declaration allows."""
+        """The largest value that the declaration of the repair parameter allows."""
         name = self.repair_parameter()
         bounds = (f.metadata.get("le") for f in fields(self) if f.name == name)
         return next((float(le) for le in bounds if le is not None), 1.0)
 
     def with_repair_ratio(self, ratio: float) -> Self:
-        """The same method with another value of that parameter.
+        """The same method with another value of its repair parameter.
 
         Raises:
-            InvalidRequest: its other parameters forbid the value.
+            InvalidRequest: the other parameters do not allow this value.
         """
         name = self.repair_parameter()
         assert name is not None, "ask repair_parameter() first"
@@ -112,10 +136,10 @@ class FusionMethod(ABC):
 
 
 def share_of(layout: PromptLayout, ratio: float) -> int:
-    """⌊ratio · n⌋ rows of the prompt."""
+    """⌊ratio · n⌋: this share of the prompt's n rows, as a number of rows."""
     return floor_share(layout.tokens, ratio)
 
 
 def floor_share(tokens: int, ratio: float) -> int:
-    """⌊ratio · tokens⌋, in decimal: 0.29 · 100 is 29, in binary floating point it is 28."""
+    """⌊ratio · tokens⌋ computed as in decimal: 0.29 · 100 is 29, not 28 as in binary floats."""
     return math.floor(ratio * tokens + 1e-9)

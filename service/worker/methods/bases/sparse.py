@@ -6,8 +6,9 @@
     layers          the blocks that the plan needs are read; then the planned rows and the
                     question are computed
 
-If a document's sketch or blocks are missing or damaged, the document is computed by itself, exactly
-as precompute does it, and stored again. A prompt without any stored document runs as a full prefill.
+If a document's sketch or blocks are missing or damaged, the document is computed by itself,
+exactly as precompute does it, and stored again. A prompt without any stored document runs as a
+full prefill.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The base of methods that let the question read the stitched cache before they choose rows.
+"""The base of methods that run the question over the stitched cache before they choose rows.
 
-    first pass    the question's rows over the cached keys (about one percent of a prefill):
-                  how much attention does every token get?
-    seed pass     optional: the document rows that got most attention are sent the same way, and
-                  what they attend to is found too
-    layers        the rows that the method picks from both, and the question once more, which may
-                  take its first layers from the first pass
+    question pass   the question's rows run over the cached keys (about one percent of the work of
+                    a prefill), to measure how much attention every token receives
+    seed pass       optional: the document rows that received most attention (the seeds) run over
+                    the cached keys too, to measure what they attend to
+    layers          the rows that the method picks by both measurements are computed, and the
+                    question again, which may reuse its first layers from the question pass
 
-A prompt without any cached document has nothing to read: it runs as a dense prompt.
+A prompt without any cached document runs as a dense prompt.
 """
 
 from __future__ import annotations
@@ -27,38 +27,59 @@ from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeight
 
 @dataclass(frozen=True)
 class TwoPassMethod(DenseMethod):
-    """Base: pick rows from what the question attends to in a pass over the stitched cache."""
+    """Base: picks rows by what the question attends to in a pass over the stitched cache."""
 
     def rows_after_question_pass(
         self, layout: PromptLayout, scores: AttentionScores, layers: int
     ) -> Tensor:
-        """Rows computed from the embedding on, on a model of so many layers."""
+        """Rows to compute, starting from their embeddings.
+
+        Args:
+            scores: result of the question pass and the seed pass.
+            layers: number of layers of the model.
+        """
         raise NotImplementedError
 
     def question_pass_layers(self, layers: int) -> range:
-        """Layers, of so many, whose attention counts; a pass ends behind the last of them."""
+        """Layers whose attention counts; both passes end after the last of them.
+
+        Args:
+            layers: number of layers of the model.
+        """
         return range(layers)
 
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
-        """How the question rows' attention at a layer becomes scores; a tensor of one weight per
-        row `[m]` fp32 is much faster than a function."""
+        """How the question rows' attention at a layer becomes scores.
+
+        Returns:
+            One weight per row `[m]` fp32, which is much faster than a function.
+        """
         return torch.ones(len(layout.question_rows), device=layout.ids.device)
 
     def seed_rows(self, layout: PromptLayout, question_scores: Tensor) -> Tensor:
-        """Document rows, ascending, that are sent after the question, given what its pass found
-        `[n]`."""
+        """Document rows of the seed pass, ascending; none for no seed pass.
+
+        Args:
+            question_scores: attention that each token received from the question `[n]` fp32.
+        """
         return layout.ids.new_empty(0)
 
     def seed_weights(self, rows: Tensor, question_scores: Tensor) -> Tensor:
-        """What the attention of each seed row counts for `[m]` fp32."""
+        """Factor of each seed row's attention in the scores, `[m]` fp32."""
         return question_scores[rows]
 
     def reused_question_layers(self, layers: int) -> int:
-        """First layers, of so many, in which the question's rows stay as the first pass left them,
-        where documents are repaired in part; fewer than the pass goes through."""
+        """Number of first layers whose question rows are reused from the question pass.
+
+        Only used where documents are partly recomputed. Must be less than the number of layers
+        that the question pass runs through.
+
+        Args:
+            layers: number of layers of the model.
+        """
         return 0
 
-    # -- what the base owns -----------------------------------------------------------------------
+    # -- implemented by the base ------------------------------------------------------------------
 
     def run(self, loop: LayerLoop) -> Steps[PrefillResult]:
         layout = loop.layout
@@ -69,7 +90,7 @@ class TwoPassMethod(DenseMethod):
         return (yield from loop.layers(self, rows, scores))
 
     def attention_scores(self, loop: LayerLoop) -> Steps[AttentionScores]:
-        """The question's pass, and the seeds' if there are any."""
+        """Runs the question pass, and the seed pass if there are seeds."""
         layout, layers = loop.layout, self.question_pass_layers(loop.num_layers)
         question = yield from loop.attention_pass(
             layout.question_rows,
@@ -81,11 +102,11 @@ class TwoPassMethod(DenseMethod):
         if not len(seeds):
             return AttentionScores(question, torch.zeros_like(question))
         weights = self.seed_weights(seeds, question)
-        found = yield from loop.attention_pass(seeds, layers, lambda layer: weights)
-        return AttentionScores(question, found)
+        seed_scores = yield from loop.attention_pass(seeds, layers, lambda layer: weights)
+        return AttentionScores(question, seed_scores)
 
     def phases(self, shape: PromptShape) -> list[Phase]:
-        """The question's pass, then the layers. Seeds are too few to count."""
+        """The question pass, then the layers. Seeds are too few to count."""
         rows, question = self._rows(shape), shape.question
         passes = []
         if rows < shape.tokens:

@@ -1,1 +1,1 @@
-"""Eviction methods, one file each: which KV entries a sequence keeps after its first token."""
+"""Eviction methods, one file each: they choose which KV entries a sequence keeps after prefill."""

@@ -1,7 +1,10 @@
-"""Ada-PyramidKV (METHODS §2.5): PyramidKV's layers, Ada-KV's heads.
+"""Ada-PyramidKV: layers share the budget as in PyramidKV, the heads of a layer as in Ada-KV.
 
-Feng et al. 2024. AdaKV's code computes the layers' sizes once, from the first prompt; here nothing
-is kept between prompts.
+AdaKV's public code computes the layers' sizes once, from the first prompt; here they are computed
+for every prompt.
+
+Source:
+    METHODS §2.5; Feng et al. 2024.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""Ada-SnapKV (METHODS §2.5; Feng et al. 2024, AdaKV): heads share a layer's budget by need.
+"""Ada-SnapKV: the heads of a layer share its budget by need.
 
-The top Hkv·b of all heads' pooled scores together say how many entries each head would win; a head
-gets (1-α) of its wins and α·b. Real numbers until the end, then largest remainder (the paper's code
-floors α·b, rounds, and drifts from the budget). Scores are not normalised per head (AdaKV's
-setting). Heads of unequal length hold unequal memory; nothing is padded.
+With a mean budget of b entries, the best kv_heads · b pooled scores of all heads together show how
+many entries each head would win. A head gets (1-α) times its wins plus α·b. These are exact numbers
+until the end and then rounded by largest remainder; the paper's code floors α·b and rounds, which
+drifts from the budget. Scores are not normalised per head, as in AdaKV's setting. Heads hold as
+much memory as they have entries; nothing is padded.
+
+Source:
+    METHODS §2.5; Feng et al. 2024 (AdaKV).
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ class Method(SnapKV):
 
     def head_rooms(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
         heads, competitors = scores.shape
-        # Token-major: equal scores go to the heads in turn, so equal heads stay equal.
+        # Flattened token by token, so that tied scores go to the heads in turn and heads with equal
+        # scores get equal shares.
         winners = stable_topk(scores.T.flatten(), heads * room) % heads
         wins = torch.bincount(winners, minlength=heads).tolist()
         floor = exact(self.alpha)

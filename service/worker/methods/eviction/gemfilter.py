@@ -1,11 +1,15 @@
-"""GemFilter (METHODS §2.7; Shi et al. 2024): an early layer picks the tokens worth a full prefill.
+"""GemFilter: an early layer picks the tokens that are worth a full prefill.
 
-At layer r the last query's raw logits (after RoPE, no scale, no softmax) are summed over query
-heads and mean-pooled; the best tokens start over as a prompt of their own, at positions 0..B-1,
-and that second pass is a full prefill of B tokens. So this is no compaction of a filled cache: the
-first token already comes from the shorter prompt, and what the fusion method prepared only serves
-to choose. It follows any fusion method: layer r's query and keys are whatever that computed.
-Zero padding of the pool favours the edges where logits are negative, as in the public code.
+At layer r the last query's raw logits (after RoPE, without scale and softmax) are summed over query
+heads and mean-pooled. The best B tokens become a prompt of their own at positions 0..B-1, and a
+full prefill of this prompt follows. So a filled cache is not compacted: already the first answer
+token comes from the shorter prompt, and the work of the fusion method only serves to choose the
+tokens. Any fusion method can come before it: layer r's query and keys are what that method
+computed. The pool pads with zeros, which favours tokens at the edges where logits are negative; the
+public code does the same.
+
+Source:
+    METHODS §2.7; Shi et al. 2024.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ class Method(EvictionMethod):
             )
 
     def regions(self, layout: PromptLayout) -> tuple[Tensor, Tensor]:
-        """Unprotected, every token competes: there is no window."""
+        """As in the base, but without `protect` every token competes: there is no window."""
         rows = layout.all_rows
         return super().regions(layout) if self.protect else (rows[:0], rows)
 
@@ -78,18 +82,23 @@ class Method(EvictionMethod):
         return kept if len(kept) < view.layout.tokens else None
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """The same choice for every head. Only for those who ask without a prefill."""
+        """The same scores for every head. In a prefill `restart` has already chosen the tokens."""
         kv_heads, n, _ = prompt.k.shape
         return self._scores(prompt.observed[-1], prompt.k).expand(kv_heads, n)
 
     def chooses_at(self, layers: int) -> int:
-        """r: `layer`, or its default, between the second layer and the last."""
+        """Number of the layer r that chooses: `layer`, or its default for a model of this depth."""
         return self.layer or min(max(1, int(DEFAULT_DEPTH * layers)), layers - 1)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q `[heads, d]` of the last row, k `[kv_heads, n, d]` → `[n]` fp32."""
+        """Pooled logits `[n]` fp32 of the last query.
+
+        Args:
+            q: the query `[heads, head_dim]`.
+            k: `[kv_heads, n, head_dim]`.
+        """
         kv_heads, _, d = k.shape
-        # A sum over a group's heads of q·k is (sum of q)·k.
-        of_group = q.float().view(kv_heads, -1, d).sum(1)
-        logits = torch.einsum("hd,hnd->n", of_group, k.float())
+        # The query heads of a group share their keys, so the sum of q·k is (sum of q)·k.
+        summed_queries = q.float().view(kv_heads, -1, d).sum(1)
+        logits = torch.einsum("hd,hnd->n", summed_queries, k.float())
         return mean_pool(logits.unsqueeze(0), self.kernel)[0]

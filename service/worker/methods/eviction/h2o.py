@@ -1,12 +1,16 @@
-"""H2O (METHODS §2.2; Zhang et al. 2023): heavy hitters, the keys with the largest column sums.
+"""H2O: keeps heavy hitters, the keys whose attention weights have the largest sum over all queries.
 
-The public re-implementation's variant: sums over the prompt's queries, mean over a group's query
-heads, no pooling, `recent` last tokens, one eviction after prefill. Not done: the original's half
-heavy, half recent split, and its further accumulating and evicting during decode (generated tokens
-are never evicted here). Causal column sums favour early tokens: more queries see them.
+This is the variant of the public re-implementation: sums over the prompt's queries, the mean over
+the query heads of a KV head, no pooling, the `recent` last tokens, one eviction after prefill. Two
+things of the original are left out: its split of the budget into half heavy hitters and half recent
+tokens, and its eviction during decode (generated tokens are never evicted here). The sums favour
+early tokens, because more queries see them.
 
-Only rows that the fusion method computed at a layer have queries there: all of them in a full
-prefill, the question and the recomputed rows after a stitched one.
+Only rows that the fusion method computed at a layer have queries there: all rows in a full prefill,
+the question and the recomputed rows otherwise.
+
+Source:
+    METHODS §2.2; Zhang et al. 2023.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from service.worker.core.layer_view import LayerView
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.attention import attention_probabilities
 
-# Query rows scored at once: bounds the [heads, rows, n] weights in fp32.
+# Query rows scored at once; bounds the memory of the [heads, rows, n] fp32 weights.
 TILE = 64
 
 
@@ -40,7 +44,7 @@ class Method(EvictionMethod):
         return self.recent
 
     def observe(self, view: LayerView) -> Tensor:
-        """Attention that each key received, summed over the rows of this layer: `[kv_heads, n]`."""
+        """Attention that each key received, summed over the rows of this layer, `[kv_heads, n]`."""
         if not self.applies(view.layout):
             return view.q[:0]
         heads, (kv_heads, n, _) = view.q.shape[1], view.k.shape

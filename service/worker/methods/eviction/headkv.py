@@ -1,10 +1,13 @@
-"""HeadKV-R and HeadKV-R2 (METHODS §2.6; Fu et al. 2024): heads that retrieve keep more.
+"""HeadKV-R and HeadKV-R2: heads that retrieve keep more.
 
-A query head's entries: b - b/β that every head has, and its share of the b/β that all heads of all
-layers give into one pool, by a score measured once per model (`python -m benchmarks.calibrate`). A
-KV head gets its group's mean. Real numbers until the end, as in the paper's text, then largest
-remainder over all layers and heads (the public code floors b/β, uses B instead of b and
-overspends by the window).
+With a mean budget of b entries, a query head gets b - b/β entries, and a share of one pool into
+which every head of every layer puts b/β. The share is by a score that is measured once per model
+(`python -m benchmarks.calibrate`). A KV head gets the mean of its query heads. These are exact
+numbers until the end, as in the paper's text, and then rounded by largest remainder over all layers
+and heads. (The public code floors b/β, uses B instead of b, and overspends by the window.)
+
+Source:
+    METHODS §2.6; Fu et al. 2024.
 """
 
 from __future__ import annotations
@@ -50,14 +53,14 @@ class Method(SnapKV):
         kv_heads, competitors = scores.shape
         measured = prompt.model.head_scores[self.variant]
         group = measured.shape[1] // kv_heads
-        of_kv_heads = measured.double().view(-1, group).sum(1).tolist()
-        rooms = _shares(tuple(of_kv_heads), room, competitors, self.beta)
+        kv_head_scores = measured.double().view(-1, group).sum(1).tolist()
+        rooms = _shares(tuple(kv_head_scores), room, competitors, self.beta)
         return rooms[prompt.layer * kv_heads : (prompt.layer + 1) * kv_heads]
 
 
-@lru_cache(maxsize=8)  # every layer of a prompt asks for the same table
+@lru_cache(maxsize=8)  # every layer of a prompt needs the same table
 def _shares(scores: tuple[float, ...], room: int, competitors: int, beta: float) -> list[int]:
-    """Entries of every (layer, KV head), from their scores in the same order; mean `room`."""
+    """Entries of every (layer, KV head), in the order of `scores`; their mean is `room`."""
     pooled = 1 / exact(beta)
     mean = sum(scores) / len(scores)
     needs = [pooled * exact(s) + (1 - pooled) * exact(mean) for s in scores]

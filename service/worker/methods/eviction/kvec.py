@@ -1,21 +1,23 @@
-"""K-VEC (METHODS §2.8; "Coverage-Driven KV Cache Eviction", anonymous, under review): SnapKV that
-spreads its choice over heads and layers.
+"""K-VEC: SnapKV that spreads its choice over heads and layers.
 
-With attention A `[kv_heads, O', T]` (mean over a group's query heads), equations 8-16:
+With attention A `[kv_heads, O', T]` (mean over the query heads of a KV head), equations 8-16:
 
     P[g,t]   mean over the last O queries of A                       importance for a head (8)
-             the δ heads with the lowest deviation of P over t       (10)
-             take it over the last O' queries instead                (11)
+             for the δ heads with the lowest deviation of P over t   (10)
+             it is the mean over the last O' queries instead         (11)
     I[t]     mean over the last O queries of max over heads of A     (13)
     focus    I · (1 - earlier layers that kept t / (layer + 1))      (12, 14)
     P'       P + λ · focus                                           (15)
-    ⌊β·B⌋    best tokens by P are kept whatever P' says              (16)
+             the best ⌊β·B⌋ tokens by P are kept, whatever their P'  (16)
 
-Ours where the paper is silent: heads are KV heads; the window of O is kept and charged to the
-budget, as SnapKV's; denominators stay O and O' for keys that fewer rows see; pooling is off unless
-asked for. The algorithm's comment "most focused heads" contradicts its text: lowest deviation it
-is. Equation 16 sets P' to 1, but other P' may exceed that (up to 1 + λ), so these tokens are ranked
-first instead. λ = 0 and δ = 0 is SnapKV.
+Where the paper says nothing, we chose: heads are KV heads; the window of O is kept and charged to
+the budget, as in SnapKV; means divide by O and O' also for keys that fewer rows see; pooling is off
+by default. The algorithm's comment says "most focused heads", its text says lowest deviation; we
+follow the text. Equation 16 sets P' to 1, but other P' can be larger (up to 1 + λ), so these tokens
+are ranked first instead. With λ = 0 and δ = 0 the method is SnapKV.
+
+Source:
+    METHODS §2.8; "Coverage-Driven KV Cache Eviction" (anonymous, under review).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Method(EvictionMethod):
         return self.window
 
     def observe(self, view: LayerView) -> Tensor:
-        """Queries of the longer window `[O', heads, d]`."""
+        """The queries of the longer window `[O', heads, head_dim]`."""
         return view.q[-self._extended_rows(view.layout) :].clone()
 
     def score(self, prompt: PromptAttention) -> Tensor:
@@ -76,7 +78,7 @@ class Method(EvictionMethod):
         return scores.scatter(1, self._preserved(own, layout), float("inf"))
 
     def _own_scores(self, recent: Tensor, extended: Tensor) -> Tensor:
-        """P after equation 11, pooled: each `[kv_heads, candidates]`."""
+        """P after equation 11, pooled; arguments and result are `[kv_heads, candidates]`."""
         deviation = recent.std(1, correction=0)
         unfocused = stable_topk(-deviation, self.delta)
         own = recent.clone()
@@ -84,7 +86,7 @@ class Method(EvictionMethod):
         return max_pool(own, POOL_KERNEL) if self.pool == "max7" else own
 
     def _preserved(self, own: Tensor, layout: PromptLayout) -> Tensor:
-        """Equation 16: `[kv_heads, ⌊β·B⌋]` tokens, at most what a head has room for."""
+        """Tokens kept by equation 16, `[kv_heads, ⌊β·B⌋]`, or fewer if a head has no more room."""
         fixed, open_rows = self.regions(layout)
         room = max(0, self.budget - len(fixed))
         count = min(int(exact(self.beta) * self.budget), room)

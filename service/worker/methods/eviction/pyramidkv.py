@@ -1,8 +1,12 @@
-"""PyramidKV (METHODS §2.4; Cai et al. 2024): lower layers keep more.
+"""PyramidKV: lower layers keep more.
 
-Entries for competitors fall linearly from layer 0 to the last, from 2b - ⌊b/β⌋ to ⌊b/β⌋ around the
-mean b. The public code floors the step between layers and overspends (4.6 % at budget 128 of 32
-layers); here the line is made whole by largest remainder, so the sum over layers is exact.
+The entries for unprotected tokens fall linearly from 2b - ⌊b/β⌋ at layer 0 to ⌊b/β⌋ at the last
+layer, with mean b. The public code floors the step between layers and overspends (by 4.6 % at
+budget 128 of 32 layers). Here the line is rounded by largest remainder, so the sum over layers is
+exact.
+
+Source:
+    METHODS §2.4; Cai et al. 2024.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ class Method(SnapKV):
 
     def layer_room(self, prompt: PromptAttention, room: int, competitors: int) -> int:
         if prompt.layout.tokens < 2 * room:
-            return room  # too short a prompt for a slope: SnapKV
+            return room  # the prompt is too short for a slope: every layer keeps as many, as SnapKV
         layers = prompt.model.layers
         last = int(room / exact(self.beta))
         first = 2 * room - last
         if first > competitors:
             first, last = competitors, 2 * room - competitors
-        # The line times layers - 1: whole numbers.
+        # The line multiplied by layers - 1, so that all values are whole numbers.
         line = [first * (layers - 1) - layer * (first - last) for layer in range(layers)]
         return apportion(line, layers * room, [competitors] * layers)[prompt.layer]

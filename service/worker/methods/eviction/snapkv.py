@@ -1,4 +1,8 @@
-"""SnapKV (METHODS §2.3; Li et al. 2024): tokens that the last prompt queries attend to."""
+"""SnapKV: keeps the tokens that the last prompt queries attend to.
+
+Source:
+    METHODS §2.3; Li et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class Method(EvictionMethod):
 
     def score(self, prompt: PromptAttention) -> Tensor:
         weights = prompt.query_attention().mean(1)
-        # Candidates end where the window begins: pooling must not spread its own (large) weights
-        # over the tokens before it.
+        # The window is always kept; pooling must not spread its large weights over the tokens
+        # before it.
         weights[:, -len(prompt.observed) :] = 0
         return max_pool(weights, self.kernel)

@@ -1,8 +1,11 @@
-"""StreamingLLM (METHODS §2.1; Xiao et al. 2023): attention sinks and the most recent tokens.
+"""StreamingLLM: keeps attention sinks (the first tokens) and the most recent tokens.
 
-Entries keep their original positions (as in the public re-implementations). The paper instead
-numbers what is kept 0..B-1 and rotates the keys anew, so that a stream may grow beyond the model's
-context; a prompt here never does, so that is not offered.
+Entries keep their original positions, as in the public re-implementations. The paper instead
+renumbers the kept entries 0..B-1 and rotates their keys again, so that a stream may grow beyond the
+model's context. A prompt here never grows beyond it, so this is not offered.
+
+Source:
+    METHODS §2.1; Xiao et al. 2023.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class Method(EvictionMethod):
         return view.q[:0]
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """Index, so that the last win; the sinks are lifted above all, the first one highest."""
+        """The token's index, so that the last tokens win; sinks score higher than all others."""
         n = prompt.layout.tokens
         index = prompt.layout.all_rows
         score = torch.where(index < min(self.sinks, n), 2 * n - index, index)

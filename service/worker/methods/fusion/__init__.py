@@ -1,1 +1,1 @@
-"""Fusion methods, one file each: which rows of a stitched prompt are computed at which layer."""
+"""Fusion methods, one file each: they choose which rows of a prompt each layer computes."""

@@ -1,12 +1,16 @@
-"""A3 (METHODS §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion").
+"""A3: recomputes the document tokens that the question attends to most at one early layer.
 
     layers < selection_layer   all rows, full attention: the next layer's inputs are exact
-    selection_layer            K, V of all rows (exact); document tokens ranked by the attention
-                               the question pays them; the top ⌊ratio · n⌋ and the question go on
-    layers > selection_layer   those rows only, over cached KV overwritten at those rows
+    selection_layer            keys and values of all rows (exact); document tokens are ranked by
+                               the attention that the question pays them; the best ⌊ratio · n⌋ and
+                               the question continue
+    layers > selection_layer   only those rows, whose KV overwrites the cached one
 
 The only difference from CacheBlend is the ranking. With ratio 0 it is PIE with exact layers
-0..selection_layer, not PIE.
+0..selection_layer, which is more than plain PIE.
+
+Source:
+    METHODS §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion".
 """
 
 from __future__ import annotations
@@ -66,9 +70,9 @@ class Method(DenseMethod):
         return self._question_attention(view) if view.layer == self.selection_layer else None
 
     def _question_attention(self, view: LayerView) -> Tensor:
-        """s(t) of METHODS §1.5 step 3: `[n]`, summed over question rows and query heads."""
+        """s(t) of METHODS §1.5 step 3: `[n]` fp32, summed over question rows and query heads."""
         start = view.layout.question_start
-        # All rows are present at this layer, so row number and index coincide.
+        # All rows are computed at this layer, so a row's place in the view is its prompt index.
         rows = view.rows[start:]
         view.flops.score(causal_pairs(rows))
         every_row = torch.ones(len(rows), device=rows.device)

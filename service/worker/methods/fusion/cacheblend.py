@@ -1,12 +1,16 @@
-"""CacheBlend (METHODS §1.3; Yao et al. 2024): recompute the tokens whose KV deviates most.
+"""CacheBlend: recomputes the document tokens whose stored KV deviates most from the exact one.
 
     layers < check_layer   all rows, full attention: the next layer's inputs are exact
-    check_layer            K, V of all rows (exact); document tokens ranked by how far they are from
-                           the stored ones; the top ⌊ratio · n⌋ and the question go on
-    layers > check_layer   those rows only, over cached KV overwritten at those rows
+    check_layer            keys and values of all rows (exact); document tokens are ranked by their
+                           distance from the stored ones; the best ⌊ratio · n⌋ and the question
+                           continue
+    layers > check_layer   only those rows, whose KV overwrites the cached one
 
-With a schedule the paper's gradual filtering: the rows that went on are ranked again, by their
-deviation at that layer, as many layers as the schedule has entries.
+With a `schedule` this is the paper's gradual filtering: for as many layers as the schedule has
+entries, the remaining rows are ranked again by their deviation at that layer.
+
+Source:
+    METHODS §1.3; Yao et al. 2024.
 """
 
 from __future__ import annotations

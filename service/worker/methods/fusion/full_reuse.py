@@ -1,4 +1,8 @@
-"""FullReuse (METHODS §1.1): cached keys keep the positions they were precomputed at."""
+"""FullReuse: cached keys keep the positions at which they were precomputed.
+
+Source:
+    METHODS §1.1.
+"""
 
 from __future__ import annotations
 

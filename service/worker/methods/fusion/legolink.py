@@ -1,7 +1,10 @@
-"""LegoLink (METHODS §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching").
+"""LegoLink: recomputes the first and last tokens of every document.
 
-The first and last tokens of every document, which precomputing without context damages most, are
-computed from the embedding through all layers, with the question. Nothing is scored.
+Precomputing a document without its context damages these tokens most. They are computed through all
+layers from their embeddings, together with the question. Nothing is scored.
+
+Source:
+    METHODS §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching".
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Method(DenseMethod):
         documents = filled[1:] if self.skip_first_doc else filled
         rows = [layout.question_rows]
         for segment in documents:
-            inside = torch.arange(segment.start, segment.end, device=layout.ids.device)
+            document_rows = torch.arange(segment.start, segment.end, device=layout.ids.device)
             first, last = min(self.first, segment.tokens), min(self.last, segment.tokens)
-            rows += [inside[:first], inside[segment.tokens - last :]]
+            rows += [document_rows[:first], document_rows[segment.tokens - last :]]
         return torch.cat(rows)

@@ -1,7 +1,10 @@
-"""PIE (METHODS §1.2): cached keys rotated to their global positions, only the question computed.
+"""PIE: cached keys are rotated to their positions in the prompt; only the question is computed.
 
-`exact_layers` = e computes the KV of the first e layers for every token: with e = 2 it is the
-reference that A3 at ratio 0 must equal.
+`exact_layers` = e computes the KV of the first e layers for every token. With e = 2 this is what A3
+must equal at ratio 0.
+
+Source:
+    METHODS §1.2.
 """
 
 from __future__ import annotations
@@ -34,5 +37,6 @@ class Method(DenseMethod):
         return layout.all_rows if self.exact_layers else layout.question_rows
 
     def select(self, view: LayerView) -> Tensor | None:
-        # KV of layer e-1 needs outputs up to layer e-2 only, so attention is for the question.
+        # The KV of layer e-1 needs only the outputs of layer e-2, so at layer e-1 no row but the
+        # question's needs attention.
         return view.layout.question_rows if view.layer == self.exact_layers - 1 else None

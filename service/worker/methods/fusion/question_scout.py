@@ -1,22 +1,23 @@
-"""Question scout: every chunk's first rows, and those that the question attends to in a first pass.
+"""Question scout: recomputes the first tokens of every document and those the question attends to.
 
-A method of kvstitch's own. Two kinds of rows are worth computing anew (measured, docs/quality.md):
+This is a method of kvstitch's own. Two kinds of rows are worth computing anew (measurements in
+docs/quality.md):
 
-1. The first tokens of every chunk. Precomputed without what stood before them they act as attention
-   sinks and miss their context, whatever the question is.
-2. The tokens that this question attends to. The question's rows run once over the stitched cache
-   (this is PIE, about one percent of a prefill), and every token gets the attention it received,
-   summed over all layers and query heads: what the last row pays, which gives the first answer
-   token, plus half the mean of what all question rows pay. A3 and CacheBlend must compute the first
-   one or two layers for every token, to rank tokens at one of them; here no layer is computed for
-   every token.
+1. The first tokens of every document. They were precomputed without the text before them, so they
+   act as attention sinks and miss their context, whatever the question is.
+2. The tokens that this question attends to. In the question pass, the question's rows run once over
+   the stitched cache (this is PIE; it costs about one percent of a prefill). A token's score is the
+   attention it receives, summed over all layers and query heads: that of the last row, which
+   predicts the first answer token, plus half the mean of all question rows. A3 and CacheBlend rank
+   tokens at a layer of which they must compute every row; here no layer is computed for every row.
 
-Both together are ⌊ratio · n⌋ rows, computed from the embedding through all layers; first tokens
-take at most half of them. A first document that was precomputed behind the instruction gets none:
-its KV already is that of a full prefill.
+Both kinds together are ⌊ratio · n⌋ rows, computed through all layers from their embeddings; first
+tokens are at most half of them. A first document that was precomputed behind the instruction has
+none, because its KV is already that of a full prefill.
 
-The question's rows run a second time with these, over what was repaired, but not through the first
-layers: there they attend to their neighbours, and keep what the first pass gave them.
+The question's rows are computed a second time together with these rows, over the repaired cache.
+Their first layers are reused from the question pass, because there they mostly attend to their
+neighbours.
 """
 
 from __future__ import annotations
@@ -77,15 +78,20 @@ class Method(TwoPassMethod):
     def _best(
         self, layout: PromptLayout, candidates: Tensor, scores: Tensor, wanted: int
     ) -> Tensor:
-        """`wanted` of the candidates: first tokens of documents, at most half of them, then those
-        with the highest scores. One stable ranking, so that ties go to the lower index."""
+        """Picks `wanted` of the candidates: first tokens of documents, then the highest scores.
+
+        First tokens are at most half of them. Both are ranked in one stable sort, so that ties go
+        to the lower index.
+        """
         rank = scores.clone()
         rank[self._first_tokens(layout)[: wanted // 2]] = float("inf")
         return candidates[stable_topk(rank[candidates], wanted)]
 
     def _first_tokens(self, layout: PromptLayout) -> Tensor:
-        """The `edge` first tokens of every document: first of all documents the first one, then
-        the second ones, and so on."""
+        """Rows of every document's first `edge` tokens.
+
+        First come the first tokens of all documents, then the second tokens, and so on.
+        """
         documents = layout.stale_documents
         longest = max((s.tokens for s in documents), default=0)
         rows = [

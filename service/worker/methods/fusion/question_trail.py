@@ -1,22 +1,25 @@
-"""Question trail: what the question attends to, and what that attends to, where reuse was wrong.
+"""Question trail: recomputes what the question attends to, and what those tokens attend to in turn.
 
-A method of kvstitch's own, `question_scout` carried on in three ways (measured, docs/quality.md):
+This is a method of kvstitch's own. It extends `question_scout` in three ways (measurements in
+docs/quality.md):
 
-1. Scores come from the layers in which answers are read: not from the first third, where attention
-   is about neighbours, and not from the last one. The first pass ends there.
-2. The few tokens that the question attends to most, the *seeds*, then run over the stitched cache
-   themselves. What a seed attends to counts as if the question had: so a fact is found that is two
-   documents away, which no question sees in caches that were made apart.
-3. More rows than the ratio begin. At layer 1, where a row's own KV shows how far the stored KV was
-   off, those with the highest score times deviation go on. A row whose stored KV was right needs no
-   repair; but a deviation that builds up in later layers does not show there, so half of the rows
-   stay the question's own choice.
+1. Scores come only from the layers in which answers are read: not from the first third, where
+   attention is mostly about neighbours, and not from the last layer, before which the question
+   pass ends.
+2. The few tokens that the question attends to most, the *seeds*, run over the stitched cache too.
+   Attention of a seed counts like attention of the question. This finds facts that are two
+   documents away, which the question alone cannot see in documents that were precomputed apart.
+3. More rows than `ratio` are started. At layer 1 a row's fresh KV shows how wrong the stored KV
+   was, and the rows with the highest product of score and deviation continue. A row whose stored KV
+   was right needs no repair. But a deviation that only builds up in later layers does not show at
+   layer 1, so a share of the rows (`sure`) is chosen by the question's scores alone.
 
-Rows go on so that their mean over the layers is `ratio` (b stands for `breadth`):
+The numbers of rows are such that their mean over the layers is `ratio` (b is `breadth`):
 
-    layer          0             1              2 ... L-1
-    rows    b · ratio · n   b · ratio · n   ratio · n · (L - b) / (L - 1)      computed KV
-                            └ only the latter attend ┘
+    layer                        0               1               2 ... L-1
+    rows whose KV is computed    b · ratio · n   b · ratio · n   ratio · n · (L - b) / (L - 1)
+
+At layer 1, only the rows that continue to layer 2 are computed beyond their KV.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ from service.worker.methods.fusion.question_scout import Method as QuestionScout
 CHECK_LAYER = 1
 """The first layer whose KV depends on other tokens."""
 _SHALLOW = 6
-"""Rows beyond the ratio are paid for by later layers: a shallow model has too few to pay with, so
-so many layers are needed for each further `ratio` of rows that begin."""
+"""Layers that a model needs for each further `ratio` of rows that are started. The rows beyond the
+ratio are saved again in later layers, of which a shallow model has too few."""
 
 
 @dataclass(frozen=True)
@@ -68,43 +71,45 @@ class Method(QuestionScout):
         candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio * self.leads)
         if self.leads and share_of(layout, self.ratio):
-            wanted = max(1, wanted)  # a short prompt has one too
+            wanted = max(1, wanted)  # at least one seed, also in a short prompt
         return candidates[stable_topk(question_scores[candidates], wanted)]
 
     def rows_after_question_pass(
         self, layout: PromptLayout, scores: AttentionScores, layers: int
     ) -> Tensor:
         wanted = share_of(layout, self._first_share(layers))
-        rank = self._joined(layout, scores)
+        rank = self._combined_scores(layout, scores)
         return self._chosen(layout, layout.stale_document_rows, scores.question, rank, wanted)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         if view.layer > 0 or view.attention_scores is None:
             return None
-        return self._joined(view.layout, view.attention_scores)
+        return self._combined_scores(view.layout, view.attention_scores)
 
     def select(self, view: LayerView) -> Tensor | None:
         if view.layer != CHECK_LAYER or view.attention_scores is None:
             return None
         layout, layers, scores = view.layout, view.flops.shape.layers, view.attention_scores
         candidates = layout.stale_document_rows
-        begun = candidates[torch.isin(candidates, view.rows)]
+        started = candidates[torch.isin(candidates, view.rows)]
         share = (self.ratio * layers - self._first_share(layers)) / (layers - 1)
         deviation = squared_deviation(view, keys=True, values=True).sqrt()
-        rank = self._joined(layout, scores) * deviation
-        return self._chosen(layout, begun, scores.question, rank, share_of(layout, share))
+        rank = self._combined_scores(layout, scores) * deviation
+        return self._chosen(layout, started, scores.question, rank, share_of(layout, share))
 
     def _chosen(
         self, layout: PromptLayout, candidates: Tensor, scores: Tensor, rank: Tensor, wanted: int
     ) -> Tensor:
-        """`wanted` of the candidates: a share of them, `sure`, by the question's own scores (first
-        tokens of documents take at most half of that), the others by `rank`."""
+        """Picks `wanted` of the candidates: the share `sure` by the question's scores, the others
+        by `rank`. First tokens of documents are at most half of each choice."""
         sure = self._best(layout, candidates, scores, math.floor(self.sure * wanted + 1e-9))
         return self._best(layout, candidates, rank.index_fill(0, sure, float("inf")), wanted)
 
-    def _joined(self, layout: PromptLayout, scores: AttentionScores) -> Tensor:
-        """The question's scores plus the seeds', which are scaled to the same sum over the
-        candidates. Seeds get nothing from one another: the question attends to all of them."""
+    def _combined_scores(self, layout: PromptLayout, scores: AttentionScores) -> Tensor:
+        """The question's scores plus the seeds', scaled to the same sum over the candidates.
+
+        A seed's own score is not raised by other seeds: the question attends to all of them anyway.
+        """
         candidates = layout.stale_document_rows
         seeds = self.seed_rows(layout, scores.question)
         from_seeds = scores.seeds.index_fill(0, seeds, 0.0)
@@ -114,5 +119,5 @@ class Method(QuestionScout):
         return scores.question + from_seeds * (scores.question[candidates].sum() / total)
 
     def _first_share(self, layers: int) -> float:
-        """Share of the prompt's rows that begin."""
+        """Share of the prompt's rows that are started."""
         return min(1.0, self.ratio * min(self.breadth, 1 + (layers - 1) / _SHALLOW))

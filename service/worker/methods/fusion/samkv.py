@@ -1,9 +1,13 @@
-"""SamKV (METHODS §1.7; "Semantic-aware multi-context KV"): read and hold only what is needed.
+"""SamKV: reads and holds only the blocks of the documents that the question needs.
 
-Each document's first and last blocks are always kept; a first pass of the question over these and
-the documents' sketches tell which middle blocks it needs. Only those are read from the store, and
-only first and last blocks (and outlier tokens) are computed anew, attending to what is kept.
-How blocks are scored and tokens planned: `service.worker.methods.sparse`.
+Each document's first and last blocks are always kept. The question runs over these blocks, and its
+mean queries are compared with the documents' sketches to find the middle blocks that it needs. Only
+those are read from the store. Only first and last blocks (and outlier tokens) are computed anew,
+and they attend only to what is kept. `service.worker.methods.sparse` scores the blocks and plans
+the tokens.
+
+Source:
+    METHODS §1.7; "Semantic-aware multi-context KV".
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class Method(SparseMethod):
         )
 
     def selected(self, prompt: SketchedPrompt, queries: Tensor) -> Selection:
-        """The middle blocks that the question needs."""
+        """Selects the middle blocks that the question needs."""
         documents = prompt.documents
         local = [d.sketch.local_query for d in documents]
         return select(
@@ -96,7 +100,7 @@ class Method(SparseMethod):
         return ends + BLOCK * self.block_limit(grids)
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """A document of at most three blocks has no middle and is computed whole."""
+        """Tokens computed anew; a document of at most three blocks is computed whole."""
         if not self.recompute:
             return 0
         return sum(
@@ -105,7 +109,10 @@ class Method(SparseMethod):
         )
 
     def block_limit(self, grids: Sequence[BlockGrid]) -> int:
-        """Most middle blocks that a layer may hold, pooled over documents; at least one."""
+        """The largest number of middle blocks that a layer may hold, of all documents together.
+
+        At least one, unless the method selects no middle blocks or no document has one.
+        """
         if not self.selection:
             return 0
         most = math.ceil(sum(len(g.middle) for g in grids) / max(1, len(grids)))
@@ -115,13 +122,16 @@ class Method(SparseMethod):
         return min(most, max(1, math.floor(room)))
 
     def stable_layers(self, model: ModelFacts) -> tuple[int, ...]:
-        """N*: the calibrated layers, else the last eighth."""
+        """N*: the calibrated layers; without calibration the last eighth of the layers."""
         last = math.ceil(model.layers / 8)
         return model.stable_layers or tuple(range(model.layers - last, model.layers))
 
 
 def blend(computed: Tensor, stored: Tensor) -> Tensor:
-    """θ·computed + (1-θ)·stored, θ the tokens' cosine over all heads, clamped to [0, 1] (Q7)."""
+    """θ·computed + (1-θ)·stored, where θ is each token's cosine similarity over all heads (Q7).
+
+    θ is clamped to [0, 1].
+    """
     a, b = computed.float(), stored.float()
     theta = torch.cosine_similarity(a.flatten(1), b.flatten(1), dim=1).clamp(0, 1)[:, None, None]
     return (theta * a + (1 - theta) * b).to(computed.dtype)

@@ -1,4 +1,4 @@
-"""Full prefill: what every other method is measured against."""
+"""Full prefill, with which every other method is compared."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""SamKV's parts: what is kept of a chunk beside its KV, what of it a question needs, and the layer
-loop over prompts of which only some tokens are held (METHODS §1.7)."""
+"""The parts of SamKV (METHODS §1.7): sketches of chunks, the selection of the blocks that a
+question needs, and the plan of the tokens that each layer holds and computes."""

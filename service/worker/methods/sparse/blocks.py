@@ -1,4 +1,4 @@
-"""The 64-token blocks of a document and their roles (METHODS §1.7). Knows no tensors of KV."""
+"""The 64-token blocks of a document and their roles (METHODS §1.7)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ LOCAL_BLOCKS = 2
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """Blocks of a document of `tokens`: init (the first), local (the last two), middle (the rest).
+    """The blocks of one document: init (the first), local (the last two) and middle (the rest).
 
     0    64   128  192                      T
     ├init┤────┤────┤──── middle ──── ┤local ┤
 
-    The store reads blocks of 64; another size is for measuring on models of short contexts.
+    Attributes:
+        tokens: length of the document.
+        block: tokens of a block. The store reads blocks of 64; other sizes are for measurements on
+            models with short contexts.
     """
 
     tokens: int
@@ -29,7 +32,7 @@ class BlockGrid:
 
     @property
     def fixed(self) -> list[int]:
-        """Blocks that are always kept: init and local, ascending."""
+        """Numbers of the blocks that are always kept (init and local), ascending."""
         return sorted({0, *range(max(0, self.blocks - LOCAL_BLOCKS), self.blocks)})
 
     @property
@@ -41,7 +44,7 @@ class BlockGrid:
         return list(range(1, self.blocks - LOCAL_BLOCKS))
 
     def span(self, block: int) -> range:
-        """Token indices of a block; the last one may be shorter."""
+        """Token indices of a block; the document's last block may be shorter."""
         return range(block * self.block, min(self.tokens, (block + 1) * self.block))
 
     def indices(self, blocks: list[int]) -> list[int]:

@@ -1,4 +1,8 @@
-"""Which tokens of a prompt each layer holds, and which it computes anew (METHODS §1.7, Q5, Q6)."""
+"""The plan of a sparse method: which tokens each layer holds, and which it computes anew.
+
+Source:
+    METHODS §1.7, steps Q5 and Q6.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,14 @@ from service.worker.methods.sparse.selection import Selection, SketchedDocument
 
 @dataclass(frozen=True)
 class SparsePlan:
-    """Per layer, prompt rows of S and the documents in ascending order. (The question is always
-    held and computed.) Every layer keeps equally many.
+    """Per layer, prompt rows of S and the documents, ascending.
+
+    The question is not part of the plan: it is always held and computed. Every layer keeps equally
+    many rows.
 
     Attributes:
-        kept: rows whose KV the layer holds.
-        fresh: of these, rows whose KV is computed anew.
+        kept: per layer, rows whose KV the layer holds.
+        fresh: per layer, those of the kept rows whose KV is computed anew.
     """
 
     kept: list[list[int]]
@@ -28,7 +34,7 @@ class SparsePlan:
 
     @cached_property
     def rows(self) -> list[list[int]]:
-        """Rows whose hidden state is needed at a layer: those that it or a later layer computes."""
+        """Per layer, rows whose hidden state is needed: those that it or a later layer computes."""
         rows: list[list[int]] = []
         later: set[int] = set()
         for computed in reversed(self.fresh):
@@ -38,15 +44,17 @@ class SparsePlan:
 
     @cached_property
     def padding(self) -> list[list[int]]:
-        """Rows that run through a layer which does not hold them: their stored KV is read for this
-        layer and dropped after it."""
+        """Per layer, rows that run through it although it does not hold them.
+
+        Their stored KV is read for this layer and dropped after it.
+        """
         return [
             sorted(set(rows) - set(kept)) for rows, kept in zip(self.rows, self.kept, strict=True)
         ]
 
     @property
     def recomputed(self) -> set[int]:
-        """Rows that some layer computes anew."""
+        """Rows that at least one layer computes anew."""
         return {t for layer in self.fresh for t in layer}
 
 
@@ -56,9 +64,12 @@ def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
 
 
 def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
-    """Tokens of a document's first and last blocks to compute anew, ascending: first those of the
-    first block, then from the document's end backwards, at most `share` of the document. A document
-    without middle blocks is kept whole and computed whole: it is exact then."""
+    """Tokens of a document's first and last blocks to compute anew, ascending.
+
+    They are taken from the first block, then from the document's end backwards, until they are
+    `share` of the document. A document without middle blocks is kept and computed as a whole, which
+    makes it exact.
+    """
     ends = grid.indices(grid.fixed)
     if not grid.middle:
         return ends

@@ -1,6 +1,7 @@
-"""Which middle blocks of which document a question needs, from sketches (METHODS §1.7, Q2–Q5).
+"""Selects the middle blocks that a question needs, by the documents' sketches.
 
-Knows no store, no KV and no request.
+Source:
+    METHODS §1.7, steps Q2 to Q5.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ OUTLIER_SIGMAS = 3.0
 
 @dataclass(frozen=True)
 class SketchedDocument:
-    """A document of the prompt by its place and its sketch."""
+    """A document of the prompt with its sketch.
+
+    Attributes:
+        start: the document's first row in the prompt.
+        grid: its blocks.
+        sketch: the sketch of its chunk.
+    """
 
     start: int
     grid: BlockGrid
@@ -29,16 +36,32 @@ class SketchedDocument:
 
 @dataclass(frozen=True)
 class Selection:
-    """blocks: per layer (document, block) pairs of middle blocks to keep, ascending, equally many
-    in every layer; need: per document the share P of middle blocks it asked for."""
+    """The middle blocks to keep.
+
+    Attributes:
+        blocks: per layer, (document number, block number) pairs, ascending; equally many in every
+            layer.
+        need: per document, the share P of its middle blocks that the question needs.
+    """
 
     blocks: list[list[tuple[int, int]]]
     need: list[float]
 
 
 def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> list[Tensor]:
-    """Per document the query it is asked with: the question's, biased by what the other documents'
-    local queries share with it (Q2). question and each of locals_ `[L, heads, d]` fp32."""
+    """The query with which each document's blocks are scored (Q2).
+
+    It is the question's query plus the mean of the other documents' local queries, each weighted by
+    how similar it is to the question's.
+
+    Args:
+        question: mean query of the question `[layers, heads, head_dim]` fp32.
+        locals_: per document, mean query of its local blocks, in the same shape.
+        bias: False for the question's query alone.
+
+    Returns:
+        Per document a query of the same shape.
+    """
     own = question.float()
     if not bias or len(locals_) < 2:
         return [own for _ in locals_]
@@ -51,16 +74,27 @@ def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> 
 
 
 def scores(query: Tensor, keys: Tensor) -> Tensor:
-    """s(x) = Σ_h ⟨q[h], x[g(h)]⟩: query `[L, heads, d]`, keys `[L, m, kv_heads, d]` → `[L, m]`."""
+    """Scores s(x) = Σ_h ⟨q[h], x[g(h)]⟩ of block keys, where g(h) is the KV head of query head h.
+
+    Args:
+        query: `[layers, heads, head_dim]`.
+        keys: `[layers, m, kv_heads, head_dim]`.
+
+    Returns:
+        `[layers, m]` fp32.
+    """
     layers, _, kv_heads, d = keys.shape
     grouped = query.view(layers, kv_heads, -1, d).sum(2)
     return torch.einsum("lhd,lmhd->lm", grouped, keys.float())
 
 
 def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]) -> float:
-    """P in [0, 1): how far the best middle block beats the anchor, on the scale down to the worst,
-    mean over the stable layers (Q3). Blocks that were not scored (only blocks of fewer than 16
-    tokens may not be) are neither."""
+    """P in [0, 1): the share of the document's middle blocks that the question needs (Q3).
+
+    It is how far the score of the best middle block lies above the anchor's, relative to its
+    distance from the worst middle block's, mean over the stable layers. Best and worst are by the
+    sketch (decay and mass of attention); blocks without a representative are neither.
+    """
     middle = document.grid.middle
     sketch = document.sketch
     if not middle:
@@ -78,8 +112,11 @@ def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]
 
 
 def normalised(s: Tensor, query: Tensor, how: str) -> Tensor:
-    """Scores `[L, m]` of one document made comparable between documents. softmax: its logarithm,
-    which orders alike and cannot underflow to ties."""
+    """Scores of one document `[layers, m]`, made comparable between documents.
+
+    For "softmax" its logarithm is returned: the order is the same, and small values do not all
+    underflow to zero and tie.
+    """
     if how == "minmax":
         low, high = s.amin(1, keepdim=True), s.amax(1, keepdim=True)
         spread: Tensor = (s - low) / (high - low).clamp(min=1e-30)
@@ -99,8 +136,18 @@ def select(
     normalise: str = "norm",
     limit: int | None = None,
 ) -> Selection:
-    """Middle blocks per layer (Q3, Q4): each document's best ⌈P·|middle|⌉, of those pooled over
-    documents the best ⌈Σ/D⌉, at most `limit`; ties to the lower document and block."""
+    """Selects middle blocks per layer (Q3, Q4).
+
+    Each document proposes its best ⌈P·|middle|⌉ blocks. Of all proposals, the best ⌈total /
+    documents⌉ are kept, at most `limit`. Ties go to the lower document, then to the lower block.
+
+    Args:
+        queries: per document, the query with which its blocks are scored
+            `[layers, heads, head_dim]` fp32.
+        stable_layers: layers in which P is measured.
+        normalise: how scores are made comparable between documents: norm, minmax or softmax.
+        limit: most blocks that a layer keeps; None for no limit.
+    """
     layers = queries[0].shape[0] if queries else 0
     wants = [need(q, d, stable_layers) for q, d in zip(queries, documents, strict=True)]
     counts = [
@@ -124,9 +171,17 @@ def select(
 
 
 def outliers(documents: Sequence[SketchedDocument], *, pooled: bool) -> list[Tensor]:
-    """Per document `[L, m]` bool: blocks whose representative stays important unusually long (P6):
-    alpha below mean - 3 std of the layer's blocks, of the document or of the whole request. With
-    ten blocks or fewer nothing can be three deviations away."""
+    """Blocks whose representative token stays important for unusually long (P6).
+
+    These are the blocks whose decay alpha is below the mean of the layer's blocks by more than 3
+    standard deviations. Among ten blocks or fewer, no block can be that far from the mean.
+
+    Args:
+        pooled: whether mean and deviation are of all documents' blocks, or of each document's own.
+
+    Returns:
+        Per document `[layers, blocks]` bool.
+    """
     alphas = [d.sketch.alpha.double() for d in documents]
     everything = torch.cat(alphas, dim=1) if alphas else torch.empty(0, 0)
     out = []

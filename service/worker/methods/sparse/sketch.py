@@ -1,8 +1,10 @@
-"""What SamKV keeps of a chunk beside its KV (METHODS §1.7, P1–P6): enough to tell, from the sketch
-alone, which of its blocks a question will need.
+"""The sketch that SamKV stores beside a chunk's KV: it tells which blocks a question will need.
 
-Computed while the chunk is precomputed, by streaming tiles of queries: a T × T matrix never exists.
-Knows no store and no request.
+It is computed while the chunk is precomputed, in tiles of queries, so that a T × T attention matrix
+never exists in memory.
+
+Source:
+    METHODS §1.7, steps P1 to P6.
 """
 
 from __future__ import annotations
@@ -19,28 +21,33 @@ from service.worker.core.layer_view import LayerView
 from service.worker.kernels.cpu import accumulated_attention as accumulated_attention_kernel
 from service.worker.methods.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
 
-# What it is stored as; a sketch of another version is not read.
+# Name and version under which a sketch is stored; a sketch of another version is not read.
 NAME = "samkv"
 VERSION = 1
-# Tokens with fewer later queries are not scored: a mean over a handful says little.
+# Tokens with fewer later queries are not scored: a mean over so few queries is too noisy.
 MIN_LATER_QUERIES = 16
 ATTENTION_FLOOR = 1e-8
 TILE = 64
-# Offset of a representative that is not there.
+# Stored offset of a block that has no representative.
 NONE = 255
-# Layers whose decays are fitted at once: many small operations cost more than one larger one.
+# Decays of several layers are fitted together once there are this many values: many small
+# operations cost more than one larger one.
 FITTED_VALUES = 1 << 18
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Of one chunk with m blocks, layers first, fp32.
+    """The sketch of one chunk with m blocks; fp32 where not said otherwise.
 
-    means `[L, m, kv_heads, d]`: mean key before RoPE of each block; anchor `[L, kv_heads, d]`: of
-    init and local tokens; local_query `[L, heads, d]`: mean query before RoPE of local tokens;
-    representative `[L, m]` int32: the token of each block that later queries look at most (-1:
-    none scored); mass `[L, m]` fp32: its mean attention; alpha `[L, m]` fp32: the decay of that
-    attention with distance, y = c · x^-alpha (small: it stays important; +inf: nothing scored).
+    Attributes:
+        means: mean key before RoPE of each block `[layers, m, kv_heads, head_dim]`.
+        anchor: mean key before RoPE of the init and local tokens `[layers, kv_heads, head_dim]`.
+        local_query: mean query before RoPE of the local tokens `[layers, heads, head_dim]`.
+        representative: the token of each block that receives most attention from later queries;
+            -1 if no token of the block is scored `[layers, m]` int32.
+        mass: mean attention that the representative receives `[layers, m]`.
+        alpha: decay of that attention with distance, y = c · x^-alpha: small if the token stays
+            important, +inf if there is no representative `[layers, m]`.
     """
 
     means: Tensor
@@ -51,8 +58,11 @@ class Sketch:
     alpha: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored, on the host: vectors in int8 with a scale each (they are only ranked and
-        compared), means of middle blocks alone."""
+        """The sketch as it is stored, on the host.
+
+        Vectors are stored in int8 with one scale each, because they are only ranked and compared.
+        Of the block means only those of the middle blocks are stored.
+        """
         blocks = self.alpha.shape[1]
         out = {"mass": self.mass, "alpha": self.alpha}
         for name, vectors in (
@@ -70,7 +80,7 @@ class Sketch:
 
     @classmethod
     def of(cls, stored: Mapping[str, Tensor]) -> Sketch:
-        """From what `tensors` gave; means of init and local blocks are zero."""
+        """Builds a sketch from the result of `tensors`; means of init and local blocks are zero."""
         layers, blocks = stored["alpha"].shape
         decoded = {
             name: stored[name].float() * stored[name + ".scale"]
@@ -96,8 +106,12 @@ class Sketch:
 
 
 class SketchBuilder:
-    """Sees a chunk's layers one after the other, then gives its sketch. `first`: prefix rows before
-    the chunk's own."""
+    """Builds a chunk's sketch while its layers are computed one after the other.
+
+    Args:
+        first: number of prefix rows before the chunk's own.
+        block: tokens of a block.
+    """
 
     def __init__(self, first: int, block: int = BLOCK) -> None:
         self._first = first
@@ -107,7 +121,7 @@ class SketchBuilder:
         self._alphas: list[Tensor] = []
 
     def add(self, view: LayerView) -> None:
-        """One layer of the chunk's own full prefill."""
+        """Adds the next layer of the chunk's full prefill."""
         first = self._first
         tokens = len(view.rows) - first
         grid = BlockGrid(tokens, self._block)
@@ -132,12 +146,13 @@ class SketchBuilder:
             self._fit()
 
     def _fit(self) -> None:
-        """Of the layers that have come since the last time."""
+        """Fits the decays of the layers that were added since the last fit."""
         chosen = [part["representative"] for part in self._layers[-len(self._columns) :]]
         self._alphas.append(decays(torch.stack(self._columns), torch.stack(chosen)))
         self._columns = []
 
     def sketch(self) -> Sketch:
+        """The sketch, after all layers have been added."""
         if self._columns:
             self._fit()
         names = [f.name for f in fields(Sketch) if f.name != "alpha"]
@@ -146,7 +161,7 @@ class SketchBuilder:
 
 
 def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
-    """Mean of each block's rows of k `[T, kv_heads, d]`: `[m, kv_heads, d]`."""
+    """Mean of each block's keys, `[T, kv_heads, head_dim]` → `[m, kv_heads, head_dim]`."""
     missing = grid.blocks * grid.block - grid.tokens
     if not missing:
         return k.view(grid.blocks, grid.block, *k.shape[1:]).mean(1)
@@ -157,11 +172,18 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
 
 
 def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean attention that later queries pay each token, and every query's log normaliser.
+    """Mean attention that each token receives from later queries.
 
-    q `[T, heads, d]`, k `[kv_heads, first + T, d]`, both after RoPE; the first rows of k are a
-    prefix that queries see and that is not scored. Returns mass `[T]` fp32, head mean, NaN at
-    tokens with fewer than 16 later queries; log normalisers `[heads, T]`.
+    Args:
+        q: queries after RoPE `[T, heads, head_dim]`.
+        k: keys after RoPE `[kv_heads, first + T, head_dim]`; the first rows are a prefix that the
+            queries see but that is not scored.
+        scale: factor of the scores before the softmax.
+
+    Returns:
+        The mean over heads and later queries, `[T]` fp32, NaN at tokens with fewer than
+        `MIN_LATER_QUERIES` later queries; and the log normaliser of every query's softmax,
+        `[heads, T]` fp32.
     """
     tokens, heads, _ = q.shape
     kernel = accumulated_attention_kernel.kernel_for(q, k)
@@ -172,7 +194,7 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def streamed_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """`kernels.accumulated_attention` in torch, tile by tile."""
+    """The same as the CPU kernel `accumulated_attention`, in torch, tile by tile."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens
@@ -184,21 +206,27 @@ def streamed_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         grouped = q[a:b].float().view(b - a, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
         scores = torch.einsum("hgmd,hnd->hgmn", grouped * scale, keys[:, : first + b])
         unseen = torch.ones(b - a, b - a, dtype=torch.bool, device=q.device)
-        # Only the tile's own keys: all before them are seen.
+        # The mask is for the tile's own keys only: all keys before them are visible.
         scores[..., first + a :].masked_fill_(unseen.triu(1), -math.inf)
-        # The softmax and its normaliser from one exponential, in place.
+        # Softmax and normaliser share one exponential, computed in place.
         highest = scores.amax(-1, keepdim=True)
         total = scores.sub_(highest).exp_().sum(-1, keepdim=True)
         norm[:, a:b] = (highest + total.log()).view(heads, b - a)
         weights = scores.mul_(1 / total).sum((0, 1))[:, first:]
-        weights[:, a:].masked_fill_(unseen.triu(), 0)  # nor itself
+        weights[:, a:].masked_fill_(unseen.triu(), 0)  # a token's own query does not count either
         sums[:b] += weights.sum(0)
     return sums, norm
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
-    """Per block its most looked-at scored token (int64, -1: none) and that token's mass (0 where
-    none), each `[m]`."""
+    """The representative of each block: the scored token that receives most attention.
+
+    Args:
+        mass: mean attention of each token `[T]`, NaN where it is not scored.
+
+    Returns:
+        Token indices `[m]` int64, -1 where no token is scored; and their mass `[m]`, 0 there.
+    """
     missing = grid.blocks * grid.block - grid.tokens
     scored = mass.nan_to_num(-math.inf)
     if missing:
@@ -212,13 +240,13 @@ def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
 def later_attention(
     q: Tensor, k: Tensor, norm: Tensor, representative: Tensor, scale: float
 ) -> Tensor:
-    """Head-mean attention of every query to each block's representative: `[T, m]` fp32."""
+    """Attention of every query to each block's representative, mean over heads, `[T, m]` fp32."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     at = representative.clamp(min=0) + n - tokens
     keys = k[:, at].float() * scale
-    # One product with all KV heads' keys, of which every query takes its own: rearranging the
-    # queries would take ten times as long.
+    # Every query is multiplied with the keys of all KV heads, and the diagonal picks its own:
+    # rearranging the queries by KV head first would take ten times as long.
     scores = (q.reshape(-1, d).float() @ keys.view(-1, d).t()).view(
         tokens, kv_heads, heads // kv_heads, kv_heads, len(at)
     )
@@ -228,10 +256,17 @@ def later_attention(
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:
-    """alpha of log y = c - alpha · log x by least squares, y the attention that the query x tokens
-    after the representative pays it. +inf without a representative.
+    """Decay alpha of attention with distance: the least-squares fit of log y = c - alpha · log x.
 
-    columns `[L, T, m]`, representative `[L, m]` → `[L, m]` fp32."""
+    y is the attention that the representative receives from the query x tokens after it.
+
+    Args:
+        columns: attention of every query to each block's representative `[layers, T, m]`.
+        representative: token index of each block's representative `[layers, m]`.
+
+    Returns:
+        alpha `[layers, m]` fp32, +inf where a block has no representative.
+    """
     index = torch.arange(columns.shape[1], device=columns.device)
     distance = index[:, None] - representative[:, None]
     later = distance >= 1
