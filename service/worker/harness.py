@@ -1,0 +1,230 @@
+"""Functions that run an engine or a single prompt, for callers outside the worker.
+
+They are part of `service.worker.api`, from where they should be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvstore import EncodedChunk, TieredStore
+from service.worker.core.flops import FlopCount
+from service.worker.core.layer_view import AttentionScores, CachedSegment
+from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.prefill_result import PrefillResult
+from service.worker.core.steps import Steps, run
+from service.worker.engine.engine import Engine
+from service.worker.forward import chunk_prefill
+from service.worker.forward.kv_placement import KVPlacer, PromptKV
+from service.worker.forward.prefill import Capture, Progress, PromptLoop, prefill
+from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
+from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.loading.loader import Loader
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.eviction import EvictionMethod
+from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
+from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
+from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Address, Addressing
+
+
+@contextmanager
+def open_engine(
+    adapter: DecoderAdapter,
+    store: TieredStore,
+    *,
+    pool_tokens: int,
+    codec: str = "raw",
+    fingerprint: str = "local",
+    facts: ModelFacts | None = None,
+    planner: bool = True,
+    max_running: int = 32,
+    max_waiting: int = 256,
+    loader_threads: int = 4,
+    on_load: Callable[[], None] = lambda: None,
+) -> Iterator[Engine]:
+    """An engine on an open store; its loader runs until the context is left.
+
+    Args:
+        adapter: the model.
+        store: where chunks are read from and written to.
+        pool_tokens: size of the KV pool.
+        codec: that chunks are stored with.
+        fingerprint: tells the models in the store apart.
+        facts: sizes and calibration of the model; its sizes alone by default.
+        planner: whether to compute documents that would take longer to load.
+        max_running: sequences decoded together.
+        max_waiting: requests in the queue.
+        loader_threads: that read from the store.
+        on_load: called on a loader's thread when a read is done.
+    """
+    loader = Loader(store, threads=loader_threads, on_ready=on_load)
+    loader.start()
+    try:
+        yield Engine(
+            adapter,
+            Addressing(adapter, fingerprint=fingerprint, codec=codec),
+            store,
+            loader,
+            pool_tokens=pool_tokens,
+            facts=facts,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            planner=planner,
+        )
+    finally:
+        loader.close()
+
+
+def kv_pool(adapter: DecoderAdapter, tokens: int) -> KVPool:
+    """A KV pool for `tokens` tokens of this model."""
+    return KVPool(
+        adapter.layers,
+        adapter.kv_heads,
+        adapter.head_dim,
+        tokens,
+        dtype=adapter.dtype,
+        device=adapter.device,
+    )
+
+
+def prefill_ids(
+    adapter: DecoderAdapter,
+    ids: Sequence[int],
+    *,
+    kv: PromptKV | None = None,
+    capture: Capture | None = None,
+) -> PrefillResult:
+    """Full prefill of bare token ids, without stored KV.
+
+    Args:
+        adapter: the model.
+        ids: the prompt.
+        kv: where its KV goes; by default every layer's is dropped after use.
+        capture: sees every layer.
+    """
+    layout = PromptLayout.of(ids, [], [], uncached=[True], device=adapter.device)
+    target = kv or chunk_prefill.ScratchKV(adapter, layout.tokens)
+    return run(prefill(adapter, layout, [None], Vanilla(), target, capture=capture))
+
+
+def prefill_prompt(
+    adapter: DecoderAdapter,
+    layout: PromptLayout,
+    cached: Sequence[CachedSegment | None],
+    method: DenseMethod,
+    kv: SequenceKV,
+    *,
+    eviction: EvictionMethod | None = None,
+    capture: Capture | None = None,
+) -> PrefillResult:
+    """Prefill of one prompt by a dense or two-pass method.
+
+    Args:
+        adapter: the model.
+        layout: the prompt.
+        cached: stored KV of its segments; None for those that are computed.
+        method: decides which rows are recomputed.
+        kv: where the prompt's KV goes.
+        eviction: observes queries; evicting is left to the caller.
+        capture: sees every layer.
+    """
+    return run(prefill(adapter, layout, cached, method, kv, eviction=eviction, capture=capture))
+
+
+def prefill_sparse(
+    adapter: DecoderAdapter,
+    facts: ModelFacts,
+    layout: PromptLayout,
+    cached: Sequence[EncodedChunk | None],
+    method: SparseMethod,
+    kv: SequenceKV,
+    *,
+    sketches: Sequence[Sketch | None],
+    block: int = BLOCK,
+) -> PrefillResult:
+    """Prefill of one prompt by a sparse method, with whole chunks at hand.
+
+    Args:
+        adapter: the model.
+        facts: its sizes and calibration.
+        layout: the prompt.
+        cached: stored KV of S and every document; None for empty ones.
+        method: decides which tokens are kept and recomputed.
+        kv: where the kept KV goes.
+        sketches: of every document; None for empty ones.
+        block: tokens of a block, as in the sketches.
+    """
+    documents, ends = [], list[TokenSource]()
+    for segment, chunk, sketch in zip(layout.documents, cached[1:], sketches, strict=True):
+        if chunk is not None and sketch is not None:
+            grid = BlockGrid(segment.tokens, block)
+            documents.append(SketchedDocument(segment.start, grid, sketch))
+            ends.append(WholeChunk(chunk))
+    prompt = SketchedPrompt(layout, documents, facts)
+    loop = SparseLayerLoop(adapter, prompt, cached[0], ends, kv, fetch=_nothing_to_read)
+    return run(method.run(loop))
+
+
+def attention_scores(
+    adapter: DecoderAdapter,
+    layout: PromptLayout,
+    cached: Sequence[CachedSegment | None],
+    method: TwoPassMethod,
+    kv: SequenceKV,
+) -> tuple[AttentionScores, float]:
+    """The passes of a two-pass method before its layers, alone.
+
+    Returns:
+        The scores, and the floating-point operations that computing them took.
+    """
+    progress = Progress(flops=FlopCount(adapter))
+    with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
+        loop = PromptLoop(
+            adapter=adapter,
+            layout=layout,
+            cached=cached,
+            kv=kv,
+            placer=placer,
+            eviction=None,
+            capture=None,
+            on_pass=None,
+            arrival=None,
+            progress=progress,
+        )
+        scores = run(method.attention_scores(loop))
+    assert progress.flops is not None
+    return scores, progress.flops.total
+
+
+def compute_chunk(adapter: DecoderAdapter, address: Address) -> EncodedChunk:
+    """One chunk, computed as precompute does it; nothing is stored."""
+    return run(chunk_prefill.compute_chunk(adapter, address)).chunk
+
+
+def compute_sketch(
+    adapter: DecoderAdapter, ids: Sequence[int], *, prefix: Sequence[int] = (), block: int = BLOCK
+) -> Sketch:
+    """The sketch of a document, in fp32.
+
+    Args:
+        adapter: the model.
+        ids: the document.
+        prefix: token ids that it is precomputed behind.
+        block: tokens of a block.
+    """
+    builder = SketchBuilder(len(prefix), block)
+    prefill_ids(adapter, [*prefix, *ids], capture=builder.add)
+    return builder.sketch()
+
+
+def _nothing_to_read(wanted: BlockSets) -> Steps[list[TokenSource | None]]:
+    yield from ()
+    return [None for _ in wanted]
