@@ -10,7 +10,7 @@ import httpx
 
 from service.cli.asking import answer_tables
 from service.cli.asking.compare import compare
-from service.cli.corpus.name_value import parse_pairs
+from service.cli.name_value import parse_pairs
 from service.cli.output import console, emit, emit_line, plain
 from service.cli.service_client import CommandError, checked, client, events
 

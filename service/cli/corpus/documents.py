@@ -8,7 +8,7 @@ import sys
 from typing import Any
 from urllib.parse import quote
 
-from service.cli.corpus.name_value import parse_pairs
+from service.cli.name_value import parse_pairs
 from service.cli.output import console, emit, moment, plain, table
 from service.cli.service_client import CommandError, checked, client, pages
 

@@ -26,7 +26,7 @@ from rich.progress import (
 from service.cli.corpus.batch_upload import Batch, batches, submit
 from service.cli.corpus.files import SUFFIXES, DocumentToSend, UnsendableDocument, count, find, read
 from service.cli.corpus.job_polling import ended, poll
-from service.cli.corpus.name_value import parse_pairs
+from service.cli.name_value import parse_pairs
 from service.cli.output import console, emit, plain
 from service.cli.service_client import CommandError, client
 
