@@ -4,6 +4,9 @@ import { byId, el } from "./dom.js";
 
 const RATIO = "0.15";
 
+/** The parameter that says how much is recomputed: [name, facts] of the one that takes "auto". */
+const repair = (fusion) => Object.entries(fusion?.parameters ?? {}).find(([, facts]) => facts.auto);
+
 /** A fieldset for one method; `value()` gives it as requests take it. */
 export function methodFields(title, chosen) {
   const node = byId("method-template").content.cloneNode(true).firstElementChild;
@@ -15,7 +18,7 @@ export function methodFields(title, chosen) {
   function update() {
     const fusion = offered.fusion.find((method) => method.name === field("fusion").value);
     const eviction = offered.eviction.find((method) => method.name === field("eviction").value);
-    const ratio = fusion?.parameters.ratio;
+    const [, ratio] = repair(fusion) ?? [];
     field("ratio").disabled = !ratio;
     field("ratio").placeholder = ratio ? String(ratio.default) : "none";
     field("eviction").disabled = Boolean(fusion?.sparse);
@@ -42,7 +45,8 @@ export function methodFields(title, chosen) {
     },
     value() {
       const fusion = { method: field("fusion").value };
-      if (!field("ratio").disabled && field("ratio").value) fusion.ratio = Number(field("ratio").value);
+      const [ratio] = repair(offered.fusion.find((method) => method.name === fusion.method)) ?? [];
+      if (ratio && field("ratio").value) fusion[ratio] = Number(field("ratio").value);
       const name = field("eviction").disabled ? "" : field("eviction").value;
       if (!name) return { fusion };
       const eviction = { method: name };
@@ -54,7 +58,8 @@ export function methodFields(title, chosen) {
 
 /** A method in words: "a3, ratio 0.15, then snapkv of 64". */
 export function methodName({ fusion, eviction }) {
-  const ratio = fusion.ratio === undefined ? "" : `, ratio ${fusion.ratio}`;
+  const { method, ...parameters } = fusion;
+  const given = Object.entries(parameters).map(([parameter, value]) => `, ${parameter} ${value}`).join("");
   const evicts = eviction ? `, then ${eviction.method}${eviction.budget ? ` of ${eviction.budget}` : ""}` : "";
-  return `${fusion.method}${ratio}${evicts}`;
+  return `${method}${given}${evicts}`;
 }
