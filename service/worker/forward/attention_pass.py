@@ -1,9 +1,9 @@
-"""A pass of a few rows over the stitched cache: which of its tokens do they attend to?
+"""A pass of a few rows over the stitched cache, to measure which tokens they attend to.
 
-Only these rows run (the question's are about one percent of a prefill), over cached keys at their
-places in the prompt. Uncached segments, whose keys do not exist yet, are not seen. One softmax
-serves both the rows' own attention and the scores. The pass pauses after every layer, so that it
-can follow a cache that arrives layer by layer.
+Only these rows are computed (those of the question cost about one percent of a prefill), over
+cached keys at their positions in the prompt. Uncached segments are not visible: their keys do not
+exist yet. One softmax gives both the rows' attention and the scores. The pass pauses after every
+layer, so it can run while the cache is still being loaded layer by layer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from service.worker.model.attention import attend_rows, attend_with_scores
 
 @dataclass
 class ReusedQuestionRows:
-    """The question's rows in the first layers, as a pass left them.
+    """The question's rows in the first layers, computed by a pass, for reuse in the layer loop.
 
     Attributes:
-        layers: how many first layers.
-        projected: what the projections gave in each of them.
-        x: hidden rows as they come into the layer after; None until the pass got there.
+        layers: number of first layers.
+        projected: queries, keys and values of the rows at each of them.
+        x: hidden states `[m, hidden]` after these layers; None until the pass got there.
     """
 
     layers: int
@@ -44,11 +44,13 @@ class AttentionPass:
     """One pass over one prompt.
 
     Attributes:
-        rows: prompt rows that run, ascending `[m]`.
-        layers: those whose attention counts; the pass ends behind the last of them.
-        weights: how the attention of a layer becomes scores.
-        place: called before a layer, puts the layer's cached KV in place.
-        reused: remembers the first layers of the question's rows.
+        kv: the prompt's KV cache.
+        flops: the prompt's FLOP count, to which the pass adds its work.
+        rows: prompt rows that are computed, ascending `[m]`.
+        layers: layers whose attention counts; the pass ends after the last of them.
+        weights: for a layer's number, how its attention becomes scores.
+        place: called before each layer, to put its cached KV in place.
+        reused: filled with the rows' results in the first layers.
     """
 
     adapter: DecoderAdapter
@@ -62,13 +64,17 @@ class AttentionPass:
     reused: ReusedQuestionRows
 
     def run(self) -> Steps[Tensor]:
-        """Scores `[n]` fp32, summed over the layers that count; zero at uncached tokens."""
+        """Runs the pass.
+
+        Returns:
+            Scores `[n]` fp32, summed over the layers that count; zero at uncached tokens.
+        """
         adapter, layout, rows, reused = self.adapter, self.layout, self.rows, self.reused
-        n, seen = layout.tokens, layout.cached_rows
-        everything = len(seen) == n
+        n, visible = layout.tokens, layout.cached_rows
+        all_visible = len(visible) == n
         scores = torch.zeros(n, dtype=torch.float32, device=layout.ids.device)
         x = adapter.embed(layout.ids[rows])
-        pairs = float(len(rows)) * len(seen)
+        pairs = float(len(rows)) * len(visible)
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
             if layer == reused.layers:
@@ -80,23 +86,24 @@ class AttentionPass:
             if layer < reused.layers:
                 reused.projected.append(ProjectedRows(q, fresh_q, k, v))
             write_rows(adapter.rope, k_all, v_all, k, v, rows)
-            keys, values = (k_all, v_all) if everything else (k_all[:, seen], v_all[:, seen])
-            key_rows = None if everything else seen
+            key_rows = None if all_visible else visible
+            keys = k_all if key_rows is None else k_all[:, key_rows]
+            values = v_all if key_rows is None else v_all[:, key_rows]
             if layer in self.layers:
-                attended, found = attend_with_scores(
+                attended, layer_scores = attend_with_scores(
                     q, keys, values, rows, self.weights(layer), adapter.scale, key_rows=key_rows
                 )
-                if everything:
-                    scores += found
+                if key_rows is None:
+                    scores += layer_scores
                 else:
-                    scores.index_add_(0, seen, found)
+                    scores.index_add_(0, key_rows, layer_scores)
             else:
                 attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
             self.flops.project(len(rows))
             self.flops.score(pairs)
-            if layer < last_layer:  # nothing reads what the last layer would give
+            if layer < last_layer:  # nothing reads the output of the last layer
                 x = adapter.finish(layer, x, attended)
-                self.flops.score(pairs)  # weighting values costs what scoring does
+                self.flops.score(pairs)  # weighting the values costs as much as scoring
                 self.flops.finish(len(rows))
             yield None
         return scores

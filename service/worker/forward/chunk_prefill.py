@@ -1,7 +1,4 @@
-"""Computes one chunk's KV and sketch: a prompt of its prefix and itself, by the same layer loop.
-
-Knows no store and no queue.
-"""
+"""Computes one chunk's KV and sketch, by a full prefill of its prefix and itself."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from service.worker.model.addressing import Address
 
 
 class ScratchKV:
-    """Rotated K, V of one layer at a time: a chunk's prefill never reads an earlier layer again."""
+    """A KV cache with memory for one layer, because a full prefill never reads an earlier layer."""
 
     def __init__(self, adapter: DecoderAdapter, tokens: int) -> None:
         shape = (adapter.kv_heads, tokens, adapter.head_dim)
@@ -35,12 +32,19 @@ class ScratchKV:
 
 @dataclass(frozen=True)
 class ComputedChunk:
+    """A chunk that was computed here, encoded for the store.
+
+    Attributes:
+        chunk: its KV.
+        sketch: its sketch, with the rounding that storing causes.
+    """
+
     chunk: EncodedChunk
     sketch: Sketch
 
 
 def compute_chunk(adapter: DecoderAdapter, address: Address) -> Steps[ComputedChunk]:
-    """Pauses as the layer loop does."""
+    """Computes the chunk at `address`; pauses where the layer loop does."""
     first = len(address.prefix_ids)
     ids = [*address.prefix_ids, *address.ids]
     layout = PromptLayout.of(ids, [], [], uncached=[True], device=adapter.device)
@@ -54,11 +58,12 @@ def compute_chunk(adapter: DecoderAdapter, address: Address) -> Steps[ComputedCh
         sketch.add(view)
 
     scratch = ScratchKV(adapter, len(ids))
-    for waits in prefill(adapter, layout, [None], Vanilla(), scratch, capture=capture):
-        yield waits
+    for awaited in prefill(adapter, layout, [None], Vanilla(), scratch, capture=capture):
+        yield awaited
         if len(k) == adapter.layers:
-            break  # nobody asks what comes after a chunk
-    # As it would come out of the store: whoever uses it now decides as whoever reads it later.
+            break  # all KV is captured; the last layer's output is not needed
+    # Encoded and decoded as the store would do it, so that this prompt selects the same blocks as
+    # a later one that reads the stored sketch.
     stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
     pin = adapter.device.type == "cuda"
     return ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), stored)

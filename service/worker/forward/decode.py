@@ -1,9 +1,9 @@
 """One decode step for all running sequences, whatever their lengths per layer and head.
 
-Projections and MLP run once over the batch; attention reads every sequence's own extents where they
-lie, so nothing is padded or copied and a sequence's result does not depend on its neighbours. What
-changes from step to step is numbers in one tensor: on a GPU the operations themselves are recorded
-once and played again (`service.worker.forward.decode_graphs`). Knows no scheduler and no sampler.
+Projections and MLP run once over the batch. Attention reads every sequence's KV where it lies in
+the pool, so nothing is padded or copied, and a sequence's result does not depend on the other
+sequences of the batch. Only the numbers in one tensor change from step to step, so that on a GPU
+the operations can be recorded once and replayed (`service.worker.forward.decode_graphs`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ class Decodable(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step reads besides weights and KV, in one tensor that goes to a device in one copy.
+    """The inputs of a step besides weights and KV, in one tensor so that one copy moves them all.
 
-    numbers: int64, `ids [size] ‖ positions [size] ‖ runs [layers, 2, size · kv_heads]`; a run is
-    where a KV head's entries start in its layer's pool and how many they are, the one of the token
-    fed now included; longest: no run is longer.
+    Attributes:
+        numbers: `ids [size] ‖ positions [size] ‖ runs [layers, 2, size · kv_heads]` int64. The run
+            of a KV head is the first of its entries in the layer's pool and their number, which
+            includes the entry of the token that is fed in this step.
+        size: number of rows.
+        layers: number of layers.
+        longest: an upper bound of the runs' lengths.
     """
 
     numbers: Tensor
@@ -52,19 +56,23 @@ class Batch:
 
     @classmethod
     def of(cls, sequences: Many[Decodable], size: int = 0) -> Batch:
-        """Feeds every sequence its last token, for whose KV each makes room. Up to `size` rows are
-        added that belong to nobody: they write the pool's spare row and see nothing else."""
-        held = []
+        """A batch that feeds every sequence its last token; each sequence's KV grows by one entry.
+
+        Args:
+            size: the batch is padded to so many rows. Padding rows belong to no sequence: they
+                write the pool's spare row and read nothing else.
+        """
+        caches = []
         for sequence in sequences:
             assert sequence.kv is not None
             sequence.kv.grow()
-            held.append(sequence.kv)
-        added = max(0, size - len(held))
-        runs = torch.stack([torch.stack([kv.start, kv.length]) for kv in held], 2).transpose(0, 1)
+            caches.append(sequence.kv)
+        padding = max(0, size - len(caches))
+        runs = torch.stack([torch.stack([kv.start, kv.length]) for kv in caches], 2).transpose(0, 1)
         layers, _, _, heads = runs.shape
-        nobodys = torch.tensor([held[0].pool.spare, 1]).view(1, 2, 1, 1)
-        runs = torch.cat([runs, nobodys.expand(layers, 2, added, heads)], 2)
-        rows = [(s.tokens[-1], s.position) for s in sequences] + [(0, 0)] * added
+        spare_run = torch.tensor([caches[0].pool.spare, 1]).view(1, 2, 1, 1)
+        runs = torch.cat([runs, spare_run.expand(layers, 2, padding, heads)], 2)
+        rows = [(s.tokens[-1], s.position) for s in sequences] + [(0, 0)] * padding
         numbers = torch.cat([torch.tensor(rows).t().flatten(), runs.flatten()])
         return cls(numbers, len(rows), layers, int(runs[:, 1].max()))
 
@@ -85,16 +93,24 @@ class Batch:
 
 
 def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
-    """Feeds every sequence its last token: logits `[sequences, vocabulary]` fp32. All of one
-    pool."""
+    """Feeds every sequence its last token; all sequences must be of one pool.
+
+    Returns:
+        Logits `[sequences, vocabulary]` fp32.
+    """
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
     return compute(adapter, pool, Batch.of(sequences).to(adapter.device))
 
 
 def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
-    """The step of a batch on the adapter's device: logits `[size, vocabulary]` fp32. Computed again
-    it gives the same and leaves the same."""
+    """Computes the step of a batch on the adapter's device.
+
+    Computing it again gives the same result and leaves the same KV.
+
+    Returns:
+        Logits `[size, vocabulary]` fp32.
+    """
     rotate = adapter.rope.at(batch.positions)
     written = batch.runs.sum(1) - 1
     x = adapter.embed(batch.ids)
@@ -108,7 +124,7 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
 
 
 def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
-    """Whether a step's operations are on a GPU and the same whatever the numbers of its batch."""
+    """Whether a step runs entirely on a GPU, with operations that do not depend on the numbers."""
     if adapter.device.type != "cuda":
         return False
     q = torch.empty(1, adapter.heads, adapter.head_dim, dtype=adapter.dtype, device=adapter.device)
@@ -116,7 +132,7 @@ def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
 
 
 def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
-    """q `[size, heads, d]` over what every sequence holds, `[size, heads, d]`."""
+    """Attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
     group = adapter.heads // adapter.kv_heads
     if ragged_attention_gpu.supports(q, k, group):
@@ -128,24 +144,29 @@ def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch:
 
 
 def _attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float) -> Tensor:
-    """With torch's kernel: a sequence's heads at once where they lie equally far apart and are
-    equally long, as they do before eviction."""
+    """Attention with torch's kernel, sequence by sequence.
+
+    The heads of a sequence are computed together where their runs are equally long and equally far
+    apart, as they are before eviction.
+    """
     out = torch.empty_like(q)
     starts, lengths = runs.view(2, len(q), -1).tolist()
-    for asked, found, start, length in zip(q, out, starts, lengths, strict=True):
+    for queries, attended, start, length in zip(q, out, starts, lengths, strict=True):
         heads, d = len(start), q.shape[2]
-        apart = start[-1] - start[-2] if heads > 1 else length[0]
-        even = start == [start[0] + head * apart for head in range(heads)]
+        stride = start[-1] - start[-2] if heads > 1 else length[0]
+        even = start == [start[0] + head * stride for head in range(heads)]
         if even and len(set(length)) == 1:
-            spans = [(slice(0, len(asked)), start[0], length[0], heads)]
+            spans = [(slice(0, len(queries)), start[0], length[0], heads)]
         else:
-            group = len(asked) // heads
+            group = len(queries) // heads
             spans = [
                 (slice(head * group, (head + 1) * group), start[head], length[head], 1)
                 for head in range(heads)
             ]
-        for mine, first, n, together in spans:
-            shape, strides = (together, n, d), (apart * d, d, 1)
+        for query_heads, first, n, kv_heads in spans:
+            shape, strides = (kv_heads, n, d), (stride * d, d, 1)
             keys, values = (x.as_strided(shape, strides, first * d) for x in (k, v))
-            found[mine] = attend_last(asked[mine], keys, values, scale).view(-1, d)
+            attended[query_heads] = attend_last(queries[query_heads], keys, values, scale).view(
+                -1, d
+            )
     return out

@@ -1,12 +1,15 @@
-"""Decode steps of an engine. On a GPU a step's operations are recorded once as a CUDA graph and
-played from then on: launching some thousand of them from Python takes longer than they do.
+"""Decode steps of an engine, on a GPU replayed from CUDA graphs.
+
+A step is some thousand operations, and launching them from Python takes longer than computing them.
+So they are recorded once as a CUDA graph and replayed from then on:
 
     sequences ──► Batch ──► numbers of a recording ──► play ──► its logits
-                  rounded up to a size that was recorded; who is added belongs to nobody
+                  padded to a size that was recorded
 
-A recording is of a number of rows (a power of two) and of the longest run it takes (a power of two
-of keys). What it gives is held against the same step not recorded before it is used; if that fails
-or differs, steps run unrecorded from then on, with a warning. Knows no scheduler and no sampler.
+A recording is for a number of rows (a power of two) and a greatest length of runs (a power of two
+of keys). Before a recording is used, its result is compared with that of the same step without
+recording. If recording fails or the results differ, all later steps run without recordings, and a
+warning is logged.
 """
 
 from __future__ import annotations
@@ -27,17 +30,21 @@ log = logging.getLogger("kvstitch.decode")
 
 Play = Callable[[], None]
 Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Play]]
-"""Runs something; its result, and what computes that again, in place."""
+"""Runs a function; returns its result, and a function that computes this result again in place."""
 
 SHORTEST = 2048
-"""Keys of the shortest runs for which a recording of its own would be worth it."""
+"""Smallest length of runs, in keys, for which recordings are made; shorter ones are rounded up."""
 TOLERANCE = 2**-6
-"""Of the largest logit: what another choice of kernels for the same products may change."""
+"""Allowed difference as a share of the largest logit: the same products by other kernels."""
 
 
 class Decoder:
-    """Steps of sequences that hold their KV in `pool`. record: how steps are recorded; by default
-    as CUDA graphs where the attention of a step needs nothing from the host, else not at all."""
+    """Runs decode steps of sequences whose KV is in `pool`.
+
+    Args:
+        record: how steps are recorded; by default as CUDA graphs if a step runs entirely on a GPU,
+            and not at all otherwise.
+    """
 
     def __init__(self, adapter: DecoderAdapter, pool: KVPool, record: Record | None = None) -> None:
         self._adapter = adapter
@@ -48,34 +55,37 @@ class Decoder:
         self._recordings: dict[tuple[int, int], _Recording] = {}
 
     def step(self, sequences: Many[Decodable]) -> Tensor:
-        """Feeds every sequence its last token: logits `[sequences, vocabulary]` fp32, to be read
-        before the next step."""
+        """Feeds every sequence its last token.
+
+        Returns:
+            Logits `[sequences, vocabulary]` fp32, which the next step overwrites.
+        """
         if self._record is None:
-            return self._computed(Batch.of(sequences))
+            return self._compute(Batch.of(sequences))
         batch = Batch.of(sequences, _power_of_two(len(sequences)))
         batch = replace(batch, longest=max(SHORTEST, _power_of_two(batch.longest)))
         key = batch.size, batch.longest
         try:
-            recording = self._recordings.get(key) or self._recorded(batch, self._record)
+            recording = self._recordings.get(key) or self._record_step(batch, self._record)
         except Exception as error:
             log.warning("decode steps run unrecorded: %s", error)
             self._record = None
             self._recordings.clear()
-            return self._computed(batch)[: len(sequences)]
+            return self._compute(batch)[: len(sequences)]
         self._recordings[key] = recording
         return recording.play(batch.numbers)[: len(sequences)]
 
-    def _computed(self, batch: Batch) -> Tensor:
+    def _compute(self, batch: Batch) -> Tensor:
         return compute(self._adapter, self._pool, batch.to(self._adapter.device))
 
-    def _recorded(self, batch: Batch, record: Record) -> _Recording:
-        """Raises RuntimeError if it does not give what the step gives."""
-        expected = self._computed(batch)
-        held = replace(batch, numbers=batch.numbers.to(self._adapter.device, copy=True))
-        logits, play = record(lambda: compute(self._adapter, self._pool, held))
-        recording = _Recording(held.numbers, _host_copy(batch.numbers), logits, play)
-        found = recording.play(batch.numbers)
-        off = float((found - expected).abs().max() / expected.abs().max())
+    def _record_step(self, batch: Batch, record: Record) -> _Recording:
+        """Records the step of a batch; raises RuntimeError if the recording gives other logits."""
+        expected = self._compute(batch)
+        recorded = replace(batch, numbers=batch.numbers.to(self._adapter.device, copy=True))
+        logits, play = record(lambda: compute(self._adapter, self._pool, recorded))
+        recording = _Recording(recorded.numbers, _host_copy(batch.numbers), logits, play)
+        replayed = recording.play(batch.numbers)
+        off = float((replayed - expected).abs().max() / expected.abs().max())
         if not off <= TOLERANCE:
             raise RuntimeError(f"a recorded step of {batch.size} rows is off by {off:.3g}")
         return recording
@@ -83,8 +93,14 @@ class Decoder:
 
 @dataclass(frozen=True)
 class _Recording:
-    """numbers: what the recorded operations read, on the device; staged: the same in pinned host
-    memory; logits: what they write."""
+    """One recorded step.
+
+    Attributes:
+        numbers: the batch's numbers that the recorded operations read, on the device.
+        staged: host memory (pinned) from which `numbers` is copied.
+        logits: the tensor that the recorded operations write.
+        run: replays the operations.
+    """
 
     numbers: Tensor
     staged: Tensor
@@ -92,7 +108,7 @@ class _Recording:
     run: Play
 
     def play(self, numbers: Tensor) -> Tensor:
-        # The last step's copy is over: its logits were read.
+        # `staged` can be overwritten: the last step's logits were read, so its copy is complete.
         self.staged.copy_(numbers)
         self.numbers.copy_(self.staged, non_blocking=True)
         self.run()
@@ -100,30 +116,30 @@ class _Recording:
 
 
 class CudaGraphs:
-    """Records CUDA graphs, which share the memory of what they compute in between."""
+    """Records CUDA graphs that share the memory of their intermediate results."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Play]:
-        # First runs compile kernels and take workspaces; neither can be recorded.
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        # The first run compiles kernels and allocates workspaces, neither of which can be recorded.
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             run()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        # Loader threads may take pinned memory meanwhile: only this thread has to abstain.
+        # "thread_local": loader threads may allocate pinned memory during the recording.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             out = run()
         return out, graph.replay
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest that is not below `number`."""
+    """The smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def _host_copy(numbers: Tensor) -> Tensor:
-    """Memory like `numbers`, pinned where there is a GPU."""
+    """Uninitialised host memory of the same shape, pinned if there is a GPU."""
     return torch.empty_like(numbers, pin_memory=torch.cuda.is_available())

@@ -1,4 +1,4 @@
-"""Applies an eviction method to a sequence whose prompt is filled: choose per layer, compact."""
+"""Applies an eviction method to a sequence after prefill, layer by layer."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def evict(
     original_tokens: int | None = None,
     on_kept: Callable[[int, Sequence[Tensor]], None] | None = None,
 ) -> float:
-    """Shrink every layer to what `method` keeps.
+    """Shrinks every layer of the cache to the entries that `method` keeps.
 
     Args:
-        layout: the prompt that is in place.
-        observed: per layer what `method.observe` gave.
-        room: tokens that are still to come.
-        original_tokens: tokens of the prompt that was asked for, where `method` started over and
-            `layout` is what it chose of it. Then all of that stays, and the rows that the longer
-            prompt had reserved are given back.
-        on_kept: told what each layer keeps.
+        layout: the prompt whose KV is in place.
+        observed: per layer, the tensor that `method.observe` returned.
+        room: number of tokens still to be generated, for which KV stays reserved.
+        original_tokens: tokens of the original prompt, if `method` started over with a shorter one
+            (`layout`). Then all of the shorter prompt is kept, and the KV that was reserved for the
+            longer one is released.
+        on_kept: called for each layer with its number and the kept token indices per KV head.
 
     Returns:
-        Share of the prompt's tokens that some head of some layer kept.
+        Share of the prompt's tokens that at least one head of one layer kept.
     """
     if original_tokens is not None:
         everything = [layout.all_rows] * adapter.kv_heads
@@ -63,8 +63,8 @@ def evict(
         kv.keep(layer, kept, room)
         if on_kept is not None:
             on_kept(layer, kept)
-        here = torch.zeros_like(kept_before)
-        here[torch.cat(kept)] = 1
-        # Not in place: a view handed out earlier must not change.
-        kept_before = kept_before + here
+        kept_here = torch.zeros_like(kept_before)
+        kept_here[torch.cat(kept)] = 1
+        # Not in place: earlier `PromptAttention`s hold the old tensor.
+        kept_before = kept_before + kept_here
     return float((kept_before > 0).float().mean())

@@ -1,4 +1,4 @@
-"""Puts stored segments and rows just computed at their places in a cache. Knows no method."""
+"""Writes stored segments and freshly computed rows to their positions in a prompt's KV cache."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ from service.worker.model.rope import RotaryTable
 
 
 class PromptKV(Protocol):
-    """Where the prompt's KV goes: writable K, V `[kv_heads, tokens, d]` of a layer."""
+    """The KV cache of one prompt."""
 
-    def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]: ...
+    def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
+        ...
 
 
 class KVPlacer:
-    """Puts a prompt's cached segments at their positions `[n]` in its cache, a layer at a time in
-    ascending order. Use as a context manager."""
+    """Writes a prompt's cached segments to its KV cache, layer by layer in ascending order.
+
+    It is a context manager: transfers to a GPU end with it.
+
+    Args:
+        cached: stored KV by segment, None where a segment has none.
+        positions: RoPE positions of the cached keys `[n]`.
+        kv: the cache.
+    """
 
     def __init__(
         self,
@@ -51,20 +60,22 @@ class KVPlacer:
             self._transfers.finish()
 
     def begin(self, layer: int) -> None:
-        """The first layer that will be placed is on its way to a GPU while others are computed."""
+        """Starts copying a layer to the GPU, so that it arrives while other layers are computed."""
         k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
         if kv_placement_gpu.supports(k_all):
-            self._begun(k_all.device).begin(layer)
+            self._transfers_to(k_all.device).begin(layer)
 
     def place(self, layer: int) -> None:
-        """Decode a layer, turn its keys, straight into the cache."""
+        """Decodes a layer, rotates its keys, and writes both keys and values to the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
         rope, positions = self._adapter.rope, self._positions
         if kv_placement_gpu.supports(k_all):
-            transfers = self._begun(k_all.device)
-            for (span, _), parts in zip(self._segments, transfers.layer(layer), strict=True):
+            transfers = self._transfers_to(k_all.device)
+            copied = transfers.layer(layer)
+            for (span, _), (k_parts, v_parts) in zip(self._segments, copied, strict=True):
                 kv_placement_gpu.place(
-                    *parts,
+                    k_parts,
+                    v_parts,
                     positions=positions[span],
                     cos=rope.cos,
                     sin=rope.sin,
@@ -73,11 +84,11 @@ class KVPlacer:
                 )
             transfers.begin(layer + 1)
             return
-        found = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if (kernel := rotation.placement_kernel_for(found, k_all, v_all, positions)) is not None:
-            kernel.place(found, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
+        parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
+        if (kernel := rotation.placement_kernel_for(parts, k_all, v_all, positions)) is not None:
+            kernel.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
-        for start, k, v in found:
+        for start, k, v in parts:
             span = slice(start, start + len(k))
             target = k_all[:, span].transpose(0, 1)
             rope.rotate(k.to(k_all.device), positions[span], out=target)
@@ -85,15 +96,15 @@ class KVPlacer:
 
     @cached_property
     def _segments(self) -> list[tuple[slice, CachedSegment]]:
-        """Where each goes, and what is stored of it."""
-        found = []
+        """The rows of each cached segment, and its stored KV."""
+        segments = []
         for segment, stored in zip(self._layout.segments, self._cached, strict=True):
             if not segment.uncached and segment.tokens:
-                assert stored is not None, "a segment that is not cold has stored KV"
-                found.append((slice(segment.start, segment.end), stored))
-        return found
+                assert stored is not None, "a cached segment has stored KV"
+                segments.append((slice(segment.start, segment.end), stored))
+        return segments
 
-    def _begun(self, device: torch.device) -> Transfers:
+    def _transfers_to(self, device: torch.device) -> Transfers:
         if self._transfers is None:
             stored = [stored for _, stored in self._segments]
             self._transfers = Transfers(stored, self._adapter.layers, device)
@@ -103,15 +114,22 @@ class KVPlacer:
 def write_rows(
     rope: RotaryTable, k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor
 ) -> None:
-    """k before RoPE, v `[m, kv_heads, d]` of `rows` `[m]`, ascending, over what is there; keys
-    turned to their row's position."""
+    """Overwrites some rows of a layer's cache, with keys rotated to their row's position.
+
+    Args:
+        k_all: the layer's keys after RoPE `[kv_heads, n, head_dim]`.
+        v_all: the layer's values `[kv_heads, n, head_dim]`.
+        k: new keys before RoPE `[m, kv_heads, head_dim]`.
+        v: new values `[m, kv_heads, head_dim]`.
+        rows: prompt rows of the new ones, ascending `[m]`.
+    """
     if (kernel := rotation.row_write_kernel_for(k, v, k_all, v_all, rows)) is not None:
         kernel.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
         return
-    turned = rope.rotate(k, rows).transpose(0, 1)
+    rotated = rope.rotate(k, rows).transpose(0, 1)
     if len(rows) == k_all.shape[1]:
-        k_all.copy_(turned)
+        k_all.copy_(rotated)
         v_all.copy_(v.transpose(0, 1))
     else:
-        k_all.index_copy_(1, rows, turned)
+        k_all.index_copy_(1, rows, rotated)
         v_all.index_copy_(1, rows, v.transpose(0, 1))

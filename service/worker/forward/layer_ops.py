@@ -1,7 +1,7 @@
-"""One layer's work in tiles of rows, with pauses: projections, then attention, then the MLP.
+"""The work of one layer in tiles of rows, with pauses: projections, then attention, then the MLP.
 
-Rows do not depend on one another within these, so tiles change when a row is computed and nothing
-else. The size of a tile depends only on the device.
+Within each of these, rows do not depend on one another, so tiles only change when a row is
+computed. The size of a tile depends only on the device.
 """
 
 from __future__ import annotations
@@ -15,31 +15,40 @@ from service.worker.forward.kv_placement import write_rows
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows
 
-# On a CPU weights are widened once for a tile: 512 rows take a fifth less than four times 128. What
-# takes longer than a decode step is paused within: the MLP, and attention, which with a long prompt
-# takes longer than all the rest. On a GPU a tile must still fill it.
+# Rows of a tile. On a CPU, weights are converted to fp32 once per tile: 512 rows take a fifth less
+# time than four times 128 rows. There are pauses within what takes longer than a decode step: the
+# MLP, and attention, which takes longer than all the rest in a long prompt.
 TILE_ROWS = {"cpu": 512}
-ATTENDED_PAIRS = {"cpu": 1 << 20}  # of rows and keys: 128 rows of 8,192 tokens
+# (row, key) pairs of an attention tile, for example 128 rows over 8,192 tokens.
+ATTENDED_PAIRS = {"cpu": 1 << 20}
+# Rows of a tile on a GPU, which a smaller tile would not fill.
 ROWS_ELSEWHERE = 2048
 
 
 def tiles(rows: int, size: int) -> list[slice]:
+    """Cuts so many rows into neighbouring slices of at most `size`."""
     return [slice(a, min(a + size, rows)) for a in range(0, rows, size)]
 
 
 def project(
     adapter: DecoderAdapter, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
 ) -> Steps[ProjectedRows]:
-    """Queries, keys and values of `rows`; keys and values also go into the layer's cache `kv`."""
+    """Computes queries, keys and values of `rows`, and writes the latter two to the cache.
+
+    Args:
+        x: hidden states of the rows `[m, hidden]`.
+        rows: prompt rows, ascending `[m]`.
+        kv: the layer's keys and values `[kv_heads, n, head_dim]`.
+    """
     k_all, v_all = kv
     parts: list[ProjectedRows] = []
     for tile in tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE)):
         if parts:
             yield None
-        at = rows[tile]
+        tile_rows = rows[tile]
         fresh_q, k, v = adapter.qkv(layer, x[tile])
-        write_rows(adapter.rope, k_all, v_all, k, v, at)
-        parts.append(ProjectedRows(adapter.rope.rotate(fresh_q, at), fresh_q, k, v))
+        write_rows(adapter.rope, k_all, v_all, k, v, tile_rows)
+        parts.append(ProjectedRows(adapter.rope.rotate(fresh_q, tile_rows), fresh_q, k, v))
     if len(parts) == 1:
         return parts[0]
     return ProjectedRows(*(torch.cat(part) for part in zip(*parts, strict=True)))
@@ -53,7 +62,17 @@ def attend_and_finish(
     rows: Tensor,
     kv: tuple[Tensor, Tensor],
 ) -> Steps[Tensor]:
-    """Hidden rows after the layer; every key that a row sees is in place in `kv`."""
+    """Computes the rest of a layer after its projections.
+
+    Args:
+        x: hidden states of the rows before the layer `[m, hidden]`.
+        q: queries of the rows after RoPE `[m, heads, head_dim]`.
+        rows: prompt rows, ascending `[m]`.
+        kv: the layer's keys and values `[kv_heads, n, head_dim]`, all that the rows see in place.
+
+    Returns:
+        Hidden states after the layer `[m, hidden]`.
+    """
     attended = yield from _attend(adapter, q, rows, *kv)
     cuts = tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE))
     if len(cuts) == 1:
@@ -68,7 +87,7 @@ def attend_and_finish(
 def _attend(
     adapter: DecoderAdapter, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
 ) -> Steps[Tensor]:
-    """`[rows, heads * head_dim]`."""
+    """Attention of the rows, `[m, heads * head_dim]`."""
     size, pairs = ROWS_ELSEWHERE, ATTENDED_PAIRS.get(q.device.type)
     if pairs is not None:
         size = max(1, pairs // k_all.shape[1])

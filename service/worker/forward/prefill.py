@@ -1,14 +1,15 @@
-"""The layer loop: the only place that computes the rows of a prompt whose every token is held.
+"""The layer loop for prompts of which every token is held.
 
-Per layer: place cached segments' KV at their positions, compute QKV of the current rows, write
-theirs over it, let the fusion method choose which rows go on, attend by index, finish. Full
-prefill, every dense and two-pass method and precompute are this loop with other hooks. (A sparse
-method drives the loop in `service.worker.forward.sparse`.)
+At each layer it places the KV of cached segments at their positions, computes queries, keys and
+values of the current rows, overwrites the cache with them, lets the fusion method choose which rows
+continue, computes attention masked by index, and finishes the layer. Full prefill, precompute, and
+all dense and two-pass methods use this loop with different hooks. (Sparse methods use the loop in
+`service.worker.forward.sparse`.)
 
-The loop is a generator. It pauses after every layer and, where a layer has many rows, within it, so
-that the engine can run decode steps of other sequences in between and drop an aborted prompt at
-once. Where it pauses does not depend on what else runs: an answer never depends on its company.
-Stored KV may still be on its way: `arrival` waits for it before a layer looks at it.
+The loop is a generator. It pauses after every layer and, in a layer with many rows, within it, so
+that the engine can run decode steps of other sequences in between and can drop an aborted prompt at
+once. Where it pauses does not depend on what else is running, so an answer never depends on other
+requests. While stored KV is still being loaded, `arrival` waits for it before a layer reads it.
 """
 
 from __future__ import annotations
@@ -39,20 +40,24 @@ from service.worker.model.adapters.base import DecoderAdapter
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]
-"""Told which rows a pass before the layers computed at a layer."""
+"""Called with a layer and the prompt rows that an attention pass computed at it."""
 Arrival = Callable[[int], Steps[None]]
-"""Returns once every cached segment has this layer; yields what it waits for."""
+"""Yields futures until this layer of every cached segment has been loaded, then returns."""
 
 
 @dataclass
 class Progress:
-    """How far a prefill came with every row computed. There it can be taken up again, should a
-    segment that was counted on turn out not to be stored: all rows are exact up to `layer`, so
-    nothing in here depends on what was cached.
+    """How far a prefill got with every row computed.
+
+    If a segment turns out not to be stored, the prefill can be resumed from here: all rows before
+    `layer` were computed exactly, so nothing in here depends on cached KV.
 
     Attributes:
-        x: hidden rows as they come into `layer`.
-        flops: all work done, taken up or not.
+        layer: the first layer that is not finished.
+        x: hidden states of all rows before `layer`, `[n, hidden]`.
+        observed: what the eviction method's `observe` returned at the finished layers.
+        rows_per_layer: number of rows whose attention was computed, per finished layer.
+        flops: count of all work done for the prompt, also of work that is not resumed.
     """
 
     layer: int = 0
@@ -75,14 +80,16 @@ def prefill(
     arrival: Arrival | None = None,
     progress: Progress | None = None,
 ) -> Steps[PrefillResult]:
-    """Run the prompt of `layout` by `method`.
+    """Prefills the prompt of `layout` with `method`.
 
     Args:
         cached: stored KV of every segment, None where it must be computed.
-        kv: where the prompt's KV goes.
-        eviction: observes queries, and may start over with some of the rows.
-        capture: sees every layer; precompute stores what was computed there.
-        progress: of an earlier run of this prompt with other segments uncached, and of this one.
+        kv: the prompt's KV cache, which is filled.
+        eviction: its `observe` is called at every layer; it may also start over with fewer rows.
+        capture: called at every layer; precompute uses it to store the computed KV.
+        on_pass: called for every layer of an attention pass, for token traces.
+        arrival: waits for a layer of stored KV; None if all of it is loaded.
+        progress: resumed from, if an earlier run of this prompt left any, and updated.
     """
     with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
@@ -102,7 +109,10 @@ def prefill(
 
 @dataclass(kw_only=True)
 class PromptLoop:
-    """The passes over one prompt that a method drives (`LayerLoop`)."""
+    """The passes over one prompt that a method runs; implements `LayerLoop`.
+
+    The attributes are the arguments of `prefill`.
+    """
 
     adapter: DecoderAdapter
     layout: PromptLayout
@@ -115,7 +125,7 @@ class PromptLoop:
     arrival: Arrival | None
     progress: Progress
     _flops: FlopCount = field(init=False)
-    _placed: int = 0  # first layers at which every cached segment is in place
+    _placed: int = 0  # number of first layers at which all cached segments are in place
     _reused: ReusedQuestionRows = field(default_factory=lambda: ReusedQuestionRows(0))
 
     def __post_init__(self) -> None:
@@ -199,6 +209,7 @@ class PromptLoop:
             view = self._view(layer, rows, projected, (k_all, v_all), scores)
             complete = view
             if layer < reused.layers and (self.capture is not None or self.eviction is not None):
+                # The question's rows are not computed here, but whoever reads the view wants them.
                 complete = view.with_rows_behind(question, reused.projected[layer])
             if self.capture is not None:
                 self.capture(complete)
@@ -211,7 +222,7 @@ class PromptLoop:
             if chosen is not None:
                 x, q, rows = _restrict(x, q, rows, union(chosen, forced))
             if layer == last_layer:
-                # Nothing reads the other rows' outputs any more.
+                # After the last layer nothing reads the other rows' outputs.
                 final_rows = rows
                 x, q, rows = _restrict(x, q, rows, rows[-1:])
             rows_per_layer.append(len(rows))
@@ -224,12 +235,14 @@ class PromptLoop:
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
     def _usable_question_rows(self, rows: Tensor) -> ReusedQuestionRows:
-        """The question's rows of an earlier pass: of use where documents are repaired in part and
-        no other row is forced."""
+        """The question's rows of an earlier pass, if they can be reused.
+
+        They can be if documents are partly recomputed and there are no uncached segments.
+        """
         layout = self.layout
-        partly = 0 < len(rows) < len(layout.stale_document_rows)
-        alone = len(layout.forced_rows) == len(layout.question_rows)
-        return self._reused if partly and alone else ReusedQuestionRows(0)
+        partly_recomputed = 0 < len(rows) < len(layout.stale_document_rows)
+        all_cached = len(layout.forced_rows) == len(layout.question_rows)
+        return self._reused if partly_recomputed and all_cached else ReusedQuestionRows(0)
 
     def _view(
         self,
@@ -253,7 +266,7 @@ class PromptLoop:
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:
-        """Full prefill of the rows `kept` `[b]` as a prompt of their own, at positions 0..b-1."""
+        """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
         result = yield from prefill(self.adapter, shorter, nothing, Vanilla(), self.kv)
@@ -265,7 +278,7 @@ class PromptLoop:
         )
 
 
-def _restrict(x: Tensor, q: Tensor, rows: Tensor, go_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden rows and queries of the row subset `go_on`."""
-    at = torch.searchsorted(rows, go_on)
-    return x[at], q[at], go_on
+def _restrict(x: Tensor, q: Tensor, rows: Tensor, subset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states and queries of a subset of the rows, and that subset."""
+    index = torch.searchsorted(rows, subset)
+    return x[index], q[index], subset

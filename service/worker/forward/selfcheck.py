@@ -1,10 +1,11 @@
-"""The start-up check: this adapter, on this model, equals transformers; stitching equals prefill.
+"""The start-up check: the adapter computes what transformers computes, and stitching is exact.
 
-Two facts are tested on a probe prompt, so that an architecture that differs in any detail (a norm,
-a bias, a RoPE variant) is refused instead of answering wrongly:
-1. the layer loop's full prefill gives the logits of transformers' own forward;
-2. a document precomputed behind S, stored before RoPE and moved to its place gives the logits of
-   full prefill (exact in theory: METHODS T4), which exercises capture, rotation and placement.
+A model whose architecture differs in any detail (a norm, a bias, a RoPE variant) must be refused
+instead of answering wrongly. So two facts are tested on a probe prompt:
+1. the layer loop's full prefill gives the logits of transformers' own forward pass;
+2. a document that is precomputed behind S, stored before RoPE and placed at its position gives the
+   logits of a full prefill (exact in theory, METHODS T4). This tests capture, rotation and
+   placement.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import DecoderAdapter
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
-# Bounds on ‖difference‖ / ‖logits‖, both centred: far above rounding, far below a wrong model.
+# Bounds on ‖difference‖ / ‖logits‖, both centred: far above rounding errors, and far below the
+# difference that a wrong architecture causes.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 @dataclass
 class _Captured:
-    """Keys before RoPE and values of a prompt's tail, per layer."""
+    """Keys before RoPE and values of some rows, per layer."""
 
     k: list[Tensor]
     v: list[Tensor]
@@ -42,7 +44,15 @@ class _Captured:
 
 @torch.inference_mode()
 def check(adapter: DecoderAdapter) -> tuple[float, float]:
-    """The two relative differences. Raises ModelRefused if either is too large."""
+    """Runs the check.
+
+    Returns:
+        The two relative differences: of full prefill from transformers, and of a stitched prompt
+        from full prefill.
+
+    Raises:
+        ModelRefused: one of them is too large.
+    """
     s, d, _ = PROBE
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(0, adapter.vocabulary, (sum(PROBE),), generator=random).tolist()
@@ -57,27 +67,26 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
         captured.k.append(view.fresh_k.clone())
         captured.v.append(view.fresh_v.clone())
 
-    # One scratch per layer would be a pool; the loop needs only the current layer.
     scratch = ScratchKV(adapter, full.tokens)
     ours = run(prefill(adapter, full, [None, None], Vanilla(), scratch, capture=capture)).logits
     parts = [
         _Captured([k[a:b] for k in captured.k], [v[a:b] for v in captured.v])
         for a, b in ((0, s), (s, s + d))
     ]
-    warm = PromptLayout.of(
+    cached = PromptLayout.of(
         system, [document], question, uncached=[False, False], offset=s, device=device
     )
-    stitched = run(prefill(adapter, warm, parts, Pie(), scratch)).logits
+    stitched = run(prefill(adapter, cached, parts, Pie(), scratch)).logits
 
     against_theirs, against_full = _distance(ours, theirs), _distance(stitched, ours)
     bound = TOLERANCE[adapter.dtype]
-    for found, what in (
+    for difference, what in (
         (against_theirs, "its full prefill differs from transformers' forward"),
         (against_full, "a stitched prompt differs from its full prefill"),
     ):
-        if not found <= bound:
+        if not difference <= bound:
             raise ModelRefused(
-                f"start-up check of {adapter.family} failed: {what} by {found:.2g} "
+                f"start-up check of {adapter.family} failed: {what} by {difference:.2g} "
                 f"(relative, at most {bound:g}); this model cannot be served correctly",
                 field="model",
             )

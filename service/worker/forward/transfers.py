@@ -1,10 +1,10 @@
-"""Stored layers on their way to a GPU: the next one is copied while the GPU computes this one.
+"""Copies stored layers to a GPU: the next layer is copied while the GPU computes the current one.
 
-    aside    │ copy 0 │ copy 1 │        │ copy 2 │
-    compute           │ place 0, layer 0 ...     │ place 1, layer 1 ...
+    copying stream     │ copy 0 │ copy 1 │        │ copy 2 │
+    computing stream            │ place 0, layer 0 ...     │ place 1, layer 1 ...
 
-Codecs that the placing kernel decodes itself are copied as they are stored; others are decoded on
-the device. Only layers that have arrived in host memory are copied ahead.
+KV in codecs that the placement kernel can decode is copied as it is stored; KV in other codecs is
+decoded on the device first. A layer is only copied ahead if it has been read from the store.
 """
 
 from __future__ import annotations
@@ -21,34 +21,40 @@ from service.worker.core.layer_view import CachedSegment
 from service.worker.kernels.gpu import kv_placement_gpu
 
 Parts = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""k and v, each as `kv_placement_gpu.place` takes them."""
+"""Keys and values of one segment at one layer, each as `kv_placement_gpu.place` takes them."""
 
 
 @runtime_checkable
 class ArrivingSegment(Protocol):
-    """Stored KV that may still be on its way from the store."""
+    """Stored KV that may still be being read from the store."""
 
     def arrived(self, layer: int) -> bool:
         """Whether the layer is in host memory."""
         ...
 
     def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
-        """What a layer that arrived is in, as it is stored; None if it was decoded."""
+        """The encoded KV that contains an arrived layer; None if the layer is already decoded."""
         ...
 
 
 class Side(Protocol):
-    """Where copies run."""
+    """Runs the copies."""
 
-    def copying(self) -> AbstractContextManager[None]: ...
+    def copying(self) -> AbstractContextManager[None]:
+        """Copies are started within this context."""
+        ...
 
-    def needed(self, parts: Sequence[Parts]) -> None: ...
+    def needed(self, parts: Sequence[Parts]) -> None:
+        """What is computed from now on reads these parts, so their copies must be finished."""
+        ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Waits until no copy reads host memory any more."""
+        ...
 
 
 class Aside:
-    """A stream of a GPU beside the one that computes."""
+    """Runs copies on a GPU stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -59,20 +65,19 @@ class Aside:
             yield
 
     def needed(self, parts: Sequence[Parts]) -> None:
-        """What computes from now on waits for these, which stay as long as it reads them."""
         computing = torch.cuda.current_stream()
         computing.wait_stream(self._stream)
         for k, v in parts:
             for tensor in (*k, *v):
+                # The allocator must not reuse this memory while the computing stream reads it.
                 tensor.record_stream(computing)
 
     def finish(self) -> None:
-        """Nothing reads host memory any more."""
         self._stream.synchronize()
 
 
 class InTurn:
-    """Nothing runs beside anything: each copy when it is asked for."""
+    """Runs each copy immediately, on a device without streams."""
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -84,7 +89,15 @@ class InTurn:
 
 
 class Transfers:
-    """Layers of these segments, in ascending order. `finish` it before they are given back."""
+    """Copies the layers of some segments to a device, in ascending order.
+
+    `finish` must be called before the segments' memory is released.
+
+    Args:
+        segments: stored KV of the segments.
+        layers: number of layers of the model.
+        side: runs the copies; by default beside the computation on a GPU, immediately elsewhere.
+    """
 
     def __init__(
         self,
@@ -100,22 +113,23 @@ class Transfers:
         self._ahead: tuple[int, list[Parts]] | None = None
 
     def layer(self, layer: int) -> list[Parts]:
-        """Every segment's k and v of a layer, on the device. All of them have arrived."""
+        """Every segment's keys and values of a layer, on the device; all must have arrived."""
         ahead, self._ahead = self._ahead, None
-        parts = ahead[1] if ahead is not None and ahead[0] == layer else self._copied(layer)
+        parts = ahead[1] if ahead is not None and ahead[0] == layer else self._copy_layer(layer)
         self._side.needed(parts)
         return parts
 
     def begin(self, layer: int) -> None:
-        """Copy a layer that will be asked for next, if there is such a layer and it has arrived."""
+        """Starts copying the layer that is needed next, if it exists and has arrived."""
         if layer < self._layers and all(_arrived(stored, layer) for stored in self._segments):
-            self._ahead = layer, self._copied(layer)
+            self._ahead = layer, self._copy_layer(layer)
 
     def finish(self) -> None:
+        """Waits until no copy reads host memory any more."""
         self._ahead = None
         self._side.finish()
 
-    def _copied(self, layer: int) -> list[Parts]:
+    def _copy_layer(self, layer: int) -> list[Parts]:
         with self._side.copying():
             return [_copy(stored, layer, self._device) for stored in self._segments]
 

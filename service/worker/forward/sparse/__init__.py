@@ -1,1 +1,1 @@
-"""The forward pass over a prompt of which only some tokens are held."""
+"""The forward pass over prompts of which only some tokens are held."""

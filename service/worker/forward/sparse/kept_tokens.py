@@ -1,4 +1,4 @@
-"""Some tokens of a document's stored KV, layer by layer. Knows no store."""
+"""Stored KV of some tokens of a document, layer by layer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from kvstore import EncodedChunk
 
 
 class TokenSource(Protocol):
-    """Decoded KV of some tokens of a document; `kvstore.EncodedBlocks` is one."""
+    """KV of some tokens of a document; `kvstore.EncodedBlocks` is one."""
 
     def tokens(self, layer: int) -> Tensor:
-        """Local token indices, ascending."""
+        """Indices of these tokens within the document, ascending."""
         ...
 
     def layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """k (before RoPE) and v of these tokens, `[t, kv_heads, d]`."""
+        """Keys (before RoPE) and values of these tokens, each `[t, kv_heads, head_dim]`."""
         ...
 
 
 @dataclass(frozen=True)
 class WholeChunk:
-    """A chunk of which every token is at hand."""
+    """All tokens of a chunk."""
 
     chunk: EncodedChunk
 
@@ -43,20 +43,30 @@ class WholeChunk:
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Tokens of one document from one or two reads (its ends; the middle blocks chosen later)."""
+    """The tokens that were read of one document.
+
+    Attributes:
+        sources: the results of one or two reads: first and last blocks, then middle blocks.
+    """
 
     sources: tuple[TokenSource, ...]
 
     def rows(
         self, layer: int, tokens: Sequence[int], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """k (before RoPE) and v `[len(tokens), kv_heads, d]` of local token indices, which must be
-        among those read."""
-        index = torch.cat([source.tokens(layer) for source in self.sources]).to(device)
+        """KV of some tokens at a layer.
+
+        Args:
+            tokens: indices within the document, ascending; they must have been read.
+
+        Returns:
+            Keys (before RoPE) and values, each `[len(tokens), kv_heads, head_dim]`.
+        """
+        read = torch.cat([source.tokens(layer) for source in self.sources]).to(device)
         decoded = [source.layer(layer, device=device) for source in self.sources]
         k, v = (torch.cat(part) for part in zip(*decoded, strict=True))
-        order = index.argsort()
+        order = read.argsort()
         wanted = torch.tensor(tokens, dtype=torch.long, device=device)
-        at = order[torch.searchsorted(index[order], wanted)]
-        assert index[at].equal(wanted), "a token that was not read"
-        return k[at], v[at]
+        index = order[torch.searchsorted(read[order], wanted)]
+        assert read[index].equal(wanted), "a token that was not read"
+        return k[index], v[index]

@@ -1,12 +1,16 @@
-"""The layer loop over a prompt of which only some tokens are held (METHODS §1.7, Q1–Q8).
+"""The layer loop for prompts of which only some tokens are held.
 
-    question_pass   question rows over S and the documents' ends: the question's mean queries
-    layers          wait for the blocks of the plan (the only pause that lasts); then, layer by
-                    layer: place what is kept, compute the rows of the plan and the question,
-                    write fresh KV over the stored, attend by index in the whole prompt
+    question_pass   the question's rows run over S and the documents' first and last blocks; this
+                    gives the question's mean queries
+    layers          wait for the blocks of the plan, then at each layer: place what is kept, compute
+                    the rows of the plan and the question, overwrite stored KV with fresh KV, and
+                    compute attention masked by the index in the whole prompt
 
-The slots of a layer are its kept tokens in ascending order, then the question; every layer has
-equally many. The loop pauses after every layer.
+A layer's KV cache holds its kept tokens in ascending order, then the question; it is equally long
+at every layer. The loop pauses after every layer.
+
+Source:
+    METHODS §1.7, steps Q1 to Q8.
 """
 
 from __future__ import annotations
@@ -32,22 +36,22 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows
 
 BlockSets = list[dict[int, list[int]]]
-"""Per document, per layer: numbers of the blocks to read."""
+"""Per document, the numbers of the blocks to read, by layer."""
 Fetch = Callable[[BlockSets], Steps[list[TokenSource | None]]]
-"""Reads blocks of every document; None for a document of which none were asked for."""
+"""Reads blocks of every document; returns None for a document of which no block is needed."""
 
 
 @dataclass
 class SparseLayerLoop:
-    """One prompt.
+    """The passes over one prompt that a sparse method runs; implements `SparseLoop`.
 
     Attributes:
         prompt: its layout, its non-empty documents with their sketches, the model's facts.
-        system: S's stored KV; None if there is no S.
+        system: stored KV of S; None if there is no S.
         ends: KV of the documents' first and last blocks, in order.
-        kv: where the prompt's KV goes.
-        fetch: reads blocks.
-        on_plan: told what the method planned.
+        kv: the prompt's KV cache, which is filled.
+        fetch: reads blocks from the store.
+        on_plan: called with the method's plan.
     """
 
     adapter: DecoderAdapter
@@ -71,11 +75,11 @@ class SparseLayerLoop:
         return self.prompt.documents
 
     def question_pass(self) -> Steps[Tensor]:
-        """Mean query before RoPE of the question's rows, per layer: `[layers, heads, d]` fp32."""
+        """Mean query before RoPE of the question's rows, `[layers, heads, head_dim]` fp32."""
         adapter, layout, flops = self.adapter, self._layout, self._flops
         rows = layout.question_rows
         kept = [*range(layout.segments[0].tokens), *fixed_tokens(self._documents)]
-        index = torch.tensor([*kept, *rows.tolist()], device=adapter.device)
+        key_rows = torch.tensor([*kept, *rows.tolist()], device=adapter.device)
         ends = [KeptTokens((end,)) for end in self.ends]
         x = adapter.embed(layout.ids[rows])
         queries = []
@@ -85,31 +89,35 @@ class SparseLayerLoop:
             queries.append(q.float().mean(0))
             if layer == adapter.layers - 1:
                 break
-            old_k, old_v = self._stored(ends, layer, kept)
-            keys = adapter.rope.rotate(torch.cat([old_k, k]), index).transpose(0, 1)
-            values = torch.cat([old_v, v]).transpose(0, 1)
+            stored_k, stored_v = self._stored(ends, layer, kept)
+            keys = adapter.rope.rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
+            values = torch.cat([stored_v, v]).transpose(0, 1)
             q = adapter.rope.rotate(q, rows)
-            attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=index)
-            flops.attend(float(len(rows)) * len(index))
+            attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
+            flops.attend(float(len(rows)) * len(key_rows))
             x = adapter.finish(layer, x, attended)
             flops.finish(len(rows))
             yield None
         return torch.stack(queries)
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
-        """Read the blocks that `plan` needs, then compute its rows and the question."""
+        """Reads the blocks that `plan` needs, then computes its rows and the question.
+
+        Raises:
+            WorkerFault: the plan cannot be run.
+        """
         check_plan(self.prompt, plan, self.adapter.layers)
         if self.on_plan is not None:
             self.on_plan(plan)
-        found = yield from self.fetch(blocks_to_read(self._documents, plan))
-        held = [
+        middle_blocks = yield from self.fetch(blocks_to_read(self._documents, plan))
+        documents_kv = [
             KeptTokens((end,) if middle is None else (end, middle))
-            for end, middle in zip(self.ends, found, strict=True)
+            for end, middle in zip(self.ends, middle_blocks, strict=True)
         ]
-        return (yield from self._run_layers(method, plan, held))
+        return (yield from self._run_layers(method, plan, documents_kv))
 
     def _run_layers(
-        self, method: SparseMethod, plan: SparsePlan, held: Sequence[KeptTokens]
+        self, method: SparseMethod, plan: SparsePlan, documents_kv: Sequence[KeptTokens]
     ) -> Steps[PrefillResult]:
         adapter, layout, flops = self.adapter, self._layout, self._flops
         device, question = adapter.device, layout.question_rows
@@ -120,51 +128,55 @@ class SparseLayerLoop:
         for layer in range(adapter.layers):
             kept = torch.tensor(plan.kept[layer], dtype=torch.long, device=device)
             fresh = torch.tensor(plan.fresh[layer], dtype=torch.long, device=device)
-            index = torch.cat([kept, question])
-            k_all, v_all = self.kv.prompt_layer(layer, len(index))
-            old_k, old_v = self._stored(held, layer, plan.kept[layer])
+            key_rows = torch.cat([kept, question])
+            k_all, v_all = self.kv.prompt_layer(layer, len(key_rows))
+            stored_k, stored_v = self._stored(documents_kv, layer, plan.kept[layer])
             q, k, v = adapter.qkv(layer, x)
             flops.project(len(x))
-            at, slot = torch.searchsorted(rows, fresh), torch.searchsorted(kept, fresh)
-            new_k, new_v = method.merge(k[at], old_k[slot]), method.merge(v[at], old_v[slot])
-            # A layer's stored tensors may be views of shared bytes: never written to.
-            keys = torch.cat([old_k.index_copy(0, slot, new_k), k[len(rows) :]])
-            values = torch.cat([old_v.index_copy(0, slot, new_v), v[len(rows) :]])
-            adapter.rope.rotate(keys, index, out=k_all.transpose(0, 1))
+            computed, slot = torch.searchsorted(rows, fresh), torch.searchsorted(kept, fresh)
+            new_k = method.merge(k[computed], stored_k[slot])
+            new_v = method.merge(v[computed], stored_v[slot])
+            # Not in place: stored tensors may be views of bytes that others read too.
+            keys = torch.cat([stored_k.index_copy(0, slot, new_k), k[len(rows) :]])
+            values = torch.cat([stored_v.index_copy(0, slot, new_v), v[len(rows) :]])
+            adapter.rope.rotate(keys, key_rows, out=k_all.transpose(0, 1))
             v_all.copy_(values.transpose(0, 1))
             last = layer == adapter.layers - 1
-            go_on = [] if last else plan.rows[layer + 1]
-            later = torch.tensor(go_on, dtype=torch.long, device=device)
+            next_rows = torch.tensor(
+                [] if last else plan.rows[layer + 1], dtype=torch.long, device=device
+            )
+            # After the last layer nothing reads rows but the question's last one.
             asking = question[-1:] if last else question
-            at = torch.cat([torch.searchsorted(rows, later), len(rows) + asking - question[0]])
-            x, q = x[at], adapter.rope.rotate(q[at], torch.cat([later, asking]))
+            index = torch.cat(
+                [torch.searchsorted(rows, next_rows), len(rows) + asking - question[0]]
+            )
+            x, q = x[index], adapter.rope.rotate(q[index], torch.cat([next_rows, asking]))
+            count = len(next_rows)
             attended = [
-                attend_rows(q[len(later) :], k_all, v_all, asking, adapter.scale, key_rows=index)
+                attend_rows(q[count:], k_all, v_all, asking, adapter.scale, key_rows=key_rows)
             ]
-            flops.attend(float(len(asking)) * len(index))
-            if go_on:
+            flops.attend(float(len(asking)) * len(key_rows))
+            if count:
                 seen, seen_k, seen_v = self._with_padding(
-                    held, layer, kept, (k_all, v_all), padding[layer]
+                    documents_kv, layer, kept, (k_all, v_all), padding[layer]
                 )
-                attended.insert(
-                    0,
-                    attend_rows(
-                        q[: len(later)], seen_k, seen_v, later, adapter.scale, key_rows=seen
-                    ),
+                document_rows = attend_rows(
+                    q[:count], seen_k, seen_v, next_rows, adapter.scale, key_rows=seen
                 )
-                flops.attend(float(torch.searchsorted(seen, later, right=True).sum()))
+                attended.insert(0, document_rows)
+                flops.attend(float(torch.searchsorted(seen, next_rows, right=True).sum()))
             x = adapter.finish(layer, x, torch.cat(attended))
             flops.finish(len(x))
             rows_per_layer.append(len(x))
-            rows = later
+            rows = next_rows
             yield None
         flops.unembed(1)
-        computed = torch.tensor(sorted(plan.recomputed), dtype=torch.long, device=device)
+        recomputed = torch.tensor(sorted(plan.recomputed), dtype=torch.long, device=device)
         return PrefillResult(
             logits=adapter.logits(x)[0],
             observed=[],
             rows_per_layer=rows_per_layer,
-            rows=torch.cat([computed, question]),
+            rows=torch.cat([recomputed, question]),
             flops=flops.total,
             layout=layout,
             entries_per_head=len(plan.kept[0]) + len(question),
@@ -172,9 +184,16 @@ class SparseLayerLoop:
         )
 
     def _stored(
-        self, held: Sequence[KeptTokens], layer: int, kept: Sequence[int]
+        self, documents_kv: Sequence[KeptTokens], layer: int, kept: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Stored k (before RoPE) and v `[len(kept), kv_heads, d]` of ascending prompt rows."""
+        """Stored keys (before RoPE) and values of some prompt rows.
+
+        Args:
+            kept: rows of S and the documents, ascending.
+
+        Returns:
+            Each `[len(kept), kv_heads, head_dim]`.
+        """
         device = self.adapter.device
         parts_k, parts_v = [], []
         system = self._layout.segments[0].tokens
@@ -183,35 +202,44 @@ class SparseLayerLoop:
             k, v = self.system.layer(layer)
             parts_k.append(k.to(device))
             parts_v.append(v.to(device))
-        for document, own in zip(self._documents, held, strict=True):
+        for document, document_kv in zip(self._documents, documents_kv, strict=True):
             end = document.start + document.grid.tokens
             local = [t - document.start for t in kept if max(system, document.start) <= t < end]
             if local:
-                k, v = own.rows(layer, local, device)
+                k, v = document_kv.rows(layer, local, device)
                 parts_k.append(k)
                 parts_v.append(v)
         return torch.cat(parts_k), torch.cat(parts_v)
 
     def _with_padding(
         self,
-        held: Sequence[KeptTokens],
+        documents_kv: Sequence[KeptTokens],
         layer: int,
         kept: Tensor,
         kv: tuple[Tensor, Tensor],
         padding: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices, keys and values that document rows see: what is kept and, for this layer only,
-        the padding, ascending."""
+        """What document rows see at this layer: kept rows, and padding rows for this layer only.
+
+        Args:
+            kept: prompt rows that the layer keeps, ascending.
+            kv: the layer's cache.
+            padding: prompt rows that run through the layer although it does not hold them.
+
+        Returns:
+            Prompt rows, ascending, and their keys (after RoPE) and values
+            `[kv_heads, rows, head_dim]`.
+        """
         k, v = (part[:, : len(kept)] for part in kv)
         if not padding:
             return kept, k, v
         extra = torch.tensor(padding, dtype=torch.long, device=kept.device)
         parts = []
-        for document, own in zip(self._documents, held, strict=True):
+        for document, document_kv in zip(self._documents, documents_kv, strict=True):
             span = range(document.start, document.start + document.grid.tokens)
             local = [t - document.start for t in padding if t in span]
             if local:
-                parts.append(own.rows(layer, local, kept.device))
+                parts.append(document_kv.rows(layer, local, kept.device))
         rope = self.adapter.rope
         pad_k = rope.rotate(torch.cat([k for k, _ in parts]), extra).transpose(0, 1)
         pad_v = torch.cat([v for _, v in parts]).transpose(0, 1)
@@ -220,10 +248,11 @@ class SparseLayerLoop:
 
 
 def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
-    """A plan that the loop cannot run is the method's fault, and is said so.
+    """Checks that the loop can run a method's plan.
 
     Raises:
-        WorkerFault: layers keep unequally many tokens, or leave out S or some document's ends.
+        WorkerFault: layers keep different numbers of tokens, or a layer leaves out part of S or of
+            a document's first and last blocks.
     """
     always = {*range(prompt.layout.segments[0].tokens), *fixed_tokens(prompt.documents)}
     if len(plan.kept) != layers or len({len(kept) for kept in plan.kept}) > 1:
@@ -235,17 +264,16 @@ def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
 
 
 def blocks_to_read(documents: Sequence[SketchedDocument], plan: SparsePlan) -> BlockSets:
-    """Blocks between the documents' ends, per document and layer (none is an empty list): those
-    that are kept, and those that hold padding."""
-    out: BlockSets = []
+    """Middle blocks that must be read: those with tokens that a layer keeps or has as padding."""
+    block_sets: BlockSets = []
     padding = plan.padding
     tokens = [torch.tensor([*kept, *padding[layer]]) for layer, kept in enumerate(plan.kept)]
     for document in documents:
         grid, start = document.grid, document.start
         middle, layers = set(grid.middle), {}
-        for layer, held in enumerate(tokens):
-            local = held[(held >= start) & (held < start + grid.tokens)] - start
-            found = set((local // grid.block).tolist())
-            layers[layer] = sorted(found & middle)
-        out.append(layers)
-    return out
+        for layer, needed in enumerate(tokens):
+            local = needed[(needed >= start) & (needed < start + grid.tokens)] - start
+            blocks = set((local // grid.block).tolist())
+            layers[layer] = sorted(blocks & middle)
+        block_sets.append(layers)
+    return block_sets
