@@ -1,4 +1,4 @@
-"""Measurements: every figure with machine, versions, commit, seed and raw samples beside it."""
+"""Benchmarks. Every result file has the machine, versions, commit, seed and raw samples."""
 
 from service import openmp
 

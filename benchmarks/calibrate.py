@@ -2,18 +2,19 @@
 
     python -m benchmarks.calibrate MODEL_FOLDER [--probes needle|demo] [--samples 32] [--seed 0]
 
-A probe is a prompt with one passage, the needle, that holds the answer. The prompt is prefilled in
-full and answered greedily; at every step the attention of every query head is looked at:
+A probe is a prompt with one passage, the needle, that contains the answer. The prompt is prefilled
+in full and answered greedily. At every step each query head gets two scores:
 
-    R    its most attended position is in the needle and holds the token being generated:
-         1 / |needle|. Probes answered with more than half of the answer's words count.
-    R2   of its |needle| most attended positions, the attention that those in the needle get,
-         / |needle|. Probes whose answer has an F1 above one half count.
+    R    1 / |needle| if the position with the most attention is in the needle and holds the token
+         that is generated. Counted for probes with more than half of the answer's words.
+    R2   among the |needle| positions with the most attention, the attention of those in the needle,
+         / |needle|. Counted for probes whose answer has an F1 above one half.
 
-Scores are averaged over probes and normalised to sum 1; they go into `calibration.json` beside the
-weights, whatever else is in it stays. One passage serves both (the published probes of R2 have the
-model reason over a longer one), so this is our version of the published measure. Wu et al. 2024,
-Fu et al. 2024.
+Scores are averaged over probes and normalised to sum 1. They are written to `calibration.json` in
+the model folder, where other entries stay. Both scores use the same probes; the published probes of
+R2 have the model reason over a longer passage, so this is our version of the published measure.
+
+Source: Wu et al. (2024), Retrieval head; Fu et al. (2024), HeadKV.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from service.worker.api import (
 )
 from service.worker.methods.api import attention_probabilities, stable_topk
 
-EXTRA_TOKENS = 8  # an answer may be this much longer than the expected one
+EXTRA_TOKENS = 8  # an answer may have this many tokens more than the expected one
 GOOD = 0.5
 
 
@@ -64,14 +65,14 @@ class Tally:
 
     @property
     def normalised(self) -> Tensor | None:
-        """None where no head of no counted probe scored."""
+        """Scores with sum 1; None if no head scored on any counted probe."""
         mass = self.total.sum()
         return self.total / mass if mass > 0 else None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """tokens: greedy, without an end token; r, r2: `[layers, heads]` fp32, summed over steps."""
+    """A greedy answer without end token; its scores `[layers, heads]` fp32, summed over steps."""
 
     tokens: list[int]
     r: Tensor
@@ -86,7 +87,7 @@ class Calibration:
     probes: int = 0
 
     def add(self, answer: Answer, expected: str, text: str) -> None:
-        """`text`: what was generated, as the service would return it."""
+        """Adds an answer; `text` is its text as the service would return it."""
         recall, f1 = word_overlap(expected, text)
         self.probes += 1
         for name, scores, quality in (("R", answer.r, recall), ("R2", answer.r2, f1)):
@@ -110,8 +111,14 @@ def word_overlap(expected: str, text: str) -> tuple[float, float]:
 
 
 def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, Tensor]:
-    """R and R2 `[layers, heads]` of one step that generated a token, from its attention `[layers,
-    heads, keys]`; keys beyond the prompt are earlier answer tokens."""
+    """R and R2 of one step, `[layers, heads]` each.
+
+    Args:
+        weights: attention of the step, `[layers, heads, keys]`; keys beyond the prompt are earlier
+            answer tokens.
+        probe: the prompt.
+        generated: the token that the step generated.
+    """
     span = probe.needle
     top = weights.argmax(-1)
     inside = torch.zeros(weights.shape[-1], dtype=torch.bool)
@@ -126,7 +133,7 @@ def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, 
 
 @torch.inference_mode()
 def answer(adapter: DecoderAdapter, probe: Probe, limit: int) -> Answer:
-    """Greedy answer of at most `limit` tokens, every step's attention scored."""
+    """Answers greedily with at most `limit` tokens, and scores the attention of every step."""
     n = len(probe.ids)
     kv = kv_pool(adapter, n + limit).reserve(n + limit)
     assert kv is not None, "the pool was made for it"
@@ -152,7 +159,7 @@ def answer(adapter: DecoderAdapter, probe: Probe, limit: int) -> Answer:
 def _observed_step(
     adapter: DecoderAdapter, kv: SequenceKV, token: int, position: int
 ) -> tuple[Tensor, Tensor]:
-    """Logits `[vocabulary]` and attention `[layers, heads, position + 1]` of one token."""
+    """One decode step: logits `[vocabulary]` and attention `[layers, heads, position + 1]`."""
     at = torch.tensor([position], device=adapter.device)
     x = adapter.embed(torch.tensor([token], device=adapter.device))
     seen = []
@@ -173,7 +180,7 @@ def calibrate(
     encode: Callable[[str], Sequence[int]],
     decode: Callable[[Sequence[int]], str],
 ) -> Calibration:
-    """Answers every probe. `decode` gives the text that the service would return."""
+    """Answers every probe; `decode` makes the text that the service would return."""
     out = Calibration()
     for probe in probes:
         limit = len(encode(probe.answer)) + EXTRA_TOKENS
@@ -184,13 +191,15 @@ def calibrate(
 
 
 def write(folder: Path, head_scores: dict[str, list[list[float]]], about: dict[str, Any]) -> Path:
-    """Head scores into the folder's calibration."""
+    """Writes head scores to the calibration of a model folder; returns the path."""
     return merge(folder, head_scores=head_scores, head_scores_from=about)
 
 
 def merge(folder: Path, **fields: Any) -> Path:
-    """Fields into the folder's calibration, whole or not at all; what else it holds stays, unless
-    it is no JSON object."""
+    """Writes fields to the calibration of a model folder, atomically; returns the path.
+
+    Other fields stay, unless the file is not a JSON object.
+    """
     path = folder / CALIBRATION_FILE
     try:
         before = dict(json.loads(path.read_text()))

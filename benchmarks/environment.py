@@ -1,4 +1,4 @@
-"""What a figure was measured on: machine, versions, commit. Written beside every result."""
+"""What a result was measured on: machine, versions, commit. Part of every result file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 _PACKAGES = ("torch", "transformers", "safetensors", "numpy", "redis", "faiss-cpu", "pyzmq")
 
-# Results are written while others are still measured.
+# Result files are ignored here, because they are written while others are still measured.
 _CHANGES = (
     *("status", "--porcelain", "--untracked-files=no", "--"),
     *(":(top)", ":(top,exclude)benchmarks/results"),
@@ -21,7 +21,7 @@ _CHANGES = (
 
 
 def describe() -> dict[str, Any]:
-    """A JSON-ready record; the hostname and paths are left out."""
+    """A JSON-ready record, without the host's name and paths."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),

@@ -3,9 +3,9 @@
     python -m benchmarks.musique --data musique_dev.jsonl --concurrency 8 [--url ...] [--out ...]
 
 Without --url a service is started on a fresh data folder and stopped afterwards; its settings are
-KVSTITCH_* variables, by default the demo model's. Questions go out as streams. TTFT and TPOT are
-taken twice, by this client and from the service's histograms, and set side by side: they must agree
-within a bucket. Answers are not judged. Knows nothing of the service but HTTP.
+KVSTITCH_* variables, by default the demo model's. Answers are streamed. TTFT and TPOT are measured
+twice, by this client and by the service's histograms, and must agree within a bucket. The answers
+themselves are not rated. Only the HTTP API is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.environment import describe
 from demo.process import free_port, service
 
-ANSWER_S = 300.0  # a request that takes longer hangs
+ANSWER_S = 300.0  # a request that takes longer has hung
 BATCH = 200
 QUANTILES = (0.5, 0.95)
 HISTOGRAMS = {
@@ -43,7 +43,7 @@ TOKENS = "kvstitch_prompt_tokens_total"
 
 @dataclass(frozen=True)
 class Sample:
-    """One request; times in seconds as the client saw them, None where they do not exist."""
+    """One request; times are in seconds as the client measured them, None if there are none."""
 
     question: str
     error: str | None = None
@@ -56,8 +56,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Percentile:
-    """One percentile, measured twice: by the client, and estimated as Prometheus estimates it, from
-    the bucket the service's values fall into (whose edges `bucket` are)."""
+    """One percentile, measured by the client and estimated from the service's histogram.
+
+    The estimate is made as Prometheus does, within the bucket with the edges `bucket`.
+    """
 
     name: str
     quantile: float
@@ -67,7 +69,7 @@ class Percentile:
     agree: bool
 
 
-Counts = dict[tuple[str, str], float]  # (sample name, value of its one label or "") → value
+Counts = dict[tuple[str, str], float]  # (sample name, value of its only label or "") → value
 
 
 def counts(metrics: str) -> Counts:
@@ -81,14 +83,14 @@ def counts(metrics: str) -> Counts:
 
 
 def since(before: Counts, after: Counts, name: str) -> dict[str, float]:
-    """Label value to what was added between two scrapes."""
+    """By label value, the increase between two scrapes."""
     return {at: n - before.get((name, at), 0.0) for (of, at), n in after.items() if of == name}
 
 
 def percentile(
     name: str, quantile: float, client: list[float], cumulative: dict[str, float]
 ) -> Percentile:
-    """`cumulative` counts by upper edge, as in /metrics. Agreement: at most one bucket apart."""
+    """Compares a percentile; `cumulative` has counts by upper edge, as in /metrics."""
     edges = sorted(map(float, cumulative))
     below = [n for _, n in sorted(cumulative.items(), key=lambda item: float(item[0]))]
     rank = quantile * below[-1]
@@ -103,12 +105,12 @@ def percentile(
 
 
 def passage_id(text: str) -> str:
-    """The doc_id a passage is ingested under."""
+    """The doc_id that a passage gets."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Questions, and one document for every distinct passage."""
+    """The questions, and one document for every distinct passage."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     passages = dict.fromkeys(text for row in rows for text in row["passages"])
     documents = [{"doc_id": passage_id(text), "text": text} for text in passages]
@@ -116,7 +118,14 @@ def read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 async def ingest(http: httpx.AsyncClient, documents: list[dict[str, str]]) -> int:
-    """Hand the documents in and wait for their KV; the number of chunks. Raises RuntimeError."""
+    """Ingests the documents and waits for their KV.
+
+    Returns:
+        Number of chunks.
+
+    Raises:
+        RuntimeError: a document could not be ingested.
+    """
     chunks = 0
     for start in range(0, len(documents), BATCH):
         batch = documents[start : start + BATCH]
@@ -135,7 +144,7 @@ async def ingest(http: httpx.AsyncClient, documents: list[dict[str, str]]) -> in
 
 
 async def ask(http: httpx.AsyncClient, question: str, fields: dict[str, Any]) -> Sample:
-    """One streamed answer; whatever goes wrong is the sample's `error`."""
+    """One streamed answer; any failure becomes the sample's `error`."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return await _ask(http, question, fields)
@@ -161,7 +170,7 @@ async def _ask(http: httpx.AsyncClient, question: str, fields: dict[str, Any]) -
                 return Sample(question, str(data["error"]["message"]))
             elif event == "done":
                 tokens = int(data["usage"]["completion_tokens"])
-                # An answer without text has no token event; its `done` is then the first news.
+                # An answer without text has no token event; `done` is then its first event.
                 ttft = (first or now) - started
                 tpot = (now - first) / (tokens - 1) if first and last and tokens > 1 else None
                 tiers = [str(d["tier"]) for d in data["cache"]["documents"]]
@@ -186,13 +195,13 @@ async def measure(
     concurrency: int,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    """The whole run as a JSON-ready record. `fields` are those of the request body."""
+    """Runs everything; returns a JSON-ready record. `fields` are those of the request body."""
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as http:
         started = time.perf_counter()
         chunks = await ingest(http, documents)
         ingest_s = time.perf_counter() - started
-        # The first answer of a fresh process warms up what later ones find warm.
+        # The first answer of a fresh process warms it up.
         await ask(http, questions[0], fields)
         before = counts((await http.get("/metrics")).text)
         places = asyncio.Semaphore(concurrency)
@@ -232,7 +241,7 @@ async def measure(
 
 
 def report(record: dict[str, Any]) -> str:
-    """The record for people."""
+    """The record as text."""
     lines = [
         f"{record['documents']} documents, {record['chunks']} chunks, ingested in "
         f"{record['ingest_s']:.1f} s",

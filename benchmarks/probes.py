@@ -1,8 +1,8 @@
-"""Prompts with one passage that holds the answer, for measuring which heads find it.
+"""Prompts with one passage that contains the answer, to measure which heads find it.
 
-`needle` works with any model folder: a sentence among filler sentences. `demo` draws the demo
-language's tasks, whose wordings the embedded model was trained on. Both use the folder's own prompt
-format. Knows no model weights.
+`needle` hides a sentence among filler sentences and works with any model. `demo` uses the demo
+language's tasks, with wordings that the embedded model was trained on. Both use the prompt format
+of the model folder.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PLACES = (
 )
 NEEDLE = "The secret number of {place} is {number}."
 ASK = "What is the secret number of {place}?"
-TRIES = 50  # draws of a task until its answer stands in the context exactly once
+TRIES = 50  # attempts to draw a task whose answer is in the context exactly once
 
 
 @dataclass(frozen=True)
 class Probe:
-    """needle: which of `ids` are the sentence that holds the answer; answer: as text."""
+    """A probe. `needle` are the positions in `ids` of the sentence with the answer."""
 
     ids: tuple[int, ...]
     needle: range
@@ -47,10 +47,14 @@ class Probe:
 
 
 class Prober:
-    """Probes for the model in `folder`, the i-th from (seed, i) alone."""
+    """Makes probes for the model in `folder`; the i-th depends only on the seed and i.
+
+    Args:
+        folder: a model folder.
+        tokens: about how long needle prompts are.
+    """
 
     def __init__(self, folder: Path, *, tokens: int = 1000) -> None:
-        """`tokens`: about how long needle prompts are."""
         files = ModelFolder(folder)
         fmt = load_format(files)
         self.tokenizer = ServingTokenizer(files, bos=fmt.bos)
@@ -62,12 +66,12 @@ class Prober:
         return KINDS[kind](self, rng, number)
 
     def stops(self, text: str) -> str:
-        """`text` up to where the service would have stopped, without spaces around it."""
+        """`text` up to where the service would stop, without surrounding white space."""
         ends = [at for stop in self.format.stop if (at := text.find(stop)) >= 0]
         return text[: min(ends, default=len(text))].strip()
 
     def needle(self, rng: random.Random, number: int) -> Probe:
-        """One fact at a random depth of filler."""
+        """One fact at a random position in filler text."""
         place, value = rng.choice(PLACES), str(rng.randint(1_000_000, 9_999_999))
         fact = NEEDLE.format(place=place, number=value)
         sentences: list[str] = []
@@ -82,8 +86,10 @@ class Prober:
         return self._probe(text, fact, ASK.format(place=place), value)
 
     def demo(self, rng: random.Random, number: int) -> Probe:
-        """A held-out story of one of the demo tasks, in turn. Tasks whose answer is not one span of
-        the context give way to the next."""
+        """A held-out story of one of the demo tasks, which take turns.
+
+        If the answer is not exactly once in the context, another story or task is drawn.
+        """
         names = list(tasks.TASKS)
         for attempt in range(TRIES):
             name = names[(number + attempt // 10) % len(names)]
@@ -117,7 +123,11 @@ KINDS: dict[str, Callable[[Prober, random.Random, int], Probe]] = {
 
 
 def fits(probe: Probe, room: int) -> Probe:
-    """`probe`, if the model takes it. Raises PromptTooLong."""
+    """`probe`, if it has at most `room` tokens.
+
+    Raises:
+        PromptTooLong: it has more.
+    """
     if len(probe.ids) > room:
         raise PromptTooLong(
             f"a probe of {len(probe.ids)} tokens does not fit into the {room} that the model "

@@ -2,15 +2,15 @@
 
     python -m benchmarks.recall --data musique_dev.jsonl [--url URL | --library] [--out FILE.json]
 
-All distinct passages of all questions are ingested. A question counts if some of its own passages
-hold an accepted answer; those are to be found. Chunks are searched, and a passage's place is that
-of its best chunk. Two figures per k, both means over questions: recall, the share of a question's
-passages that are among the first k, and hit, whether any is. `first_chunks` is the same among the
-k chunks that a request with top_k = k gets, several of which can be of one passage.
+All distinct passages of all questions are ingested. A question is used if some of its own passages
+contain an accepted answer; these passages should be found. The search returns chunks, and the rank
+of a passage is that of its best chunk. For each k there are two means over questions: recall, the
+share of a question's passages among the first k, and hit, whether any is among them. `first_chunks`
+is the same among the k chunks of a request with top_k = k, several of which can be of one passage.
 
-Without --url and --library a service is started on a fresh folder, with a random model: what is
-retrieved does not depend on it. Hybrid is RRF with K = 60, as published; other K and weights were
-looked at on these questions and not taken.
+Without --url and --library a service is started on a new folder with a random model, because
+retrieval does not depend on the model. Hybrid is RRF with K = 60, as published. Other K and weights
+were tried on these questions and not adopted.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from retriever import SearchMode
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)
-DEPTH = 64  # chunks that are asked for to find the first ten passages
+DEPTH = 64  # chunks to request, so that the first ten passages are among them
 
 
 @dataclass(frozen=True)
 class Question:
-    """`wanted`: ids of its passages that hold an accepted answer."""
+    """A question; `wanted` are ids of its passages that contain an accepted answer."""
 
     text: str
     wanted: frozenset[str]
@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Found:
-    """One question by one mode; doc_ids of chunks, best first, by top_k."""
+    """Results of one question in one mode: doc_ids of the chunks, best first, by top_k."""
 
     question: str
     mode: SearchMode
@@ -60,7 +60,7 @@ class Found:
 
 
 def answerable(path: Path) -> list[Question]:
-    """Questions some of whose own passages hold an accepted answer, as whole words."""
+    """The questions with a passage that contains an accepted answer as whole words."""
     questions = []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -89,8 +89,10 @@ def recall(found: Found, ranked: Sequence[str], k: int) -> float:
 
 
 def figures(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """One row per mode and k, with 95 % bootstrap intervals over questions; `less_dense` and
-    `less_sparse` are differences of recall, question by question."""
+    """One row for each mode and k, with 95 % bootstrap intervals over questions.
+
+    `less_dense` and `less_sparse` are differences in recall, question by question.
+    """
     by_mode = {mode: [one for one in found if one.mode == mode] for mode in MODES}
     bootstrap = Bootstrap(len(by_mode["dense"]))
     rows = []
@@ -124,13 +126,13 @@ def figures(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def hybrid_holds(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether hybrid's recall is at least as good as either ranking's, at every k."""
+    """Whether hybrid recall is at least that of dense and of sparse search, at every k."""
     recalls = {(row["mode"], row["k"]): row["recall"]["mean"] for row in rows}
     return all(recalls["hybrid", k] >= recalls[mode, k] for mode in MODES for k in PLACES)
 
 
 def report(record: dict[str, Any]) -> str:
-    """The record for people, as Markdown."""
+    """The record as Markdown."""
     lines = [
         f"# {record['what']}",
         "",

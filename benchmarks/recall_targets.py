@@ -1,4 +1,4 @@
-"""What recall is measured on: the retriever itself, or a service over HTTP. Knows no figures."""
+"""What recall is measured on: the retriever itself, or a service over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTEXT = 32_768
 
 
 class Target(Protocol):
-    """`search` gives the doc_ids of the best `top_k` chunks, best first."""
+    """Something that documents can be ingested into and searched in."""
 
     async def ingest(self, documents: Sequence[dict[str, str]]) -> int:
         """Returns the number of chunks."""
@@ -55,7 +55,7 @@ class Library:
 
 
 class Service:
-    """A service behind its public API; answers are planned (`explain`), not generated."""
+    """A service over its public API; answers are explained, not generated."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -75,8 +75,10 @@ class Service:
 async def opened(
     *, url: str | None, library: bool, api_key: str | None, chunk_tokens: int
 ) -> AsyncIterator[Target]:
-    """The service at `url`; the library; or a service of its own, with a model that is random:
-    what is retrieved does not depend on it."""
+    """The service at `url`, the library, or a new service with a random model.
+
+    Retrieval does not depend on the model.
+    """
     with TemporaryDirectory(prefix="kvstitch-") as scratch:
         if library:
             yield Library(Path(scratch), chunk_tokens)
@@ -95,7 +97,7 @@ async def opened(
 
 
 def random_model(folder: Path, chunk_tokens: int) -> Path:
-    """Two layers of random weights under the embedder's tokenizer, with a long context."""
+    """A model of two random layers with the embedder's tokenizer and a long context."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

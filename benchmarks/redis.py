@@ -1,4 +1,4 @@
-"""A Redis of the benchmark's own: a server process on a free port, nothing on disk."""
+"""A Redis server process for a benchmark, on a free port, with nothing on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ START_S = 10.0
 
 @contextmanager
 def redis_url() -> Iterator[str]:
-    """`redis://…` of a fresh server. Raises RuntimeError if there is no redis-server."""
+    """The URL of a new server.
+
+    Raises:
+        RuntimeError: redis-server is not installed.
+    """
     binary = shutil.which("redis-server")
     if binary is None:
         raise RuntimeError("redis-server is not installed: run scripts/install-redis.sh")

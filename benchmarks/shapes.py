@@ -1,4 +1,4 @@
-"""Random-weight models in the shape of real ones: right sizes and times, meaningless answers."""
+"""Models with random weights in the shape of real ones: same sizes and times, random answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QWEN2 = {
 
 
 def sizes(name: str) -> dict[str, int]:
-    """A shape's numbers, as transformers' config names them."""
+    """The numbers of a shape, with the names of transformers' config."""
     return dict(QWEN2[name])
 
 
@@ -41,7 +41,7 @@ def random_qwen2(
     seed: int = 0,
     layers: int | None = None,
 ) -> Any:
-    """A Qwen2 model as transformers makes it, nothing of ours."""
+    """A Qwen2 model of transformers, without an adapter."""
     numbers = sizes(name)
     if layers is not None:
         numbers["num_hidden_layers"] = min(layers, numbers["num_hidden_layers"])
@@ -60,7 +60,7 @@ def random_qwen2(
 def qwen2_5_0_5b(
     *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
 ) -> DecoderAdapter:
-    """Qwen2.5-0.5B's shape: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151936."""
+    """Shape of Qwen2.5-0.5B: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151,936."""
     return adapter_for(random_qwen2("qwen2.5-0.5b", dtype=dtype, seed=seed, layers=layers))
 
 

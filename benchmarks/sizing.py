@@ -1,11 +1,11 @@
-"""Sizes of a deployment on paper: the tables of docs/operations.md, from the chunk format itself.
+"""Computes the sizes of a deployment: the tables in docs/operations.md.
 
-python -m benchmarks.sizing            write them
-python -m benchmarks.sizing --check    fail if what is there is something else
+    python -m benchmarks.sizing            writes them
+    python -m benchmarks.sizing --check    fails if the page has other tables
 
-Bytes of chunks are exact: the store's layout and header, nothing estimated. Reads per tier assume
-that the chunk of rank i is read in proportion to 1 / i (Zipf with exponent 1) and that every tier
-holds the most read of what the tiers above it do not: the best that any eviction policy can do.
+Bytes of chunks are exact, from the store's layout and header. Reads of the tiers assume that the
+chunk of rank i is read in proportion to 1 / i (Zipf with exponent 1), and that every tier holds the
+most read chunks that are not in the tiers above, which is the best any eviction policy can do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEXT_BYTES = 4 * TOKENS  # English, in SQLite beside the index
 
 @dataclass(frozen=True)
 class Model:
-    """`prefill_s`: seconds per token of full prefill, an assumption to replace by a measurement."""
+    """A model; `prefill_s` is assumed: seconds per token of full prefill, to be measured."""
 
     name: str
     layers: int
@@ -40,7 +40,7 @@ class Model:
     prefill_s: float
 
     def chunk_bytes(self, codec: str, tokens: int = TOKENS) -> int:
-        """A chunk as it is stored, header and checksums included."""
+        """Bytes of a stored chunk, with header and checksums."""
         spec = ChunkSpec("0" * 64, codec, "bfloat16", self.layers, self.kv_heads, self.head_dim,
                          tokens)  # fmt: skip
         nothing = BlockDigests.of(memoryview(b"") for _ in range(spec.blocks))
@@ -49,7 +49,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Case:
-    """So many chunks, and the bytes of tiers there are for them."""
+    """A deployment: number of chunks, and bytes of the tiers."""
 
     title: str
     model: Model
@@ -73,7 +73,7 @@ CASES = (
 
 
 def share_of_reads(most_read: float, chunks: int) -> float:
-    """Of all reads, those of the `most_read` chunks: H(most_read) / H(chunks)."""
+    """Share of all reads that go to the `most_read` chunks: H(most_read) / H(chunks)."""
     return min(1.0, _harmonic(min(most_read, chunks)) / _harmonic(chunks))
 
 

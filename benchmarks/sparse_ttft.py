@@ -1,13 +1,13 @@
-"""SamKV against whole-cache methods where the caches come from a slow tier.
+"""Compares SamKV with methods that read whole chunks, when chunks come from a slow tier.
 
     python -m benchmarks.sparse_ttft [--passages 10] [--tokens 1024] [--repetitions 3]
 
-Random-weight Qwen2.5-0.5B shape, bfloat16. The documents lie in one tier alone (SSD with its pages
-dropped from the page cache before every request; or a real Redis), so that every byte is read
-anew. Each repetition runs full prefill once and every method once per tier, in turn; ratios are per
-repetition. Bytes are the store's counters, pool memory is what the request took at its peak.
-The model's weights are random: times and bytes are those of the real shape, answers mean nothing,
-and which blocks a random question "needs" is arbitrary (the cap `max_kept` bounds it).
+A model with random weights in the shape of Qwen2.5-0.5B, bfloat16. The documents are in one tier
+only, so every byte is read: an SSD whose pages are dropped from the page cache before every
+request, or a real Redis. Each repetition runs full prefill once and every method once per tier, in
+turn; ratios are computed within a repetition. Bytes are the store's counters, pool memory is the
+request's peak. Times and bytes are those of the real shape. Answers are meaningless, and which
+blocks a random question needs is arbitrary, up to the limit `max_kept`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Prompt:
 
 @dataclass
 class Place:
-    """An engine on a store of one tier, and how to make the tier cold."""
+    """An engine on a store of one tier, and a function that drops the tier's page cache."""
 
     engine: Engine
     store: TieredStore
@@ -73,7 +73,7 @@ def place(
 
 
 def drop_pages(folder: Path) -> None:
-    """Make the kernel forget the files' contents: the next read goes to the disk."""
+    """Drops the files from the page cache, so that the next read goes to the disk."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -85,7 +85,7 @@ def drop_pages(folder: Path) -> None:
 
 
 def ask(where: Place, name: str, prompt: Prompt, method: Method) -> dict[str, Any]:
-    """Seconds to the first token, bytes the tier gave out, pool tokens held at the peak."""
+    """Seconds to the first token, bytes read from the tier, pool tokens held at the peak."""
     where.cool()
     before, free = _bytes(where), 1.0
     request = Request(
@@ -182,7 +182,7 @@ def measure(
 
 
 def summary(runs: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Medians; ratios to full prefill within each repetition."""
+    """Medians, and ratios to full prefill within each repetition."""
     out = {}
     whole = {label.rpartition(", ")[2]: label for label in runs[0] if label.startswith("pie,")}
     a3 = {label.rpartition(", ")[2]: label for label in runs[0] if label.startswith("a3")}

@@ -5,9 +5,9 @@
     python -m benchmarks.fidelity --model FOLDER --prompts FILE.jsonl
 
 Writes <name>.json (raw samples, machine, versions, commit), <name>.md and pictures. Records are
-appended to samples-<model>.jsonl as they are made; the same command goes on where it was stopped,
-and measures again what has other parameters or another source file. Records do not notice that the
-engine itself has changed: then use --fresh.
+appended to samples-<model>.jsonl as they are made; a stopped run continues with the same command.
+What has other parameters or another source file is measured again. Records are used even if the
+engine itself has changed since: use --fresh then.
 """
 
 from __future__ import annotations
@@ -131,7 +131,11 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _check_lengths(prompts: Sequence[Prompt], limit: int) -> None:
-    """Raises InvalidRequest if there is no prompt, or one does not fit with its answer."""
+    """Makes sure that there are prompts and that each fits with its answer.
+
+    Raises:
+        InvalidRequest: if not.
+    """
     if not prompts:
         raise InvalidRequest("there are no prompts", field="prompts")
     for prompt in prompts:
@@ -144,8 +148,10 @@ def _check_lengths(prompts: Sequence[Prompt], limit: int) -> None:
 
 
 def _prompts(args: argparse.Namespace, folder: Path) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to report on, and others to calibrate on: training names and another seed, or the
-    first eighth of the file."""
+    """Prompts to report on, and other prompts to calibrate on.
+
+    The latter have training names and another seed, or are the first eighth of the file.
+    """
     if args.prompts is not None:
         lines = of_file(folder, args.prompts)
         if not args.ablation:

@@ -1,5 +1,8 @@
-"""Decoding after prefill: full prefill's greedy answer, everybody's logits along it, and the answer
-each would have given. All decode steps are the engine's own (`service.worker.forward.decode`)."""
+"""Decoding after prefill, with the engine's own decode steps.
+
+Full prefill answers greedily. Every other sequence is fed this answer, to compare logits, and then
+answers by itself.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from torch import Tensor
 from service.worker.api import DecoderAdapter, SequenceKV, decode_step
 
 NEXT = 32
-"""Tokens looked at after the first."""
+"""How many answer tokens after the first are compared."""
 
 
 @dataclass
 class Answering:
-    """A filled prompt of `prompt_tokens`, and the answer tokens so far."""
+    """A prefilled prompt of `prompt_tokens` tokens, and the answer tokens so far."""
 
     kv: SequenceKV
     prompt_tokens: int
@@ -29,8 +32,10 @@ class Answering:
 
 
 def greedy(adapter: DecoderAdapter, kv: SequenceKV, n: int, first: Tensor) -> Tensor:
-    """Full prefill's logits `[m, vocabulary]` along its own greedy answer; the last one predicts
-    the end token, or is the one after `NEXT` tokens."""
+    """Full prefill's logits `[m, vocabulary]` along its own greedy answer.
+
+    The last logits predict the end token, or are those after `NEXT` tokens.
+    """
     answering, logits = Answering(kv, n), [first]
     while len(logits) <= NEXT:
         answering.tokens.append(int(logits[-1].argmax()))
@@ -43,8 +48,17 @@ def greedy(adapter: DecoderAdapter, kv: SequenceKV, n: int, first: Tensor) -> Te
 def forced(
     adapter: DecoderAdapter, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
 ) -> Tensor:
-    """Logits `[sequences, m, vocabulary]` of every sequence (its KV, its first logits) when it is
-    fed the answer `taught` `[m]`; its last token is fed to nobody."""
+    """Logits of every sequence when it is fed a given answer.
+
+    Args:
+        adapter: the model.
+        filled: KV and first logits of every sequence.
+        n: tokens of the prompt.
+        taught: the answer, `[m]`; its last token is not fed.
+
+    Returns:
+        `[sequences, m, vocabulary]`.
+    """
     answering = [Answering(kv, n) for kv, _ in filled]
     logits = [torch.stack([first for _, first in filled])]
     for token in taught[:-1].tolist():
@@ -63,7 +77,7 @@ def free(
 ) -> list[list[int]]:
     """Greedy answers of the sequences that `forced` ran, without the end token.
 
-    Each goes on from where its own choice first left `taught`; KV after that is dropped.
+    Each continues from where its own choice first differs from `taught`; KV after that is dropped.
     """
     answers, running = [], []
     for kv, own in zip(kvs, logits.argmax(-1), strict=True):

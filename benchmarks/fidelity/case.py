@@ -1,7 +1,7 @@
-"""One prompt under one configuration's prefix mode and codec, ready to be prefilled by any method.
+"""One prompt with stored segments in one prefix mode and codec, to be prefilled by any method.
 
-The layer loop is the engine's (`service.worker.forward.prefill`); beside the result it hands out
-the question rows' queries, through the hook that eviction methods observe with.
+The prefill is the engine's. The question rows' queries are taken out through the hook with which
+eviction methods observe.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ from service.worker.methods.api import (
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, its stored segments, room for its KV, and what full prefill's question looked at.
+    """A prompt, ready to be prefilled.
 
-    `evidence` `[n]` fp32: attention that full prefill's question rows pay each token, summed over
-    layers, heads and rows; only the oracle may rank by it.
+    Attributes:
+        adapter: the model.
+        layout: the prompt.
+        segments: stored KV of its segments; None for empty ones.
+        kv: where its KV goes.
+        attention_scores: attention that full prefill's question rows pay each token, summed over
+            layers, heads and rows, `[n]` fp32. Only the oracle may rank by it.
     """
 
     adapter: DecoderAdapter
@@ -77,7 +82,7 @@ class Case:
         segments: Sequence[CachedSegment | None] | None = None,
         capture: Capture | None = None,
     ) -> PrefillResult:
-        """The engine's loop. `segments`: other stored KV than the store's."""
+        """Prefills the prompt; `segments` replaces the stored KV."""
         cached = self.segments if segments is None else segments
         return prefill_prompt(
             self.adapter,
@@ -96,7 +101,7 @@ class Case:
 
 
 class Recipe(Protocol):
-    """What has to see the prompt before it is a fusion method, or runs more than once."""
+    """A way to prefill that needs the prompt to choose its method, or that runs more than once."""
 
     def run(self, case: Case) -> PrefillResult: ...
 
@@ -106,16 +111,16 @@ class QuestionQueries(EvictionMethod):
     """Evicts nothing; observes the question rows' queries `[|Q|, heads, d]` of every layer."""
 
     def applies(self, layout: PromptLayout) -> bool:
-        return True  # whatever the budget: it is not for saving memory
+        return True  # whatever the budget is, because nothing is evicted
 
     def observe(self, view: LayerView) -> Tensor:
-        # The question is computed at every layer, and its rows come last.
+        # The question is computed at every layer, and its rows are the last ones.
         return view.q[len(view.rows) - len(view.layout.question_rows) :].clone()
 
 
 @dataclass(frozen=True)
 class Filled:
-    """The cache and the question's queries that a prefill left."""
+    """The KV and the question's queries after a prefill."""
 
     adapter: DecoderAdapter
     layout: PromptLayout
@@ -123,7 +128,7 @@ class Filled:
     queries: Sequence[Tensor] = field(repr=False)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K (after RoPE), V `[kv_heads, n, d]`: views, gone with the sequence."""
+        """Views of K (after RoPE) and V, `[kv_heads, n, d]`; valid until the KV is released."""
         return self.kv.prompt_layer(layer, self.layout.tokens)
 
     def question_attention(self, layer: int) -> Tensor:
@@ -133,7 +138,7 @@ class Filled:
         return attention_probabilities(self.queries[layer], k, rows, self.adapter.scale)
 
     def attention_scores(self) -> Tensor:
-        """`[n]`: the question's attention summed over layers, heads and rows."""
+        """The question's attention to each token, summed over layers, heads and rows, `[n]`."""
         total = torch.zeros(self.layout.tokens, device=self.layout.ids.device)
         for layer in range(self.adapter.layers):
             total += self.question_attention(layer).sum((0, 1))

@@ -1,7 +1,7 @@
 """Measures every configuration on one prompt against full prefill of the same prompt.
 
-Full prefill runs once; its KV, attention and greedy answer are what the others are held against.
-Configurations are prefilled one by one, then decoded together.
+Full prefill runs once, and the KV, attention and greedy answer of the others are compared with its
+own. Configurations are prefilled one by one, then decoded together.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from service.worker.api import DecoderAdapter, SequenceKV, Vanilla, full_prefill
 from service.worker.methods.api import PrefillResult
 
 TOGETHER = 32
-"""Configurations whose caches are held, and decoded, at the same time: memory against speed."""
+"""Configurations that are held in memory and decoded at the same time."""
 
 
 @dataclass(frozen=True)
 class Reference:
     """Full prefill of one prompt.
 
-    k (after RoPE), v: per layer `[kv_heads, n, d]`; maps: the question's attention
-    `[heads, |Q|, n]` by depth; evidence `[n]`: its sum over layers, heads and rows; logits
-    `[m, vocabulary]` along its greedy answer.
+    Attributes:
+        k: keys after RoPE, for each layer `[kv_heads, n, d]`.
+        v: values, for each layer `[kv_heads, n, d]`.
+        maps: the question's attention `[heads, |Q|, n]` at some layers.
+        attention_scores: the question's attention summed over layers, heads and rows, `[n]`.
+        logits: along the greedy answer, `[m, vocabulary]`.
     """
 
     k: list[Tensor]
@@ -44,13 +47,13 @@ class Reference:
 
     @property
     def answer(self) -> Tensor:
-        """`[m]`: what it would say, the end token included if it came to one."""
+        """The greedy answer `[m]`, with the end token if there is one."""
         return self.logits.argmax(-1)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A configuration that is prefilled and not yet decoded."""
+    """A configuration that is prefilled but not decoded yet."""
 
     configuration: Configuration
     case: Case
@@ -63,8 +66,14 @@ class _Run:
 
 
 class Measurer:
-    """`decode` turns answer ids into text, for prompts whose answers are known; `longest` is the
-    longest prompt's tokens."""
+    """Measures configurations on prompts.
+
+    Args:
+        adapter: the model.
+        decode: turns answer ids into text, for prompts with known answers.
+        longest: tokens of the longest prompt.
+        together: configurations that are held in memory at the same time.
+    """
 
     def __init__(
         self,
@@ -143,14 +152,14 @@ class Measurer:
         kvs = [run.case.kv for run in runs]
         filled = [(run.case.kv, run.result.logits) for run in runs]
         logits = forced(self._adapter, filled, n, taught)
-        # One sequence after the other: a real vocabulary is large.
+        # One sequence after the other, because a real vocabulary is large.
         kl = [metrics.divergence(reference.logits, each).tolist() for each in logits]
         agree = [metrics.agreement(reference.logits, each).tolist() for each in logits]
         right: list[bool | None] = [None] * len(runs)
         if prompt.answers:
             said = free(self._adapter, kvs, n, taught, logits)
             right = [self._decode(tokens).strip() in prompt.answers for tokens in said]
-        # Decoding wrote behind the prompts only: their KV is still what prefill left.
+        # Decoding wrote only behind the prompts, so their KV is still that of the prefill.
         return [
             self._record(prompt, run, reference, kl[i], agree[i], right[i])
             for i, run in enumerate(runs)

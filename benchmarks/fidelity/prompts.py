@@ -2,9 +2,9 @@
 
     {"system": "...", "documents": ["...", ...], "question": "...", "answers": ["...", ...]}
 
-`answers` may be missing or empty, `task` names a group of lines. Texts are taken as they are:
-templates and separators belong into them. Segments are encoded one by one, without special tokens
-but BOS in S. Knows no model weights.
+`answers` may be missing or empty; `task` names a group of lines. Texts are used as they are, so
+they must contain templates and separators. Segments are encoded one by one, without special tokens
+except BOS in S.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.gateway.api import ModelFolder, ServingTokenizer, load_format
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as ids; `answers` are the texts that count as right, empty if none is known."""
+    """One prompt as token ids; `answers` are the accepted texts, empty if none is known."""
 
     task: str
     system: tuple[int, ...]
@@ -41,13 +41,13 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """16 hex characters over everything in it: the same prompt, the same key."""
+        """16 hex characters that identify the prompt."""
         text = json.dumps([self.task, self.system, self.documents, self.question, self.answers])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def tokenizer_of(folder: Path) -> ServingTokenizer:
-    """The served model's tokenizer, with the BOS its prompt format asks for."""
+    """The served model's tokenizer, with the BOS of its prompt format."""
     files = ModelFolder(folder)
     return ServingTokenizer(files, bos=load_format(files).bos)
 
@@ -61,9 +61,9 @@ def of_tasks(
     seed: int,
     held_out: bool = True,
 ) -> list[Prompt]:
-    """`samples` prompts of each task, task by task in turn, so that a run cut short has them all.
+    """`samples` prompts of each task; tasks alternate, so that a run cut short has some of each.
 
-    A prompt depends on seed, task and its number only: more samples keep the first ones.
+    A prompt depends only on seed, task and number: more samples keep the first ones.
     """
     tokenizer = tokenizer_of(folder)
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -88,7 +88,11 @@ def of_tasks(
 
 
 def of_file(folder: Path, path: Path) -> list[Prompt]:
-    """The prompts of a JSONL file. Raises InvalidRequest that names the line at fault."""
+    """The prompts of a JSONL file.
+
+    Raises:
+        InvalidRequest: a line is wrong; the message names it.
+    """
     tokenizer = tokenizer_of(folder)
     return [_of_line(tokenizer, path, number, raw) for number, raw in _lines(path)]
 

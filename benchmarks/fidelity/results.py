@@ -1,5 +1,7 @@
-"""Writes a run's result: JSON with raw samples, Markdown, pictures. Floats of samples are those of
-the records, five significant digits."""
+"""Writes the result of a run: JSON with raw samples, Markdown, pictures.
+
+Floats of samples have the five significant digits of the records.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _SAMPLED = (
     "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",
     "seconds", "map_l2",
 )  # fmt: skip
-"""Fields of the records that go into the JSON; errors by layer go in as means."""
+"""Fields of the records that go into the JSON, besides means of the errors by layer."""
 
 
 def write(
@@ -33,8 +35,21 @@ def write(
     depths: Sequence[int],
     base: Summary | None = None,
 ) -> list[Path]:
-    """`<name>.json`, `<name>.md` and `<name>_*.png` in `folder`; their paths. `facts` says what was
-    run; the environment is added. With `base` all are compared with it, otherwise with rivals."""
+    """Writes `<name>.json`, `<name>.md` and `<name>_*.png` to `folder`.
+
+    Args:
+        folder: where to.
+        name: of the files.
+        facts: about the run; the environment is added.
+        prompts: that were measured.
+        summaries: of the configurations.
+        bootstrap: for intervals.
+        depths: layers of the attention maps.
+        base: what all are compared with; None for the rivals of each.
+
+    Returns:
+        Paths of the files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tasks = [p.task for p in prompts]
     against = duels(summaries, bootstrap, base)
@@ -88,7 +103,7 @@ def _comparison(d: Duel) -> dict[str, Any]:
 
 
 def compact(record: Mapping[str, Any]) -> str:
-    """JSON with a line for every item of the top level's lists. NaN becomes null."""
+    """JSON with one line for every item of top-level lists; NaN becomes null."""
     lines = []
     for name, value in record.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

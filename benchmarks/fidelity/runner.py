@@ -1,4 +1,4 @@
-"""Measures what is not recorded yet, prompt by prompt, with a line of progress."""
+"""Measures what is not recorded yet, prompt by prompt, and shows progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.fidelity.report.records import R, RecordFile
 
 
 class Keyed(Protocol):
-    """What is compared, by what decides its result."""
+    """Something to measure, with a key of everything that its result depends on."""
 
     @property
     def key(self) -> str: ...
@@ -33,8 +33,11 @@ def measure_all(
     configurations: Sequence[C],
     records: RecordFile[R],
 ) -> int:
-    """Records made now; the others were there. Interrupted (Ctrl-C) it stops after what is
-    recorded; `complete` then says which prompts to report on."""
+    """Measures what is missing and records it; on Ctrl-C it stops and keeps what is recorded.
+
+    Returns:
+        Number of new records.
+    """
     made, started, done = 0, time.perf_counter(), 0
     todo = [
         (prompt, missing)
@@ -64,7 +67,7 @@ def measure_all(
 def complete(
     prompts: Sequence[Prompt], configurations: Sequence[Keyed], records: RecordFile[R]
 ) -> list[Prompt]:
-    """Prompts that every configuration was measured on."""
+    """The prompts that every configuration has been measured on."""
     return [p for p in prompts if all((p.key, c.key) in records for c in configurations)]
 
 

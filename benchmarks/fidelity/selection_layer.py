@@ -2,11 +2,12 @@
 
     python -m benchmarks.fidelity.selection_layer MODEL_FOLDER [--prompts FILE.jsonl] [--ratio 0.15]
 
-Every layer below `--deepest` (default: a third of the model; each costs a layer computed for every
-token) ranks the same prompts; the figure is the geometric mean of the first token's KL to full
-prefill. Prints a table and notes the best layer in `calibration.json`, for people: a request says
-itself which layer it wants (the paper's is 1). Prompts: as for `python -m benchmarks.fidelity`; the
-demo's tasks with training names by default, so that nothing reported is tuned on.
+Every layer up to `--deepest` is tried on the same prompts and rated by the geometric mean of the
+first token's KL to full prefill. `--deepest` is a third of the model by default, because a deeper
+layer means more layers that are computed for every token. Prints a table, and notes the best layer
+in `calibration.json` for information only: a request names the layer itself (the paper's is 1).
+Prompts are those of `python -m benchmarks.fidelity`; by default the demo's tasks with training
+names, so that nothing is tuned on reported prompts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from service.errors import InvalidRequest, KvstitchError
 from service.worker.api import A3, DecoderAdapter, load_model
 
 SMALLEST = 1e-7
-"""KL below this is rounding: its logarithm would be noise."""
+"""A smaller KL is rounding error, and its logarithm would be noise."""
 
 
 def divergence_by_layer(
@@ -45,7 +46,7 @@ def divergence_by_layer(
     deepest: int,
     prefix_mode: str,
 ) -> dict[int, float]:
-    """Geometric mean of the first token's KL, per selection layer 1 .. deepest."""
+    """Geometric mean of the first token's KL, for each selection layer 1..deepest."""
     longest = max(prompt.tokens for prompt in prompts)
     measurer = Measurer(adapter, tokenizer_of(folder).decode, longest=longest)
     layers = {

@@ -1,12 +1,12 @@
-"""Finds the layers at which SamKV should judge what a question needs (METHODS §1.7, P7, N*).
+"""Finds the layers in which SamKV should decide what a question needs (METHODS §1.7, P7, N*).
 
     python -m benchmarks.fidelity.stable_layers MODEL_FOLDER [--documents FILE.jsonl] [--samples 32]
 
-For every document: the block whose decay alpha ranks best on average over layers is the one that
-stays important; a layer where that block's alpha lies far below the others' sees it clearly. Layers
-are ordered by how often it is a low outlier there (3 standard deviations, possible only with more
-than ten blocks), then by how many deviations below the mean it lies on average. The best eighth of
-the layers goes into `calibration.json` beside the weights.
+In every document, the block whose decay alpha ranks best on average over layers is the one that
+stays important. A layer recognises it well if the block's alpha is far below the others' there.
+Layers are ordered by how often it is a low outlier (3 standard deviations, which takes more than
+ten blocks), then by how many standard deviations below the mean it is on average. The best eighth
+of the layers is written to `calibration.json` in the model folder.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ from service.errors import InvalidRequest, KvstitchError
 from service.worker.api import OUTLIER_SIGMAS, DecoderAdapter, compute_sketch, load_model
 
 LEAST_BLOCKS = 4
-"""Of a document: with fewer there is no middle block to compare."""
+"""A document with fewer blocks has no middle block to compare."""
 
 
 def deviations(alpha: Tensor) -> Tensor:
-    """How many standard deviations below its layer's mean the best block's alpha lies: `[L]`.
+    """How many standard deviations the best block's alpha is below its layer's mean.
 
-    alpha `[L, m]`, +inf at blocks that were not scored. The best block has the lowest mean rank
-    over layers.
+    The best block has the lowest mean rank over layers.
+
+    Args:
+        alpha: `[layers, blocks]`; +inf for blocks that were not scored.
+
+    Returns:
+        `[layers]`.
     """
     scored = alpha.isfinite().all(0)
     alpha = alpha[:, scored].double()
@@ -48,7 +53,7 @@ def deviations(alpha: Tensor) -> Tensor:
 
 
 def stable_layers(found: Sequence[Tensor], layers: int) -> tuple[int, ...]:
-    """The best eighth (at least one), ascending, from `deviations` per document."""
+    """The best eighth of the layers (at least one), ascending, from the documents' deviations."""
     stacked = torch.stack(list(found))
     outliers = (stacked > OUTLIER_SIGMAS).double().sum(0)
     mean = stacked.mean(0)
@@ -58,12 +63,12 @@ def stable_layers(found: Sequence[Tensor], layers: int) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def decay_of(adapter: DecoderAdapter, ids: Sequence[int]) -> Tensor:
-    """alpha `[L, m]` of one document prefilled by itself."""
+    """Decay alpha `[layers, blocks]` of one document that is prefilled by itself."""
     return compute_sketch(adapter, ids).alpha.cpu()
 
 
 def texts(path: Path | None, tokens: int, samples: int, seed: int) -> Iterable[str]:
-    """Documents of a JSONL file (field `text`), or filler sentences in random order."""
+    """Texts of a JSONL file (field `text`), or filler sentences in random order."""
     if path is not None:
         with path.open(encoding="utf-8") as lines:
             for line, _ in zip(lines, range(samples), strict=False):

@@ -103,6 +103,7 @@ class Bench:
         facts: ModelFacts,
         fingerprint: str,
         decode: Decode,
+        *,
         pool_tokens: int,
         memory_bytes: int,
         stack: ExitStack,
@@ -139,7 +140,15 @@ class Bench:
         """
         add_folder(METHODS_FOLDER)
         with ExitStack() as stack:
-            yield cls(adapter, facts, fingerprint, decode, pool_tokens, memory_bytes, stack)
+            yield cls(
+                adapter,
+                facts,
+                fingerprint,
+                decode,
+                pool_tokens=pool_tokens,
+                memory_bytes=memory_bytes,
+                stack=stack,
+            )
 
     def measure(
         self, samples: Sequence[Sample], configurations: Sequence[Sequence[Configuration]]

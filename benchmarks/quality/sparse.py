@@ -146,9 +146,9 @@ def main(given: Sequence[str] | None = None) -> int:
         parts=args.parts,
     )
     paths = tables.write(
-        args.out, NAME, facts, about, measured,
-        [scores(c, measured) for c in compared],
-        [(a, scores(a.compared, measured_parts)) for a in ablated],
+        args.out, NAME, facts, about, prompts=measured,
+        methods=[scores(c, measured) for c in compared],
+        ablated=[(a, scores(a.compared, measured_parts)) for a in ablated],
     )  # fmt: skip
     print("\n".join(map(str, paths)))
     return 0

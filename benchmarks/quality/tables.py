@@ -126,6 +126,7 @@ def write(
     name: str,
     facts: Mapping[str, Any],
     about: str,
+    *,
     prompts: Sequence[Prompt],
     methods: Sequence[Scores],
     ablated: Sequence[tuple[Ablated, Scores]],

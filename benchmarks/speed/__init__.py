@@ -1,5 +1,5 @@
-"""How near to the physical limits each part comes: `python -m benchmarks.speed`.
+"""How close each part comes to physical limits and to other software: `python -m benchmarks.speed`.
 
-A line of the table is a module in `lines` with one function, `run(setup) -> Outcome`. It runs what
-it compares in turn, so that a ratio never compares two moments of a noisy machine.
+Each line of the table is a module in `lines` with a function `run(setup) -> Outcome`. What a line
+compares takes turns, so that a ratio never compares two distant moments of a noisy machine.
 """

@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed [--only NAME …] [--threads 1 2] [--resume] [--quick]
 
-Each line's figures and samples are written when it is done, the table and the plots at the end.
-With --resume a line is left as it is if this commit has measured it at this size; with --quick
-everything runs at a tiny shape, which shows that it runs and nothing else.
+Figures and samples of a line are written when it is done, the table and the plots at the end. With
+--resume, lines that this commit has measured at this size are skipped. With --quick everything runs
+at a tiny shape, which only shows that it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "speed"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if a line could not be measured. A missed target is a result, no failure."""
+    """Returns the exit code: 1 if a line could not be measured. A missed target is no failure."""
     from benchmarks.speed.lines import ORDER
 
     given = _parser(ORDER).parse_args(argv)

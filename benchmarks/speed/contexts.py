@@ -1,4 +1,4 @@
-"""Sequences whose prompts are taken for prefilled: random KV of the right size in a pool."""
+"""Sequences with random KV in a pool, as if their prompts had been prefilled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.worker.api import Decoder, DecoderAdapter, KVPool, Sampler, Sequenc
 
 @dataclass
 class Context:
-    """A sequence as `Decoder.step` takes it."""
+    """A sequence in the form that `Decoder.step` takes."""
 
     kv: SequenceKV
     position: int
@@ -21,27 +21,28 @@ class Context:
 
 
 def spread(tokens: int, batch: int) -> list[int]:
-    """Lengths of a batch around `tokens`, no two of them equal."""
+    """Different lengths around `tokens` for the sequences of a batch."""
     return [tokens + max(1, tokens // 64) * (2 * i - batch + 1) for i in range(batch)]
 
 
 def pool_for(adapter: DecoderAdapter, lengths: Sequence[int], room: int) -> KVPool:
-    """A pool that holds contexts of these lengths, each with `room` for more."""
+    """A pool for contexts of these lengths, each with `room` for more tokens."""
     return kv_pool(adapter, sum(lengths) + room * len(lengths))
 
 
 def filled(pool: KVPool, tokens: int, room: int) -> Context:
+    """A context of `tokens` tokens of random KV, with `room` for more."""
     kv = pool.reserve(tokens + room)
     assert kv is not None
     for layer in range(len(kv.start)):
-        for store in kv.prompt_layer(layer, tokens):
-            store.normal_()
+        for part in kv.prompt_layer(layer, tokens):
+            part.normal_()
     kv.set_length(tokens)
     return Context(kv, tokens)
 
 
 def evict(context: Context, share: float, room: int, seed: int) -> None:
-    """Leaves that share of the entries on average, half to one and a half of it per head."""
+    """Keeps `share` of the KV entries on average, half to one and a half of it per head."""
     random = torch.Generator().manual_seed(seed)
     tokens = context.position
     for layer, start in enumerate(context.kv.start):
@@ -54,7 +55,7 @@ def evict(context: Context, share: float, room: int, seed: int) -> None:
 
 
 def decode(decoder: Decoder, contexts: list[Context], steps: int) -> None:
-    """So many greedy tokens for everyone."""
+    """Decodes `steps` tokens greedily for every context."""
     greedy = [Sampler(Sampling(max_tokens=steps))] * len(contexts)
     for _ in range(steps):
         tokens = sample(greedy, decoder.step(contexts))

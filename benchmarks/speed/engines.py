@@ -1,4 +1,4 @@
-"""Engines to measure: one on a store of one tier, prompts of random ids, time to a first token."""
+"""Engines on a store of one tier, prompts of random ids, and time to first token."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ METHODS = {
 }
 
 
-# One for all engines, of which one runs at a time.
+# Shared by all engines, because only one runs at a time.
 _WOKEN = threading.Event()
 
 
 def _wait() -> None:
-    """Until a load is done, as the server does; not for long, as other things may have changed."""
+    """Waits for a load, as the server does, but only briefly: other things may change meanwhile."""
     _WOKEN.wait(0.0005)
     _WOKEN.clear()
 
 
 class Prompt:
-    """One prompt of random ids and its chunks."""
+    """A prompt of random token ids, with its documents."""
 
     def __init__(self, adapter: DecoderAdapter, tokens: int, chunks: int, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ class Prompt:
         return [address for address in found if address is not None]
 
     def computed(self, adapter: DecoderAdapter) -> dict[str, EncodedChunk]:
-        """Key to chunk, precomputed once."""
+        """The chunks by key, really precomputed."""
         with place(adapter, MemoryTier(1 << 33), len(self.ids)) as engine:
             precompute(engine, self)
             out = {}
@@ -86,7 +86,7 @@ class Prompt:
             return out
 
     def random_chunks(self, engine: Engine, adapter: DecoderAdapter) -> dict[str, EncodedChunk]:
-        """Key to chunk of random KV: as large and as fast to place as real ones, made at once."""
+        """Chunks of random KV by key: as large as real ones, but made quickly."""
         chunks = {}
         for address in self.addresses(engine):
             shape = address.spec.shape
@@ -97,7 +97,7 @@ class Prompt:
 
 
 class Throttled:
-    """A tier whose readers together get so many bytes a second; else the tier it stands before."""
+    """Wraps a tier and limits the bytes per second of all its readers together."""
 
     def __init__(self, tier: Tier, bytes_per_s: float) -> None:
         self._tier = tier
@@ -135,7 +135,7 @@ def place(
     planner: bool = False,
     codec: str = "raw",
 ) -> Iterator[Engine]:
-    """An engine on a store of that tier alone, which gets the chunks."""
+    """An engine on a store of this tier only, which is filled with `chunks`."""
     with TieredStore([tier]) as store:
         for key, chunk in (chunks or {}).items():
             store.put(key, chunk)
@@ -152,7 +152,7 @@ def place(
 
 
 def precompute(engine: Engine, prompt: Prompt) -> None:
-    """Compute and store every chunk of the prompt."""
+    """Computes and stores every chunk of the prompt."""
     with torch.inference_mode():
         for address in prompt.addresses(engine):
             engine.precompute_queue.compute_now(address)
@@ -160,14 +160,18 @@ def precompute(engine: Engine, prompt: Prompt) -> None:
 
 @dataclass(frozen=True)
 class Answered:
-    """Seconds from asking to the first token, and what the engine says of it."""
+    """Seconds from the request to the first token, and the engine's report."""
 
     ttft_s: float
     report: Report
 
 
 def answer(engine: Engine, request: Request) -> Answered:
-    """One request, alone, to its end. Raises RuntimeError if it fails."""
+    """Answers one request alone.
+
+    Raises:
+        RuntimeError: the request failed.
+    """
     started = time.perf_counter()
     engine.submit(request)
     first, report = 0.0, None
@@ -185,7 +189,11 @@ def answer(engine: Engine, request: Request) -> Answered:
 
 
 def answer_all(engine: Engine, requests: list[Request]) -> None:
-    """Requests submitted together, until all are answered. Raises RuntimeError if one fails."""
+    """Answers requests that are submitted together.
+
+    Raises:
+        RuntimeError: a request failed.
+    """
     for request in requests:
         engine.submit(request)
     while not engine.scheduler.idle:

@@ -1,10 +1,10 @@
-"""The GPU's table: figures against what the device itself can do, measured in the same run.
+"""The GPU's table: results relative to what the device itself can do, measured in the same run.
 
     python -m benchmarks.speed.gpu [--quick] [--repetitions 5] [--out FOLDER]
 
-Random-weight Llama-3-8B shape in bfloat16; chunks are random KV in host memory. Without a GPU it
-says so and ends with 2; `--quick --device cpu` runs the same code at a tiny shape, which shows that
-it runs and nothing else. `benchmarks/speed/gpu.sh` runs the GPU's tests before it.
+A model with random weights in the shape of Llama-3-8B, bfloat16; chunks are random KV in host
+memory. Without a GPU the exit code is 2. `--quick --device cpu` runs the same code at a tiny shape,
+which only shows that it runs. `benchmarks/speed/gpu.sh` runs the GPU tests before it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,19 @@ TINY = {
 
 @dataclass(frozen=True)
 class Run:
-    """tokens: of the prompt and of every decoded context; square: side of the matrices whose
-    product is the device's rate; budget: entries left per head on average."""
+    """What to run.
+
+    Attributes:
+        adapter: the model.
+        repetitions: of every measurement.
+        tokens: of the prompt and of every decoded context.
+        chunks: documents of the prompt.
+        square: side of the matrices whose product gives the device's rate.
+        copied: bytes of the copy that gives the device's bandwidth.
+        batch: contexts that are decoded together.
+        budget: KV entries per head, on average, after eviction.
+        steps: tokens to decode.
+    """
 
     adapter: DecoderAdapter
     repetitions: int
@@ -60,7 +71,7 @@ class Run:
 
 
 def prefill(run: Run) -> Outcome:
-    """Full prefill over the rate of matrix products; A3 over full prefill; raw against int8."""
+    """Full prefill relative to matrix products, A3 to full prefill, int8 to raw."""
     adapter, number = run.adapter, count()
     prompt = Prompt(adapter, run.tokens, run.chunks, 0)
     ways: dict[str, Work] = {"product": synchronised(adapter, _product(run))}
@@ -96,7 +107,7 @@ def prefill(run: Run) -> Outcome:
 
 
 def transfer(run: Run) -> Outcome:
-    """Chunks' layers to the device over one copy of as many pinned bytes."""
+    """Copying chunks to the device, relative to one copy of the same number of pinned bytes."""
     adapter = run.adapter
     prompt = Prompt(adapter, run.tokens, run.chunks, 0)
     with place(adapter, MemoryTier(64 << 30), len(prompt.ids)) as engine:
@@ -121,14 +132,14 @@ def transfer(run: Run) -> Outcome:
 
 
 def decoding(run: Run) -> Outcome:
-    """TPOT at batch 1 over reading weights and KV once; a large batch over the same evicted."""
+    """TPOT at batch 1 relative to reading weights and KV once; a large batch evicted."""
     adapter, steps = run.adapter, run.steps
     room = steps * (run.repetitions + 1) * 2 + 1
     pool = pool_for(adapter, [run.tokens] * run.batch, room)
     contexts = [filled(pool, run.tokens, room) for _ in range(run.batch)]
     decoder = Decoder(adapter, pool)
     weights = sum(p.nbytes for p in adapter.model.parameters())
-    weights -= adapter.model.get_input_embeddings().weight.nbytes  # a row of it is read
+    weights -= adapter.model.get_input_embeddings().weight.nbytes  # only one row of it is read
     once = weights + run.tokens * adapter.kv_bytes_per_token
     source = torch.empty(run.copied, dtype=torch.uint8, device=adapter.device)
     target = torch.empty_like(source)
@@ -161,7 +172,7 @@ def decoding(run: Run) -> Outcome:
 
 
 def synchronised(adapter: DecoderAdapter, work: Work) -> Work:
-    """Work whose end is the device's, not the moment it was asked for."""
+    """The work including the wait until the device has finished it."""
 
     def done() -> None:
         work()

@@ -1,4 +1,4 @@
-"""What a line of the table measured: figures with their samples, targets and verdicts."""
+"""The outcome of a line: figures with samples, targets and verdicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Target:
-    """A limit that the median has to keep."""
+    """A limit for the median of the samples."""
 
     limit: float
     at_least: bool = False
@@ -32,8 +32,15 @@ def at_least(limit: float) -> Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of the table. samples: one per repetition; cpu: the same in processor time over
-    all threads, which other programs on the machine hardly touch."""
+    """One number of the table.
+
+    Attributes:
+        what: was measured.
+        samples: one per repetition.
+        target: that the median should meet.
+        unit: of the samples.
+        cpu: the same in processor time over all threads, which other programs hardly affect.
+    """
 
     what: str
     samples: Sequence[float]
@@ -67,8 +74,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """samples: everything that was timed, JSON-ready; notes: what a reader of the figures has to
-    know, such as a peer that is not installed."""
+    """What a line returns.
+
+    Attributes:
+        figures: for the table.
+        samples: all times, JSON-ready.
+        notes: for the reader, such as a peer that is not installed.
+    """
 
     figures: Sequence[Figure]
     samples: Mapping[str, Any] = field(default_factory=dict)

@@ -1,5 +1,7 @@
-"""Runs several ways of doing one thing in turn, so that a ratio never compares two moments of a
-noisy machine."""
+"""Runs several ways of doing one thing in turn.
+
+A ratio thus never compares two distant moments of a noisy machine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Work = Callable[[], object]
 
 @dataclass
 class Taken:
-    """Seconds of every repetition: on the clock, and of processor time over all threads."""
+    """Seconds of every repetition: wall-clock time, and processor time over all threads."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -28,19 +30,19 @@ class Taken:
 
 @dataclass
 class Paired:
-    """Named ways, each with what it took per repetition."""
+    """The times of all ways, by name."""
 
     taken: dict[str, Taken]
 
     def ratios(self, of: str, over: str, scale: float = 1.0, clock: str = "wall") -> list[float]:
-        """Time of one way over another's, per repetition, times `scale`."""
+        """Time of one way relative to another, for every repetition, times `scale`."""
         a, b = getattr(self.taken[of], clock), getattr(self.taken[over], clock)
         return [scale * x / y for x, y in zip(a, b, strict=True)]
 
     def figure(
         self, what: str, of: str, over: str, target: Target | None = None, scale: float = 1.0
     ) -> Figure:
-        """Time of one way over another's."""
+        """A figure of the time of one way relative to another."""
         cpu = self.ratios(of, over, scale, "cpu")
         return Figure(what, self.ratios(of, over, scale), target, cpu=cpu)
 
@@ -55,8 +57,14 @@ def run_paired(
     before: Mapping[str, Work] | None = None,
     warm_up: bool = True,
 ) -> Paired:
-    """Every way once per repetition, in an order that turns round. `before` prepares a way and is
-    not timed; the first round warms up and is thrown away, unless something else has."""
+    """Runs every way once per repetition, in rotating order.
+
+    Args:
+        ways: what to time, by name.
+        repetitions: how often.
+        before: prepares a way; not timed.
+        warm_up: whether to run one more round first, which is not counted.
+    """
     paired = Paired({name: Taken() for name in ways})
     names = list(ways)
     for turn in range(0 if warm_up else 1, repetitions + 1):

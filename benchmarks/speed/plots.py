@@ -1,4 +1,4 @@
-"""The figures as pictures, drawn from the records of one number of threads."""
+"""Pictures of the results, from the records with one number of threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Taken = Mapping[str, Sequence[float]]
 
 
 def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Every picture that these records are enough for."""
+    """Draws every picture for which there are records."""
     made = []
     for threads in sorted({record["threads"] for record in records}):
         lines = {r["line"]: r for r in records if r["threads"] == threads}
@@ -41,7 +41,7 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
 
 
 def _ttft_context(axes: Axes, lines: Mapping[str, Record]) -> bool:
-    """Seconds by method; the sweep's lengths, and those of the two lines that have one each."""
+    """TTFT by method: at the sweep's lengths, and at those of two other lines."""
     if "ttft_sweep" not in lines:
         return False
     by_length: dict[int, Taken] = {
@@ -90,7 +90,7 @@ def _ttft_tier(axes: Axes, lines: Mapping[str, Record]) -> bool:
 
 
 def _tpot(axes: Axes, lines: Mapping[str, Record]) -> bool:
-    """A curve per budget."""
+    """TPOT: a curve for each budget."""
     if "tpot_sweep" not in lines:
         return False
     taken: Taken = lines["tpot_sweep"]["samples"]["tpot_s"]
@@ -106,7 +106,7 @@ def _tpot(axes: Axes, lines: Mapping[str, Record]) -> bool:
 
 
 def _stages(axes: Axes, lines: Mapping[str, Record]) -> bool:
-    """What the time to the first token is spent on: one bar per method, stage behind stage."""
+    """What TTFT consists of: a bar for each method, divided into stages."""
     bars: dict[str, Mapping[str, float]] = {}
     if "ttft" in lines:
         bars |= {f"{m}, memory": s for m, s in lines["ttft"]["samples"]["stages"].items()}
@@ -146,6 +146,6 @@ def _finish(axes: Axes, title: str, *, legend: bool = True) -> bool:
 
 def _save(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No software version in the file: the same figures give the same bytes.
+    # No software version in the file, so that the same figures give the same bytes.
     plt.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
     return path

@@ -1,7 +1,7 @@
-"""What a line measured, as a file: figures, raw samples, machine, versions, commit, seed.
+"""Files with the outcome of a line: figures, raw samples, machine, versions, commit, seed.
 
-A file is kept per line and number of threads, so that a run which was cut short can go on where it
-stopped.
+There is a file for each line and number of threads, so that a run that was cut short can continue
+where it stopped.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ def read(folder: Path, line: str, threads: int) -> Record | None:
 
 
 def read_all(folder: Path, lines: Sequence[str], threads: Sequence[int]) -> list[Record]:
-    """Those that are there, by threads, then in the order of `lines`."""
+    """The existing records, by number of threads, then in the order of `lines`."""
     found = [read(folder, line, count) for count in threads for line in lines]
     return [record for record in found if record is not None]
 
 
 def same_run(kept: Record, head: Record) -> bool:
-    """Whether a record was measured on the commit, the machine and at the size of `head`. Never
-    where code has changed since its commit: nothing says what was measured then."""
+    """Whether a record is of the commit, the machine and the size of `head`.
+
+    False if code had uncommitted changes, because then it is unknown what was measured.
+    """
     head = json.loads(json.dumps(head))
     return not head["environment"]["uncommitted"] and all(kept.get(k) == head[k] for k in head)
 
 
 def head_of(line: str, setup: Setup) -> Record:
-    """What a run is told apart by."""
+    """What distinguishes one run from another."""
     return {
         "line": line,
         "threads": setup.threads,

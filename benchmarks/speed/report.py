@@ -13,7 +13,7 @@ HEAD = ("figure", "threads", "median", "min to max", "processor time", "target",
 
 
 def rows(record: Record) -> list[tuple[str, ...]]:
-    """A row per figure; columns as in HEAD."""
+    """A row for each figure, with the columns of HEAD."""
     return [
         (
             figure["what"],
@@ -29,7 +29,7 @@ def rows(record: Record) -> list[tuple[str, ...]]:
 
 
 def text(record: Record) -> str:
-    """One line of the terminal per figure, notes behind them."""
+    """A line of text for each figure, then the notes."""
     lines = [
         f"  {what:72s} {median:>9s}  ({spread})  {target:>7s} {verdict}".rstrip()
         for what, _, median, spread, _, target, verdict in rows(record)
@@ -38,7 +38,7 @@ def text(record: Record) -> str:
 
 
 def write(path: Path, records: Sequence[Record], pictures: Sequence[Path]) -> None:
-    """All records as one page. Figures without a target come after the table of the targets."""
+    """Writes all records as one page; figures without a target have their own table at the end."""
     wanted = [r for record in records for r in rows(record) if r[5]]
     others = [r for record in records for r in rows(record) if not r[5]]
     notes = [f"- {record['line']}: {note}" for record in records for note in record["notes"]]

@@ -1,4 +1,4 @@
-"""What is measured at which size: the real shape, or a tiny one that shows that a line runs."""
+"""Sizes of what is measured: the real shape, and a tiny one that only shows that a line runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.worker.api import DecoderAdapter, adapter_for
 
 @dataclass(frozen=True)
 class Shape:
-    """Tokens unless said otherwise. A stitched prompt is `chunks` documents of equal length."""
+    """Sizes, in tokens unless noted. A stitched prompt has `chunks` documents of equal length."""
 
     model: str  # see benchmarks.shapes
     tokens: int = 2048
@@ -26,7 +26,7 @@ class Shape:
     contexts: tuple[int, ...] = (512, 1024, 4096)
     ratios: tuple[float, ...] = (0.05, 0.15, 0.3, 0.5)
     batches: tuple[int, ...] = (1, 2, 4, 8)
-    budgets: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)  # share of the prompt's KV that is kept
+    budgets: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)  # shares of the prompt's KV that are kept
     planner_tokens: int = 512
     planner_layers: int = 4
     requests: int = 1000
@@ -59,7 +59,7 @@ TINY = Shape(
 
 @dataclass(frozen=True)
 class Setup:
-    """One run's circumstances; models are made once and shared by the lines."""
+    """The circumstances of a run; models are made once and shared by the lines."""
 
     shape: Shape
     threads: int
@@ -72,13 +72,13 @@ class Setup:
 
     @cached_property
     def stock(self) -> Any:
-        """The same weights as transformers makes it, nothing of ours: to hold a figure against."""
+        """A transformers model with the same weights, to compare with."""
         return random_qwen2(self.shape.model, seed=self.seed)
 
     def adapter_of(self, layers: int | None = None) -> DecoderAdapter:
         return adapter_for(random_qwen2(self.shape.model, seed=self.seed, layers=layers))
 
     def begin(self) -> None:
-        """Before every line: what another may have changed."""
+        """Resets what another line may have changed; called before every line."""
         torch.set_num_threads(self.threads)
         torch.manual_seed(self.seed)

@@ -1,16 +1,17 @@
-"""How near each tier's reads come to what the memory, the disk and the socket under it can do.
+"""How close each tier's reads come to what the memory, disk or socket under it can do.
 
-| row           | the store                                   | held against                     |
+| row           | the store                                   | compared with                    |
 |---------------|---------------------------------------------|----------------------------------|
-| memory        | read, its layers copied to where one wants  | memcpy of the same bytes         |
+| memory        | read, layers copied to another place        | memcpy of the same bytes         |
 | memory blocks | every other block of every layer            | memcpy of the same bytes         |
 | ssd           | read, page cache dropped                    | O_DIRECT, page cache dropped     |
 | ssd warm      | read, file in the page cache                | preadv of the file               |
 | redis         | read                                        | the same GETs, bare socket       |
 | redis blocks  | every other block of every layer            | the same GETRANGEs, bare socket  |
 
-The bare sides fill memory whose pages exist and look at no byte. The store's is a `TieredStore` of
-that tier alone: header parsed, checksums verified (whole chunks in memory were when they came in).
+The other side fills memory whose pages already exist, and does not look at the bytes. The store is
+a `TieredStore` of this tier only, which parses headers and verifies checksums (of whole chunks in
+memory, when they were put in).
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.redis.resp import command
 from kvstore.tiers.ssd.directory_scan import chunk_path
 
-DIRECT_BYTES = 4 << 20  # per read of the bare side, like dd bs=4M iflag=direct
+DIRECT_BYTES = 4 << 20  # bytes per read without the store, like dd bs=4M iflag=direct
 CAPACITY = 8 << 30
 KEY = "0" * 32
-FILES = 4  # of the SSD rows, in turn: where on the disk one lies decides much
+FILES = 4  # files of the SSD rows, used in turn, because the place on the disk matters much
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: the same bytes through the store and past it."""
+    """One comparison: the same bytes read with the store and without it."""
 
     name: str
     nbytes: int
@@ -71,7 +72,7 @@ def make_chunk(
 
 @contextmanager
 def holding(tier: Tier, chunk: kv.EncodedChunk) -> Iterator[kv.TieredStore]:
-    """A store of this tier with the chunk in it."""
+    """A store of this tier that contains the chunk."""
     with kv.TieredStore([tier]) as store:
         store.put(KEY, chunk)
         store.flush()
@@ -163,7 +164,7 @@ def redis_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, url: str) -> Itera
 
 
 def rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
-    """Every row of the table; what a row needs is gone when the next one is asked for."""
+    """The rows of the table; what a row needs is freed before the next row."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(redis_url())
@@ -176,7 +177,7 @@ def rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
 
 
 def _bare(connection: socket.socket, commands: Sequence[bytes]) -> Work:
-    """Send the commands, receive the replies into memory that exists, count the bytes."""
+    """Sends commands, receives the replies into existing memory, and returns their bytes."""
     request = b"".join(commands)
     connection.sendall(request)
     total = 0
@@ -194,7 +195,7 @@ def _bare(connection: socket.socket, commands: Sequence[bytes]) -> Work:
 
 
 def _memory(nbytes: int) -> memoryview:
-    """Memory with its pages already there."""
+    """Memory whose pages already exist."""
     pages = mmap.mmap(-1, nbytes)
     pages.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(pages)
@@ -203,7 +204,7 @@ def _memory(nbytes: int) -> memoryview:
 
 
 def _cool(path: Path) -> None:
-    """Make the kernel forget the file's contents: the next read goes to the disk."""
+    """Drops a file from the page cache, so that the next read goes to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

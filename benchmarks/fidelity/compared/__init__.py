@@ -1,1 +1,1 @@
-"""What is compared: methods, their parameters, and variants that exist only to be measured."""
+"""What is compared: methods with parameters, and variants that exist only to be measured."""

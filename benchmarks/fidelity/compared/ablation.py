@@ -1,7 +1,7 @@
 """What each part of question_scout is worth: one change at a time, at one budget.
 
-Layers and heads are chosen on prompts of their own (`Calibration`): each alone ranks, the one whose
-ranking leaves the least divergence is best. Nothing is tuned on the prompts that are reported.
+Layers and heads are chosen on separate prompts (`Calibration`): each one alone ranks the tokens,
+and the one whose ranking leaves the least divergence is best. Nothing is tuned on reported prompts.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from service.worker.api import A3, CacheBlend, Pie, QuestionScout, Vanilla
 from service.worker.methods.api import DenseMethod
 
 CALIBRATION_SAMPLES = 4
-"""Prompts a task for choosing layers and heads."""
+"""Prompts of each task for choosing layers and heads."""
 _SMALLEST = 1e-7
-"""KL below this is rounding: its logarithm would be noise."""
+"""A smaller KL is rounding error, and its logarithm would be noise."""
 
 Head = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Layers and (layer, head) pairs, the best ranking first."""
+    """Layers and (layer, head) pairs, best first."""
 
     layers: tuple[int, ...]
     heads: tuple[Head, ...]
@@ -49,8 +49,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Changes to question_scout with this share of rows and so many first tokens of every chunk, on
-    a model of `layers` layers of `heads` query heads."""
+    """The ablation of question_scout.
+
+    Attributes:
+        layers: of the model.
+        heads: query heads of a layer.
+        ratio: share of rows to recompute.
+        edge: first tokens of every chunk that are recomputed.
+    """
 
     layers: int
     heads: int
@@ -63,11 +69,11 @@ class Ablation:
 
     @property
     def base(self) -> Configuration:
-        """The service's own method: what every change is compared with."""
+        """question_scout as the service has it, with which every change is compared."""
         return self._of("question_scout", QuestionScout(self.ratio, self.edge), f"edge {self.edge}")
 
     def candidates(self) -> dict[Head | int, Configuration]:
-        """Every layer alone and every head alone as the whole ranking."""
+        """Configurations that rank by one layer alone or one head alone."""
         alone: dict[Head | int, Configuration] = {}
         for layer in range(self.layers):
             alone[layer] = self._scout(f"layer {layer} only", layers=(layer,))
@@ -79,8 +85,11 @@ class Ablation:
     def calibrated(
         self, measurer: Measurer, prompts: Sequence[Prompt], records: Records
     ) -> Calibration:
-        """Orders by the geometric mean of the first token's KL: what helps on most prompts.
-        Raises KeyboardInterrupt if it was interrupted before there was a prompt to go by."""
+        """Orders layers and heads by the geometric mean of the first token's KL.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted before any prompt was measured.
+        """
         alone = self.candidates()
         measure_all(measurer, prompts, list(alone.values()), records)
         measured = complete(prompts, list(alone.values()), records)

@@ -1,4 +1,4 @@
-"""What is compared: a method with its parameters, over chunks stored in one way."""
+"""A configuration to compare: a method with parameters, and how chunks are stored."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from service.worker.methods.api import DenseMethod, PrefillResult, Reads
 
 @dataclass(frozen=True)
 class Configuration:
-    """`family` is what the method is called (a3, cacheblend, …); `variant` tells apart what differs
-    in more than how much is recomputed, so family, variant, prefix mode and codec name a curve
-    whose points differ in cost (`amount`: "r=0.15")."""
+    """One configuration.
+
+    Family, variant, prefix mode and codec name a curve, whose points differ in cost.
+
+    Attributes:
+        family: name of the method, such as a3.
+        method: with its parameters.
+        amount: how much is recomputed, such as "r=0.15".
+        variant: what else differs from the family's standard.
+        prefix_mode: what chunks are precomputed behind.
+        codec: that chunks are stored with.
+    """
 
     family: str
     method: DenseMethod | Recipe
@@ -39,8 +48,10 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """16 hex characters over what decides the result: parameters, storage, and the code of the
-        method's own files. The engine's code is not in it."""
+        """16 hex characters that identify parameters, storage and the code of the method's files.
+
+        The engine's code is not included.
+        """
         text = f"{self.method!r} {self.prefix_mode} {self.codec} {_code(type(self.method))}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -55,7 +66,7 @@ class Configuration:
 
 
 def _code(kind: type[DenseMethod] | type[Recipe]) -> str:
-    """Source of the files that a method's classes are defined in."""
+    """Source code of the files that define a method's classes."""
     own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
     if any(name.startswith(str(__package__)) for name in own):
         own += [f"{__package__}.{name}" for name in ("picking", "variants")]

@@ -1,7 +1,7 @@
-"""The configurations that a run compares: every fusion method over its range of cost, with chunks
-stored bare and behind the system prompt, and a few more ways to store them.
+"""The configurations that a run compares.
 
-Sweeps are for the frontier: each curve crosses the costs at which others are compared with it.
+Every fusion method is measured over its range of costs, so that curves can be compared at equal
+cost; with chunks precomputed alone and behind the system prompt, and in a few other ways.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from service.worker.api import A3, CacheBlend, FullReuse, LegoLink, Pie, Questio
 
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 ENDS = (1, 2, 4, 8, 16)
-"""First and last tokens of LegoLink."""
+"""Numbers of first and last tokens of LegoLink."""
 PREFIXES = ("none", "system")
 EDGES = {0: (0.15,), 1: (0.05, 0.1, 0.15), 4: (0.05, 0.1, 0.15), 8: (0.15,)}
-"""question_scout's first tokens of every chunk, and the ratios each is measured at."""
+"""Numbers of first tokens of question_scout, and the ratios at which each is measured."""
 RATIO = 0.15
-"""What papers use; where only one is measured, this."""
+"""The papers' ratio, used where only one is measured."""
 
 
 def standard(layers: int) -> list[Configuration]:
-    """For a model of `layers` layers."""
+    """The configurations for a model with `layers` layers."""
     return [
         Configuration("full prefill", Vanilla(), prefix_mode="none"),
         *_without_choice(),
@@ -41,7 +41,7 @@ def _without_choice() -> Iterator[Configuration]:
         yield Configuration("pie", Pie(), prefix_mode=prefix)
     for prefix in PREFIXES:
         yield Configuration("full_reuse", FullReuse(), prefix_mode=prefix)
-        # What A3 and CacheBlend give before they choose a row.
+        # Like A3 and CacheBlend, but without choosing rows.
         yield Configuration("pie", Pie(exact_layers=2), variant="exact 0-1", prefix_mode=prefix)
 
 

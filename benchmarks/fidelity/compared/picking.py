@@ -1,7 +1,7 @@
-"""From evidence to rows: chunk edges first, then what the question looked at, under one budget.
+"""Chooses rows: edges of chunks first, then what the question attends to, within one budget.
 
-The ablation's ways to choose; with the defaults of `Pick` it is what question_scout does, which a
-test holds it to.
+These are the ablation's ways to choose. With the defaults of `Pick` they equal question_scout,
+which a test checks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from service.worker.methods.api import PromptLayout, share_of, stable_topk
 
 @dataclass(frozen=True)
 class Pick:
-    """first, last: tokens at every document's ends, the outermost of all documents before any
-    further in, and of the rows at most the share `ends`. pool: a token's evidence is the most
-    within so many tokens of it. dilate: a chosen token brings so many neighbours along. Both stay
-    inside the token's document."""
+    """How rows are chosen.
+
+    Attributes:
+        ratio: share of the prompt to recompute.
+        first: tokens at the start of every document to choose; the outermost tokens of all
+            documents come before any further in.
+        last: the same at the end of every document.
+        ends: largest share of the rows for `first` and `last`.
+        pool: the score of a token is the largest within this distance in its document.
+        dilate: a chosen token brings this many neighbours of its document along on either side.
+    """
 
     ratio: float = 0.15
     first: int = 2
@@ -30,7 +37,7 @@ class Pick:
     dilate: int = 0
 
     def rows(self, layout: PromptLayout, attention_scores: Tensor) -> Tensor:
-        """⌊ratio · n⌋ ascending rows (all candidates if that is more) by evidence `[n]`."""
+        """⌊ratio · n⌋ rows (at most all candidates), ascending, from attention scores `[n]`."""
         candidates = layout.stale_document_rows
         wanted = share_of(layout, self.ratio)
         rank = attention_scores.double()
@@ -56,7 +63,7 @@ class Pick:
 
 
 def _depths(layout: PromptLayout) -> tuple[Tensor, Tensor]:
-    """Of each candidate, how many tokens of its document come before it, and after it."""
+    """For each candidate, the number of tokens of its document before it and after it."""
     sizes = [s.tokens for s in layout.stale_documents]
     before = [torch.arange(size, device=layout.ids.device) for size in sizes]
     empty = layout.ids.new_empty(0)
@@ -70,7 +77,7 @@ def _pooled(values: Tensor, reach: int) -> Tensor:
 def _dilated(
     layout: PromptLayout, candidates: Tensor, rank: Tensor, wanted: int, reach: int
 ) -> Tensor:
-    """Tokens in order of rank, each with its neighbours, until `wanted` are chosen."""
+    """Chooses tokens by rank, each with its neighbours, until there are `wanted`."""
     document = torch.zeros(layout.tokens, dtype=torch.long)
     for number, segment in enumerate(layout.documents, start=1):
         document[segment.start : segment.end] = number

@@ -1,8 +1,8 @@
-"""Ablations of question_scout that have to see the prompt first, or run the loop twice.
+"""Ablations of question_scout that need the prompt to choose their method, or prefill twice.
 
-Each ranks by the engine's own first pass (or by something else), then prefills with rows laid down
-in advance. The first pass and the prefill place the cache twice, which a method proper would not:
-seconds are too long, operations are right.
+Each ranks tokens, mostly by the engine's own question pass, and then prefills with fixed rows. The
+question pass and the prefill both place the cached KV, which a real method would do once: measured
+seconds are therefore too long, but operations are right.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ from service.worker.methods.api import (
 
 @dataclass(frozen=True, eq=False)
 class PlannedRows(DenseMethod):
-    """Rows laid down in advance: `plan[l]` go on from layer l's attention (KV of layer l is still
-    computed for those before them). `start` rows are computed from the embedding on."""
+    """Recomputes rows that are fixed in advance.
+
+    Attributes:
+        start: rows that are computed from the embedding on.
+        plan: (layer, rows) pairs: only these rows go on from that layer's attention. Their KV at
+            that layer is still computed together with the other rows'.
+    """
 
     start: Tensor
     plan: tuple[tuple[int, Tensor], ...] = ()
@@ -46,8 +51,10 @@ class PlannedRows(DenseMethod):
 
 @dataclass(frozen=True)
 class Oracle:
-    """Edges and the tokens that *full prefill's* question attends to most: what a perfect first
-    pass would choose. It costs what it says only because the ranking is given."""
+    """Edges, and the tokens that the question attends to most in full prefill.
+
+    This is what a perfect question pass would choose. Its cost does not include the ranking.
+    """
 
     pick: Pick
 
@@ -57,7 +64,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class RandomEvidence:
-    """Edges and random tokens, without a first pass."""
+    """Edges and random tokens, without a question pass."""
 
     pick: Pick
     seed: int = 0
@@ -69,7 +76,7 @@ class RandomEvidence:
 
 @dataclass(frozen=True)
 class ValueWeighted:
-    """Attention times the norm of the stored value it weights, head by head."""
+    """Ranks by attention times the norm of the stored value, head by head."""
 
     pick: Pick
 
@@ -81,7 +88,7 @@ class ValueWeighted:
 
 @dataclass(frozen=True)
 class ExactFirstLayer:
-    """Layer 0 for every token, so that K and V of layer 1 are exact; rows by the first pass."""
+    """Computes layer 0 for all tokens, so that K and V of layer 1 are exact; then chosen rows."""
 
     pick: Pick
 
@@ -94,9 +101,12 @@ class ExactFirstLayer:
 
 @dataclass(frozen=True)
 class Tapered:
-    """`start` times the budget at layer 0, then linearly to `end` times at the last layer: rows are
-    dropped from the end of the ranking, so every layer's are among those of the layer before.
-    (More rows later than earlier cannot be: a row needs its hidden state.)"""
+    """Computes fewer rows from layer to layer.
+
+    The number of rows falls linearly from `start` times the budget at layer 0 to `end` times at
+    the last layer. Rows are dropped from the end of the ranking, so the rows of every layer are
+    among those of the layer before, which they need for their hidden states.
+    """
 
     pick: Pick
     start: float = 1.5
@@ -120,8 +130,11 @@ class Tapered:
 
 @dataclass(frozen=True)
 class TwoRounds:
-    """Scout, repair half of the budget (edges among it), scout again over the repaired cache,
-    repair the other half. Rows of the first half are not computed again."""
+    """Repairs in two rounds, each after a question pass over the cache as it is then.
+
+    The first round repairs half of the budget, edges included. The second repairs the other half;
+    it does not compute the rows of the first again.
+    """
 
     pick: Pick
 
@@ -145,7 +158,7 @@ class TwoRounds:
 
 @dataclass(frozen=True, eq=False)
 class _Besides(TwoPassMethod):
-    """The rows that a first pass looks at most, of those not `done`; edges are not asked for."""
+    """The rows that the question attends to most, except those in `done`; no edges."""
 
     pick: Pick
     done: Tensor
@@ -162,7 +175,7 @@ class _Besides(TwoPassMethod):
 
 
 class _Repaired:
-    """A stored segment with the rows `rows` (of the prompt) replaced by those just computed."""
+    """A stored segment in which the prompt rows `rows` are replaced by computed ones."""
 
     def __init__(
         self,
@@ -184,7 +197,7 @@ class _Repaired:
 
 @dataclass(frozen=True, eq=False)
 class _TimesNorms(TwoPassMethod):
-    """norms: per layer `[heads, n]`."""
+    """Attention times given norms: for each layer `[heads, n]`."""
 
     norms: list[Tensor]
 
@@ -194,7 +207,7 @@ class _TimesNorms(TwoPassMethod):
 
 
 def _value_norms(case: Case) -> list[Tensor]:
-    """Per layer `[heads, n]`: norms of the stored values, zero where nothing is stored."""
+    """Norms of the stored values, for each layer `[heads, n]`; zero where nothing is stored."""
     adapter, norms = case.adapter, []
     for layer in range(adapter.layers):
         found = torch.zeros(adapter.kv_heads, case.layout.tokens, device=adapter.device)

@@ -1,5 +1,4 @@
-"""Fusion methods for measuring only, which the service does not offer: baselines, and
-question_scout with other rankings."""
+"""Fusion methods that exist only to be measured: baselines, question_scout with other rankings."""
 
 from __future__ import annotations
 
@@ -25,8 +24,10 @@ from service.worker.methods.api import (
 
 @dataclass(frozen=True)
 class RandomRows(DenseMethod):
-    """Recompute ⌊ratio · n⌋ document tokens drawn at random, the same for the same prompt; with
-    `exact_layers` e the layers before e are computed for every token, as A3 and CacheBlend do."""
+    """Recomputes ⌊ratio · n⌋ random document tokens, the same ones for the same prompt.
+
+    The first `exact_layers` layers are computed for all tokens, as A3 and CacheBlend do.
+    """
 
     ratio: float
     exact_layers: int = 0
@@ -45,14 +46,16 @@ class RandomRows(DenseMethod):
 
 
 def random_ranks(layout: PromptLayout, seed: int) -> Tensor:
-    """`[n]` distinct numbers that depend on the prompt's ids and `seed` alone."""
+    """Distinct numbers `[n]` that depend only on the prompt's ids and `seed`."""
     source = torch.Generator().manual_seed(seed + int(layout.ids.sum()))
     return torch.randperm(layout.tokens, generator=source).to(layout.ids.device).float()
 
 
 def answer_rows(weights: Tensor) -> Tensor:
-    """`[heads, m, seen]` → `[heads, seen]`: the last question row's attention and half the mean of
-    all, as question_scout weighs them."""
+    """Attention `[heads, m, n]` of the question rows → `[heads, n]`, weighed as in question_scout.
+
+    That is the last row's attention plus half the mean of all rows'.
+    """
     return weights[:, -1] + 0.5 * weights.mean(1)
 
 
@@ -60,10 +63,15 @@ def answer_rows(weights: Tensor) -> Tensor:
 class ScoutVariant(TwoPassMethod):
     """question_scout with another ranking or choice.
 
-    layers: those that say something, None for all. heads: `sum` or `max` over a layer's query
-    heads, or `only` those in `chosen`, (layer, head) pairs, summed. question_rows: `answer` (the
-    last one and half the mean, as question_scout has it), `sum`, `max` or the `last` alone;
-    questions of one tile (`service.worker.model.attention.ROW_TILE`).
+    The question must fit into one tile (`service.worker.model.attention.ROW_TILE`).
+
+    Attributes:
+        pick: how rows are chosen from the scores.
+        layers: whose attention counts; None for all.
+        heads: "sum" or "max" over a layer's query heads, or "only" for the sum over `chosen`.
+        chosen: (layer, head) pairs.
+        question_rows: "answer" for the last row plus half the mean, as in question_scout; "sum",
+            "max", or "last" for the last row alone.
     """
 
     pick: Pick
@@ -100,8 +108,7 @@ class ScoutVariant(TwoPassMethod):
 
 @dataclass(frozen=True)
 class AttendedDeviation(CacheBlend):
-    """CacheBlend with layer 0 exact and tokens ranked at layer 1 by deviation times the attention
-    that the question's exact rows pay them there."""
+    """CacheBlend, but tokens are ranked by deviation times the attention of exact question rows."""
 
     def _deviation(self, view: LayerView) -> Tensor:
         start = view.layout.question_start

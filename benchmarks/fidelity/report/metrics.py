@@ -1,4 +1,4 @@
-"""The figures, as functions of tensors: nothing here knows a model, a method or a file."""
+"""The measured quantities, as functions of tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# A3's Figure 3: layers 4, 13, 22 and 31 of 32, counted from 0.
+# The layers of A3's Figure 3: 4, 13, 22 and 31 of 32, counted from 0.
 _PAPER_DEPTHS = (4, 13, 22, 31)
 _PAPER_LAST = 31
 
@@ -18,7 +18,7 @@ def depths(layers: int) -> tuple[int, ...]:
 
 
 def divergence(full: Tensor, other: Tensor) -> Tensor:
-    """KL(full ‖ other) in nats of logits `[..., vocabulary]`: `[...]`, never below 0."""
+    """KL(full ‖ other) in nats, from logits `[..., vocabulary]`: `[...]`, not negative."""
     p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
 
@@ -43,8 +43,9 @@ def map_distance(full: Tensor, other: Tensor) -> float:
 def hit_rate(
     recomputed: Sequence[int], attention_scores: Tensor, candidates: slice
 ) -> float | None:
-    """|recomputed ∩ top-p of `evidence` `[n]` among `candidates`| / p, p = |recomputed|.
+    """Share of the recomputed tokens that are among the best ones by attention.
 
+    With p = |recomputed|: |recomputed ∩ top-p of `attention_scores` `[n]` among `candidates`| / p.
     `recomputed` are indices within `candidates`. None if nothing was recomputed.
     """
     if not recomputed:

@@ -19,7 +19,7 @@ from matplotlib.ticker import NullLocator
 from benchmarks.fidelity.report.summary import Duel, Summary
 
 FLOOR = 1e-6
-"""KL below this is drawn here: on a log axis zero has no place."""
+"""Smaller KL is drawn at this value, because a log axis has no zero."""
 _COLOURS = {
     "full prefill": "black",
     "full_reuse": "tab:gray",
@@ -38,7 +38,7 @@ _MARKERS = "osD^vPX*<>"
 def draw(
     summaries: Sequence[Summary], folder: Path, *, prefix: str, depths: Sequence[int]
 ) -> list[Path]:
-    """Writes `<prefix>frontier.png` and so on into `folder`; their paths."""
+    """Draws all figures as `<prefix><name>.png` in `folder`; returns their paths."""
     pictures: dict[str, Callable[[], None]] = {
         "frontier": lambda: _frontier(summaries),
         "kv_error": lambda: _kv_error(_comparable(summaries)),
@@ -54,7 +54,7 @@ def draw(
 
 
 def effects(duels: Sequence[Duel], path: Path) -> Path:
-    """What each change does to the first token's KL, prompt by prompt, with its interval."""
+    """Draws the change in the first token's KL by each ablation, with its interval."""
     ordered = sorted(duels, key=lambda d: d.first.difference.mean, reverse=True)
     _, axes = plt.subplots(figsize=(9, 0.24 * len(ordered) + 1.5))
     for at, d in enumerate(ordered):
@@ -73,14 +73,16 @@ def effects(duels: Sequence[Duel], path: Path) -> Path:
 
 
 def _save(path: Path) -> None:
-    # No software version in the file: the same figures give the same bytes.
+    # No software version in the file, so that the same figures give the same bytes.
     plt.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
     plt.close("all")
 
 
 def _frontier(summaries: Sequence[Summary]) -> None:
-    """Plain curves with intervals; variants as faint points. Codecs are left to the table, and
-    full prefill is at (1, 0) by definition."""
+    """Curves with intervals, variants as faint points.
+
+    Codecs are in the table only. Full prefill is at (1, 0) by definition.
+    """
     raw = [s for s in summaries if s.configuration.codec == "raw"]
     curves = _curves([s for s in raw if s.configuration.family != "full prefill"])
     figure, panels = plt.subplots(1, 2, figsize=(15, 6.5), sharex=True)
@@ -151,7 +153,7 @@ def _attention(summaries: Sequence[Summary], depths: Sequence[int]) -> None:
 
 
 def _comparable(summaries: Sequence[Summary]) -> list[Summary]:
-    """One point of each plain curve: what is recomputed nearest to 15 % of the prompt."""
+    """One point of each curve without variant: the one nearest to 15 % recomputed."""
     plain = [
         curve
         for curve in _curves(summaries)

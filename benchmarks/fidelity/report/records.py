@@ -1,8 +1,8 @@
-"""One record per prompt and configuration, appended to a JSONL file as it is made.
+"""Records of one prompt and configuration each, appended to a JSONL file as they are made.
 
-A record is found again by what was measured (the prompt's ids, the configuration's parameters), so
-a run goes on where another stopped, with more samples or more configurations. The file belongs to
-one model: the caller puts the model's fingerprint into its name. Knows no tensors.
+A record is identified by what was measured (the prompt's ids, the configuration's parameters), so a
+run continues where another stopped, also with more samples or configurations. A file belongs to one
+model, whose fingerprint the caller puts into the file's name.
 """
 
 from __future__ import annotations
@@ -14,19 +14,31 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 _DIGITS = 5
-"""Significant digits kept of a float."""
+"""Significant digits of stored floats."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one configuration did to one prompt; None where there is nothing to say.
+    """Results of one configuration on one prompt; None for what does not exist.
 
-    kl_*: KL(full prefill ‖ method) in nats; agree_*: share of equal most likely tokens; `first`
-    token, and mean over the `next_count` tokens after it up to the answer's end. right: the
-    generated answer is one of the known ones. rows: document rows recomputed at the last layer;
-    hit: of these, the share among as many rows that full prefill's question attended to most.
-    flops: operations over full prefill's. bytes: stored KV read. map_l2 per depth, k_error and
-    v_error per layer: see `benchmarks.fidelity.report.metrics`.
+    Attributes:
+        prompt: key of the prompt.
+        configuration: key of the configuration.
+        tokens: of the prompt.
+        kl_first: KL(full prefill ‖ method) in nats at the first answer token.
+        agree_first: 1 if the most likely first tokens are the same, else 0.
+        next_count: number of answer tokens after the first.
+        kl_next: mean KL over these tokens.
+        agree_next: share of these tokens with the same most likely token.
+        right: whether the generated answer is a known one.
+        rows: document rows that were recomputed at the last layer.
+        hit: share of these rows among as many that the question attends to most in full prefill.
+        flops: operations relative to full prefill.
+        bytes: stored KV that was read.
+        seconds: time of the prefill.
+        map_l2: by depth, see `benchmarks.fidelity.report.metrics`.
+        k_error: by layer, see there.
+        v_error: by layer, see there.
     """
 
     prompt: str
@@ -49,7 +61,7 @@ class Record:
 
 
 class _Recorded(Protocol):
-    """A frozen dataclass of plain values that says what it is of."""
+    """A frozen dataclass of plain values, with the keys of prompt and configuration."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -64,7 +76,7 @@ R = TypeVar("R", bound=_Recorded)
 
 
 class RecordFile(Generic[R]):
-    """Records of one kind and one model, in one file. `add` writes at once."""
+    """Records of one kind for one model, in one file; `add` writes immediately."""
 
     def __init__(self, path: Path, kind: type[R]) -> None:
         self.path = path
@@ -72,7 +84,7 @@ class RecordFile(Generic[R]):
         self._known: dict[tuple[str, str], R] = {}
 
     def load(self) -> None:
-        """Read what an earlier run left; a last line cut short is dropped."""
+        """Reads the records of earlier runs; an incomplete last line is dropped."""
         if not self.path.exists():
             return
         whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
@@ -89,7 +101,11 @@ class RecordFile(Generic[R]):
         return key in self._known
 
     def __getitem__(self, key: tuple[str, str]) -> R:
-        """By prompt and configuration. Raises KeyError."""
+        """The record of a prompt key and a configuration key.
+
+        Raises:
+            KeyError: there is none.
+        """
         return self._known[key]
 
     def add(self, records: Iterable[R]) -> None:

@@ -1,7 +1,6 @@
 """Means over prompts with 95 % intervals, by the percentile bootstrap over prompts.
 
-Prompts are resampled as a whole: a difference of two configurations is resampled in pairs. Knows
-no files and no methods.
+Prompts are resampled as a whole, so a difference between two configurations is resampled in pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its interval; NaN all if there was no value."""
+    """A mean and its interval; all NaN if there are no values."""
 
     mean: float
     low: float
@@ -24,16 +23,16 @@ class Estimate:
 
 
 class Bootstrap:
-    """Resamples `count` prompts the same way for every figure, so that figures stay paired."""
+    """Resamples `count` prompts in the same way for every quantity, so that they stay paired."""
 
     def __init__(self, count: int, *, seed: int = 0) -> None:
         source = np.random.default_rng(seed)
         even = np.full(count, 1.0 / count)
-        # How often each prompt is drawn, by resample.
+        # For each resample, how often each prompt is drawn.
         self._weights = source.multinomial(count, even, size=RESAMPLES).astype(np.float64)
 
     def mean(self, values: Sequence[float | None]) -> Estimate:
-        """`values` by prompt; those that are None are left out of mean and resamples."""
+        """Mean of one value per prompt; None values are left out."""
         known = np.array([v is not None for v in values])
         if not known.any():
             return Estimate(float("nan"), float("nan"), float("nan"))
@@ -46,8 +45,10 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One configuration less another, prompt by prompt: negative is better for an error. `won` is
-    the share of prompts on which it is lower, of those on which the two differ."""
+    """One configuration minus another, prompt by prompt; for an error, negative is better.
+
+    `won` is the share of prompts with a lower value, among those on which the two differ.
+    """
 
     difference: Estimate
     won: float

@@ -1,4 +1,4 @@
-"""From records to figures: means with intervals by configuration, and who wins at what cost."""
+"""From records to numbers: means with intervals, and comparisons at equal cost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.fidelity.report.records import Record
 from benchmarks.fidelity.report.statistics import Bootstrap, Comparison, Estimate, compare
 
 TOLERANCE = 0.02
-"""Costs that differ by less than this share are equal."""
+"""Costs that differ by less than this share count as equal."""
 WINDOW = 0.08
-"""A rival may cost this much of a full prefill more."""
+"""A rival may cost more by this share of a full prefill."""
 RIVALS = ("a3", "cacheblend")
 
 
@@ -40,9 +40,17 @@ FIGURES: dict[str, Callable[[Record], float | None]] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One configuration over all prompts: `records` in the prompts' order, means with intervals
-    by figure, the median of the first token's KL (few prompts can make a mean), plain means by
-    depth or layer."""
+    """One configuration over all prompts.
+
+    Attributes:
+        configuration: the configuration.
+        records: in the order of the prompts.
+        figures: means with intervals, by name.
+        kl_median: median of the first token's KL, because few prompts can dominate a mean.
+        map_l2: means by depth.
+        k_error: means by layer.
+        v_error: means by layer.
+    """
 
     configuration: Configuration
     records: Sequence[Record] = field(repr=False)
@@ -84,8 +92,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class Duel:
-    """One configuration against a rival that costs as much or more (`cheaper` false), or against
-    the most expensive one there is (`cheaper` true: the rival had less to spend)."""
+    """One configuration compared with a rival that costs as much or more.
+
+    `cheaper` is True if there is none; then the rival is the most expensive one, which costs less.
+    """
 
     ours: Summary
     rival: Summary
@@ -95,9 +105,12 @@ class Duel:
 
 
 def rival_of(ours: Summary, family: str, all_of: Sequence[Summary]) -> Summary | None:
-    """The best of `family` (lowest mean KL, raw codec, any prefix mode and parameters) among those
-    that cost at least what `ours` does and at most `WINDOW` more; if there is none, the cheapest
-    of those that cost more; failing that the most expensive. None if the family has no member."""
+    """The rival of a family: the best by mean KL among those of about equal cost.
+
+    Candidates have the raw codec, any prefix mode and any parameters, and cost at least as much as
+    `ours` and at most `WINDOW` more. If there are none it is the cheapest of those that cost more,
+    else the most expensive of all. None if the family has no member.
+    """
     members = [
         s for s in all_of if s.configuration.family == family and s.configuration.codec == "raw"
     ]
@@ -124,7 +137,7 @@ def duel(ours: Summary, rival: Summary, bootstrap: Bootstrap) -> Duel:
 def duels(
     summaries: Sequence[Summary], bootstrap: Bootstrap, base: Summary | None
 ) -> dict[str, list[Duel]]:
-    """By heading: everybody against `base`, or else against the best of each rival family."""
+    """Comparisons by heading: all with `base`, or without it with the rival of each family."""
     if base is not None:
         return {base.name: [duel(s, base, bootstrap) for s in summaries if s is not base]}
     return {
@@ -138,7 +151,7 @@ def duels(
 
 
 def by_task(summary: Summary, tasks: Sequence[str]) -> dict[str, float]:
-    """Mean KL of the first token by task; `tasks` is each record's."""
+    """Mean KL of the first token by task; `tasks` has the task of each record."""
     return {
         task: fmean(r.kl_first for r, of in zip(summary.records, tasks, strict=True) if of == task)
         for task in dict.fromkeys(tasks)

@@ -1,4 +1,4 @@
-"""The figures as Markdown, a row per configuration."""
+"""The results as Markdown, with a row for each configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(
     tasks: Sequence[str],
     against: Mapping[str, Sequence[Duel]],
 ) -> str:
-    """`tasks`: each prompt's, in the order of the summaries' records; `against`: by rival."""
+    """The page. `tasks` has the task of each record of the summaries, `against` the comparisons."""
     parts = [f"# {title}\n", LEGEND, quality(summaries)]
     for rival, fought in against.items():
         if fought:
@@ -122,7 +122,7 @@ def tasks_table(summaries: Sequence[Summary], tasks: Sequence[str]) -> str:
 
 
 def _small(value: float) -> str:
-    """Two significant digits, 0 below a hundred-thousandth."""
+    """Two significant digits; 0 for less than a hundred-thousandth."""
     if math.isnan(value):
         return "–"
     if abs(value) < 1e-5:

@@ -1,4 +1,4 @@
-"""The lines of the table, one module each, in its order."""
+"""The lines of the table, one module each, in the table's order."""
 
 ORDER = (
     "ttft",

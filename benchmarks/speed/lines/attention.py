@@ -1,8 +1,7 @@
-"""Attention of rows at scattered indices against sdpa with a mask over every key; no target.
+"""Attention of rows at scattered positions, relative to torch's sdpa with a mask; no target.
 
-One layer in bfloat16; the rows are 15 % of the prompt at random indices, its last 32, or all.
-`sdpa` is torch's kernel on the same tensors: a boolean mask of rows over all keys, or causal where
-the rows are all.
+One layer in bfloat16. The rows are a random 15 % of the prompt, its last 32, or all. sdpa gets the
+same tensors and a boolean mask over all keys, or is causal if the rows are all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decoding: our step against transformers' `generate` and llama.cpp, a batch against one sequence.
+"""Decoding relative to transformers' `generate` and to llama.cpp; a batch relative to batch 1.
 
-Contexts are random KV of the right size, put into our pool and into transformers' cache directly,
-so that only decoding is timed: greedy, every token one forward of everything, transformers on an
-untouched model of the same weights. The batch has contexts of different lengths around the one of
-batch 1. llama.cpp decodes behind a prompt that it computed before the clock started.
+Only decoding is timed: contexts are random KV that is put directly into our pool and into
+transformers' cache. All decode greedily, one forward per token. transformers uses an unmodified
+model with the same weights. The batch has contexts of different lengths around that of batch 1.
+llama.cpp decodes after a prompt that it computes before the clock starts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(setup: Setup) -> Outcome:
         paired.figure("decode tokens/s at batch 8 over batch 1", OURS, EIGHT, at_least(3), BATCH),
     ]  # fmt: skip
     if LLAMA in ways:
-        # A process of its own: of it there is only the clock.
+        # It runs in its own process, of which only wall-clock time is known.
         ratios = paired.ratios(LLAMA, OURS)
         figures.append(Figure("decode tokens/s over llama.cpp, batch 1", ratios))
     samples: dict[str, Any] = {"steps": steps, "seconds": paired.raw()}

@@ -1,9 +1,8 @@
-"""What a long prompt does to those who are reading their answers: TPOT beside it over TPOT alone.
+"""How much a long prompt slows down other answers: their TPOT relative to TPOT without it.
 
-Four streams decode; undisturbed for some tokens, then while a prompt of 8,192 tokens is fused. A
-sample is the mean time per token beside the prompt over the mean undisturbed of the same
-repetition. Chunks are random KV in memory: nobody reads the answer. A full prefill of the same
-length is shown too, for a limited time.
+Four streams decode, first undisturbed for some tokens, then while a prompt of 8,192 tokens is
+prefilled with A3. A sample is the ratio of the two mean times per token in one repetition. Chunks
+are random KV in memory. A full prefill of the same length is measured too, for a limited time.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def run(setup: Setup) -> Outcome:
             engine.store.put(key, chunk)
         _start_streams(engine, prompt)
         for turn in range(setup.repetitions):
-            # Full prefill says what it says in one look.
+            # One repetition is enough for full prefill.
             for name in (A3, FULL) if turn == 0 else (A3,):
                 alone = _alone(engine)
                 beside, finished = _beside(engine, prompt, f"{name}-{turn}", name)
@@ -87,7 +86,7 @@ def _beside(engine: Engine, prompt: Prompt, label: str, name: str) -> tuple[list
 
 
 def _seconds_per_token(engine: Engine, until: Callable[[Any], bool]) -> list[float]:
-    """Between neighbouring tokens of a stream, as long as `until(events)` is not true."""
+    """Seconds between neighbouring tokens of a stream, until `until(events)` is true."""
     out: list[float] = []
     last = time.perf_counter()
     while True:

@@ -1,9 +1,9 @@
-"""What the gateway adds to a request: end to end over HTTP minus embed, retrieve and the worker.
+"""Time that the gateway adds to a request: total minus embedding, retrieval and the worker.
 
-The real service with its demo model, two processes, one client that asks one question after
-another on one connection. Left in the figure: HTTP, validation, planning the prompt, the way to the
-worker and back, detokenising. A sample is one request.
-The client is the standard library's: its own share is in the figure.
+The real service with its demo model, in two processes, and one client that asks one question after
+another on one connection. What remains is HTTP, validation, building the prompt, messages to the
+worker and back, and detokenising; also the client itself, which is the standard library's. A sample
+is one request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How much of loading hides behind computing: TTFT of A3 over the longer of the two alone.
+"""How well loading overlaps with computing: TTFT of A3, relative to the longer of the two alone.
 
-Chunks lie on an SSD, their pages dropped before every read; once as fast as it is, once throttled
-so that loading alone takes as long as computing alone, where nothing hides unless both really go on
-at once. Each repetition measures in turn: loading alone (nothing computes), computing alone (chunks
-in memory), TTFT.
+Chunks are on an SSD, whose pages are dropped from the page cache before every read. The SSD is used
+at full speed, and throttled so that loading alone takes as long as computing alone, where only true
+overlap helps. Each repetition measures in turn: loading alone, computing alone (with chunks in
+memory), and TTFT.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(setup: Setup) -> Outcome:
 
 
 def load_alone(engine: Engine, prompt: Prompt) -> float:
-    """Seconds until every layer of every chunk is there."""
+    """Seconds until every layer of every chunk is loaded."""
     started = time.perf_counter()
     streams = [engine.streams.join(a, "ssd") for a in prompt.addresses(engine)]
     for stream in streams:

@@ -1,4 +1,4 @@
-"""TTFT of A3 over full prefill where the prompt is long and attention weighs more."""
+"""TTFT of A3 relative to full prefill for a long prompt, where attention is a larger part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(setup: Setup) -> Outcome:
             answer(engine, prompt.request(str(next(number)), METHODS[name]))
 
         ways: dict[str, Work] = {name: partial(ttft, name) for name in (A3, FULL)}
-        # Precomputing was the warm-up.
+        # Precomputing has warmed up already.
         paired = run_paired(ways, setup.repetitions, warm_up=False)
     what = f"TTFT of A3 r=0.15 over full prefill, {shape.long_tokens} tokens"
     return Outcome([paired.figure(what, A3, FULL, at_most(0.20))], {"seconds": paired.raw()})

@@ -1,12 +1,12 @@
-"""Never slower than the better of loading everything and computing everything, at any bandwidth.
+"""The planner at every bandwidth: TTFT relative to the better of loading and computing everything.
 
-Chunks lie on an SSD behind a throttle (all readers share it; nothing is kept in memory). Each
-repetition runs, in turn and per bandwidth: full prefill, the method with the planner off (loads
-whatever is stored), and with it on; all three `ASKED` times, as they may take only milliseconds,
-and both methods right after a full prefill, which leaves other things in the caches. A sample is
-the median TTFT with the planner over the lesser of the medians of the other two. The first
-repetition is told separately: its planner has never read that tier. The shape has fewer layers:
-bytes and operations shrink alike.
+Chunks are on a throttled SSD; all readers share the bandwidth, and nothing is kept in memory. Each
+repetition runs in turn, for each bandwidth: full prefill, the method with the planner off (it loads
+whatever is stored) and with the planner on. Each runs `ASKED` times, because it may take only
+milliseconds, and both methods run right after a full prefill, because that leaves other data in the
+CPU's caches. A sample is the median TTFT with the planner, relative to the smaller median of the
+other two. The first repetition is reported separately, because its planner has never read from the
+tier. The model has fewer layers, which reduces bytes and operations alike.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(setup: Setup) -> Outcome:
                         whole = prompt.request(f"full-{name}-{turn}.{ask}", METHODS[FULL])
                         full.append(answer(planning, whole).ttft_s)
                         planned.append(answer(planning, asked))
-                        # What would take longer than 1.5 prefills is not run.
+                        # Skipped if loading would take longer than 1.5 prefills.
                         if size / (speed * MB) < 1.5 * full[0]:
                             full.append(answer(loading, whole).ttft_s)
                             load.append(answer(loading, asked).ttft_s)

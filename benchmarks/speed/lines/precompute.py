@@ -1,4 +1,4 @@
-"""Precomputing documents, written to an SSD, over a plain prefill of the same tokens."""
+"""Precomputing documents onto an SSD, relative to a plain prefill of the same tokens."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def run(setup: Setup) -> Outcome:
     ):
 
         def fresh() -> Prompt:
-            """Documents that nobody has stored."""
+            """A prompt whose documents are not stored yet."""
             return Prompt(adapter, shape.tokens, shape.chunks, seed=next(number))
 
         def precomputed() -> None:
             prompt = fresh()
-            for address in prompt.addresses(engine)[1:]:  # the instruction is not a document
+            for address in prompt.addresses(engine)[
+                1:
+            ]:  # without the instruction, which is not a document
                 engine.precompute_queue.add(address, id="document")
             while engine.precompute_queue.pending:
-                if engine.idle:  # as the server does; asking on and on would hold up the writing
+                if engine.idle:  # as the server does; polling would slow down the writing
                     time.sleep(0.001)
                 engine.step()
             engine.store.flush(60)

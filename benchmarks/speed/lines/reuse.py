@@ -1,7 +1,7 @@
-"""Reuse does not decay: ever new combinations and orders of known documents, all of them hits.
+"""Reuse does not decay: new combinations and orders of known documents are always hits.
 
-A tiny model and the real engine: what is counted does not depend on the model's size. Memory holds
-a quarter of the documents, the SSD all. Every request draws four documents in an order of its own.
+The real engine with a tiny model, because the counts do not depend on the model's size. Memory
+holds a quarter of the documents, the SSD all. Every request has four documents in random order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Requests a second when several arrive at once: A3 over transformers' continuous batching.
+"""Requests per second of several at once: A3 relative to transformers' continuous batching.
 
-Every prompt has its own documents; ours are in the memory tier. Both answer with the same number of
-tokens. Theirs starts and stops its worker thread at every call, which costs about a second; a
-forward of theirs takes up to a whole prompt.
+Every prompt has its own documents, which for A3 are in the memory tier. Both answer with the same
+number of tokens. transformers starts and stops its worker thread in every call, which takes about a
+second, and may process a whole prompt in one forward.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads of every tier over what the memory, the disk and the socket under it can do.
+"""Reads of every tier, relative to what the memory, disk or socket under it can do.
 
-Samples are rates of the store over rates of the bare side of the same repetition; see
-`benchmarks.speed.tier_rows` for what each row holds against what. The chunk is one of 512 tokens.
+A sample is the rate of the store relative to that without the store in the same repetition. What
+each row compares is described in `benchmarks.speed.tier_rows`. The chunk has 512 tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
 
 CODECS = ("raw", "int8")
-# More than elsewhere: a read takes milliseconds, and an interruption as long.
+# More than elsewhere, because a read is as short as an interruption: milliseconds.
 TIMES = 10
 TARGETS = {
     ("raw", "memory"): ("memory tier read over memcpy", at_least(0.8)),
@@ -50,5 +50,5 @@ def run(setup: Setup) -> Outcome:
 
 
 def _drop(work: Any) -> None:
-    """What was read is given back within the time that is taken."""
+    """Does the work and frees what it read, so that freeing is part of the measured time."""
     work()

@@ -1,6 +1,6 @@
-"""Time per token against batch size and eviction budget; for the plots, no target.
+"""Time per token for several batch sizes and eviction budgets; for the plots, no target.
 
-A budget is the share of every prompt's KV that was kept, uneven over layers and heads.
+A budget is the share of each prompt's KV that is kept, unevenly over layers and heads.
 """
 
 from __future__ import annotations

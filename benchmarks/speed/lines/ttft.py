@@ -1,8 +1,8 @@
-"""TTFT of stitched prompts over our full prefill, and of that over transformers' own forward.
+"""TTFT of stitched prompts relative to full prefill, and full prefill relative to transformers.
 
-Ours is submit to first token through the engine, the chunks in the memory tier; theirs is one
-forward (sdpa) over the same token ids on an untouched model of the same weights, with logits of the
-last row only, as its `generate` does.
+Ours is the time from submitting a request to its first token, with chunks in the memory tier.
+transformers' is one forward (sdpa) over the same token ids with an unmodified model of the same
+weights and logits of the last row only, as in its `generate`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(setup: Setup) -> Outcome:
 
 
 def medians(stages: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Median seconds of every stage of every method, warm-up left out."""
+    """Median seconds of every stage of every method, without the warm-up."""
     return {
         name: {stage: statistics.median(r.get(stage, 0.0) for r in runs[1:]) for stage in runs[-1]}
         for name, runs in stages.items()

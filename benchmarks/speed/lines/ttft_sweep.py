@@ -1,4 +1,4 @@
-"""TTFT against context length, ratio and tier; for the plots, no target."""
+"""TTFT for several context lengths, ratios and tiers; for the plots, no target."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def by_context(setup: Setup, tokens: int) -> Paired:
 
 
 def by_ratio(setup: Setup) -> Paired:
-    """`method ratio` for every ratio, and full prefill."""
+    """TTFT by `method ratio` for every ratio, and of full prefill."""
     prompt = Prompt(setup.adapter, setup.shape.tokens // SHORT, setup.shape.chunks, setup.seed)
     methods = {FULL: METHODS[FULL]} | {
         f"{name} {ratio}": Method(name, {"ratio": ratio})
@@ -59,7 +59,7 @@ def by_ratio(setup: Setup) -> Paired:
 
 
 def by_tier(setup: Setup) -> Paired:
-    """A3 with its chunks in one tier alone."""
+    """TTFT of A3 with its chunks in only one tier."""
     prompt = Prompt(setup.adapter, setup.shape.tokens // SHORT, setup.shape.chunks, setup.seed)
     chunks, number = prompt.computed(setup.adapter), count()
     with ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""What others do with the same work, to be run in turn with ours."""
+"""Other software that does the same work, to be measured in turn with ours."""

@@ -1,5 +1,7 @@
-"""transformers' own loops on an untouched model: `generate` behind a filled cache, and continuous
-batching (`generate_batch`) over whole prompts."""
+"""transformers' own loops with an unmodified model.
+
+`generate` after a filled cache, and continuous batching (`generate_batch`) of whole prompts.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,18 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
-PAGE = 64  # rows of KV per page
+PAGE = 64  # KV rows of a page
 
 
 def greedy(tokens: int) -> Any:
-    """No end token: everyone answers with the same number of tokens."""
+    """A greedy configuration without end token, so that all answers are equally long."""
     return GenerationConfig(
         do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0
     )
 
 
 class Generate:
-    """`generate` of one sequence, its cache filled like ours."""
+    """`generate` for one sequence, with random KV in its cache like ours."""
 
     def __init__(self, model: Any, context: int) -> None:
         self._model = model
@@ -27,7 +29,7 @@ class Generate:
         self._cache: Any = None
 
     def fill(self) -> None:
-        """A fresh cache: `generate` leaves its tokens in the one it gets."""
+        """Makes a new cache, because `generate` leaves its tokens in the one it gets."""
         config = self._model.config
         dtype, heads = self._model.dtype, config.num_key_value_heads
         head_dim = config.hidden_size // config.num_attention_heads
@@ -48,9 +50,20 @@ class Generate:
 
 
 def generate_batch(model: Any, prompts: list[list[int]], tokens: int, batch_tokens: int) -> None:
-    """Continuous batching over all prompts; raises RuntimeError if one fails. Pages are as many as
-    the prompts need: by default it takes most of the machine's memory and clears it first.
-    `batch_tokens`: rows of one forward at most."""
+    """Answers all prompts by continuous batching.
+
+    There are as many pages as the prompts need. By default it would take most of the machine's
+    memory, and clear it first.
+
+    Args:
+        model: the transformers model.
+        prompts: token ids.
+        tokens: of each answer.
+        batch_tokens: largest number of rows of one forward.
+
+    Raises:
+        RuntimeError: a prompt failed.
+    """
     longest = max(map(len, prompts)) + tokens
     pages = len(prompts) * (-(-longest // PAGE) + 1)
     config = ContinuousBatchingConfig(

@@ -1,8 +1,8 @@
-"""llama.cpp at the same shape, in a process of its own: random bf16 weights, greedy decoding.
+"""llama.cpp in its own process: a model of the same shape, random bf16 weights, greedy decoding.
 
-It needs llama-cpp-python and gguf (the extra `peers`), in this environment or in that of the python
-which KVSTITCH_LLAMA_PYTHON names. The process answers commands line by line, so that it takes its
-turns with the others.
+It needs llama-cpp-python and gguf (the extra `peers`), in this environment or in that of the Python
+interpreter that KVSTITCH_LLAMA_PYTHON names. The process runs one command at a time, so that it
+takes turns with the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ class Absent(Exception):
 
 
 class LlamaCpp:
-    """A context manager; entering raises Absent."""
+    """The process, as a context manager.
+
+    Raises:
+        Absent: on entering, if llama.cpp cannot be measured.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -71,14 +75,14 @@ class LlamaCpp:
         self._folder.cleanup()
 
     def rewind(self) -> None:
-        """Forget what was decoded: the context is as long as it was."""
+        """Drops what was decoded, so that the context is as long as before."""
         self._say("rewind")
 
     def decode(self, steps: int) -> None:
         self._say(f"decode {steps}")
 
     def _say(self, command: str | None) -> None:
-        """Send a command, if any; wait until it is done."""
+        """Sends a command, if any, and waits until it is done."""
         process = self._process
         assert process is not None
         sent, heard = _pipes(process)

@@ -1,7 +1,7 @@
-"""The process behind `llama`: makes a model of random weights, fills a context, decodes.
+"""The process that `llama` starts: makes a model of random weights, fills a context, decodes.
 
-Runs with the libraries of llama.cpp alone, possibly in another environment than ours, so it imports
-nothing of ours. Says "ok" when it is ready and after each command of standard input: `rewind`,
+It needs only the libraries of llama.cpp and may run in another environment, so it imports nothing
+of this project. It prints "ok" when it is ready and after each command on standard input: `rewind`,
 `decode STEPS`.
 """
 
@@ -21,7 +21,7 @@ BLOCK = 512  # prompt tokens per call
 
 
 def write_model(path: Path, order: dict[str, int]) -> None:
-    """A GGUF file of this Qwen2 shape, weights in bf16, norms and biases in fp32."""
+    """Writes a GGUF file of this Qwen2 shape: weights in bf16, norms and biases in fp32."""
     hidden, inner = order["hidden_size"], order["intermediate_size"]
     heads, kv_heads = order["num_attention_heads"], order["num_key_value_heads"]
     layers, vocabulary = order["num_hidden_layers"], order["vocab_size"]
@@ -42,7 +42,9 @@ def write_model(path: Path, order: dict[str, int]) -> None:
 
     def matrix(name: str, rows: int, columns: int) -> None:
         values = random.standard_normal((rows, columns), dtype=np.float32) * 0.02
-        narrowed = (values.view(np.uint32) >> 16).astype(np.uint16)  # bf16 is fp32's upper half
+        narrowed = (values.view(np.uint32) >> 16).astype(
+            np.uint16
+        )  # bf16 is the upper half of fp32
         kind = gguf.GGMLQuantizationType.BF16
         out.add_tensor(name, narrowed.view(np.uint8), raw_dtype=kind)
 
@@ -95,7 +97,9 @@ def say(word: str) -> None:
 
 if __name__ == "__main__":
     OUT = os.dup(1)
-    os.dup2(2, 1)  # the libraries print; only our words may go to the real standard output
+    os.dup2(
+        2, 1
+    )  # the libraries print too, but only our answers may go to the real standard output
     order = json.loads(sys.argv[1])
     model = Path(order["folder"]) / "model.gguf"
     write_model(model, order)
