@@ -1,1 +1,1 @@
-"""Chunks out of the store and into it, on threads of their own."""
+"""Reads chunks from the store and writes them to it, on threads of their own."""

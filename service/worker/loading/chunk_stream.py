@@ -1,11 +1,11 @@
-"""A chunk on its way out of the store: whole in one read, or some layers at a time.
+"""A chunk that is being read from the store, in one read or some layers at a time.
 
-    found ──► reading ──► there          whole:  one part with every layer
-      └────────┴────────► lost           stream: parts of neighbouring layers, in order
+    found ──► reading ──► complete       small chunk:  one part with every layer
+      └────────┴────────► lost           large chunk:  parts of neighbouring layers, in order
 
-Written by the loader's threads, read by the engine's. Every part was verified by the store before
-it gets here. Parts of one chunk may come from different tiers (it may be promoted meanwhile); each
-is a sound precompute of the same tokens. Knows no store and no request.
+The loader's threads write it and the engine's thread reads it. The store has verified every part
+before it gets here. Parts of one chunk may come from different tiers, because the chunk may be
+promoted to a faster tier while it is read; each part is valid KV of the same tokens.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from kvstore.format.tensor_layout import tensor_layout
 from kvstore.read_outcomes import ReadProblem
 from service.worker.model.addressing import Address
 
-# About this large a part is: of much less, asking would take longer than the bytes.
+# Approximate size of a part; for much smaller parts, a read's latency would exceed its transfer.
 PART_BYTES = 1 << 20
 
 
 def stored_bytes(address: Address) -> int:
-    """Data bytes of the whole chunk."""
+    """Bytes of the whole chunk's stored KV, without its header."""
     return tensor_layout(address.spec)[-1].end
 
 
 def parts_of(address: Address) -> list[range]:
-    """Layers by part, equally many but for one; one part if the chunk is small. Layer i is in part
-    ⌊i · parts / layers⌋, which the planner counts with."""
+    """The layers of each part; one part if the chunk is small.
+
+    Parts are equally long, or differ by one layer. Layer i is in part ⌊i · parts / layers⌋; the
+    planner relies on this.
+    """
     layers = address.spec.layers
     count = min(layers, max(1, round(stored_bytes(address) / PART_BYTES)))
     bounds = [-(-part * layers // count) for part in range(count + 1)]
@@ -40,11 +43,25 @@ def parts_of(address: Address) -> list[range]:
 
 
 class ChunkStream:
-    """One chunk being read, for everyone who wants it now.
+    """One chunk that is being read, shared by all requests that need it at the same time.
 
-    tier: where it was found, then where its first bytes came from; None: not found, so far.
-    decode: parts when they come, on the reader's thread; else they stay as they are stored, for who
-    decodes them elsewhere.
+    Args:
+        tier: the tier in which the chunk was found; None if it was not found yet.
+        decode: whether parts are decoded on the reader's thread when they arrive; otherwise they
+            stay encoded, and the user of the stream decodes them (on a GPU).
+
+    Attributes:
+        tier: the tier in which it was found, later the tier of its first part.
+        parts: the layers of each part.
+        nbytes: bytes that were read so far.
+        seconds: seconds that these reads took.
+        problems: what went wrong in these reads.
+        chunk: the chunk, if it was read whole.
+        lost: the chunk is missing or damaged, or nobody needs it any more.
+        last_news_at: when the read was requested or the last part arrived, by time.monotonic.
+        turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
+        users: number of requests that use the stream; counted by the loader.
+        part_futures: per part, done when it has arrived or the chunk is lost.
     """
 
     def __init__(self, address: Address, tier: str | None, *, decode: bool = True) -> None:
@@ -57,28 +74,29 @@ class ChunkStream:
         self.problems: list[ReadProblem] = []
         self.chunk: EncodedChunk | None = None
         self.lost = False
-        self.last_news_at = time.monotonic()  # asked for, or a part came
-        self.turn_bytes = 0.0  # what its tier had to read then up to and with its next part
-        self.users = 0  # the loader's to count
+        self.last_news_at = time.monotonic()
+        self.turn_bytes = 0.0
+        self.users = 0
         self.part_futures: list[Future[None]] = [Future() for _ in self.parts]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._stored: dict[int, EncodedBlocks] = {}
         self._part_of = [i for i, part in enumerate(self.parts) for _ in part]
 
-    # -- the reader's side ------------------------------------------------------------------------
+    # -- for the engine ---------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether nothing more will arrive."""
         return self.lost or self.part_futures[-1].done()
 
     @property
     def complete(self) -> bool:
+        """Whether every part has arrived."""
         return self.done and not self.lost
 
     @property
     def known(self) -> bool:
-        """Whether it is known to be stored, or not to be."""
+        """Whether it is known if the chunk is stored."""
         return self.tier is not None or self.done
 
     @property
@@ -87,7 +105,7 @@ class ChunkStream:
 
     @property
     def bytes_left(self) -> int:
-        """About as many are still to be read."""
+        """Approximate number of bytes still to be read."""
         if self.done:
             return 0
         parts = len(self.parts)
@@ -95,31 +113,31 @@ class ChunkStream:
 
     @property
     def next_bytes(self) -> float:
-        """Of the next part."""
+        """Approximate number of bytes of the next part."""
         return self.bytes_left / max(1, len(self.parts) - self.parts_arrived)
 
     def pending(self, layer: int) -> Future[None] | None:
-        """What to wait for before `layer` can be read; None: it can."""
+        """What to wait for before `layer` can be used; None if it arrived or is lost."""
         part = self.part_futures[self._part_of[layer]]
         return None if part.done() else part
 
     def arrived(self, layer: int) -> bool:
-        """Whether `layer` can be read now."""
+        """Whether `layer` can be used now."""
         return not self.lost and self.pending(layer) is None
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """k (before RoPE) and v of a layer that arrived: `[tokens, kv_heads, d]`."""
+        """Keys (before RoPE) and values of an arrived layer `[tokens, kv_heads, head_dim]`."""
         stored = self.stored(layer)
         return self._layers[layer] if stored is None else stored.layer(layer)
 
     def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
-        """What a layer that arrived is in, as it is stored; None if it was decoded."""
+        """The encoded KV that contains an arrived layer; None if the layer is already decoded."""
         return self.chunk if self.chunk is not None else self._stored.get(layer)
 
-    # -- the loader's side ------------------------------------------------------------------------
+    # -- for the loader ---------------------------------------------------------------------------
 
     def whole(self, outcome: ReadOutcome) -> None:
-        """The one read of the whole chunk is over."""
+        """Takes the result of reading the whole chunk at once."""
         self.tier = outcome.tier
         self._account(outcome.nbytes, outcome.seconds, outcome.problems)
         self.chunk = outcome.chunk
@@ -129,7 +147,7 @@ class ChunkStream:
             self.part_futures[0].set_result(None)
 
     def part(self, number: int, outcome: BlocksOutcome) -> None:
-        """One part's read is over: sound, or the chunk is lost."""
+        """Takes the result of reading one part; if that failed, the chunk is lost."""
         if number == 0 and outcome.tier is not None:
             self.tier = outcome.tier
         self._account(outcome.nbytes, outcome.seconds, outcome.problems)
@@ -145,7 +163,7 @@ class ChunkStream:
         self.part_futures[number].set_result(None)
 
     def lose(self) -> None:
-        """No more of it will come; who waits is woken."""
+        """Gives the chunk up and wakes everyone who waits for a part."""
         self.lost = True
         for part in self.part_futures:
             if not part.done():

@@ -1,8 +1,8 @@
-"""What reads and computing cost here, learnt from those that happen. Knows no store and no model.
+"""Estimates of how long reads and prefills take on this machine, learnt from measurements.
 
-Both are lines: seconds = latency + bytes / bandwidth of a tier, seconds = overhead + FLOPs / rate
-of a prefill. Older measurements fade, so that a machine that gets busy or a network that
-recovers is believed after a few of them.
+Both are linear: seconds = latency + bytes / bandwidth for a read from a tier, and
+seconds = overhead + FLOPs / rate for a prefill. Older measurements count less, so a few new ones
+are enough to notice that the machine got busy or the network recovered.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# Weight of a measurement against the one after it: about the last ten count.
+# Weight of a measurement relative to the one after it: about the last ten count.
 FADE = 0.9
-# Weight of "nothing costs the prior's overhead": settles overhead where all sizes are equal.
+# Weight of an artificial measurement of size zero that takes the initial overhead. It determines
+# the overhead where all measured sizes are equal.
 ANCHOR = 0.1
-# Latency (s) and bandwidth (bytes/s) believed of a tier that was never read.
+# Assumed latency (seconds) and bandwidth (bytes/s) of a tier that was never read.
 UNKNOWN_TIER = (2e-4, 300e6)
-# Overhead (s) and FLOP/s believed before anything was computed.
+# Assumed overhead (seconds) and FLOP/s before anything was computed.
 UNKNOWN_COMPUTE = {"cpu": (1e-4, 30e9), "cuda": (1e-4, 100e12)}
-# A tier that was turned down for its speed is asked again after this.
+# Seconds after which a tier that was not read because it was slow is tried again.
 STALE_S = 30.0
 
 
 @dataclass
 class Line:
-    """y = overhead + slope · x by least squares, fading; neither is ever negative."""
+    """y = overhead + slope · x, fitted by least squares; older points count less.
+
+    Attributes:
+        overhead: never negative.
+        slope: never negative.
+        count: number of points so far.
+    """
 
     overhead: float
     slope: float
@@ -38,6 +45,7 @@ class Line:
         self._anchor = self.overhead
 
     def add(self, x: float, y: float) -> None:
+        """Adds a point and fits the line again."""
         self.count += 1
         new = (1.0, x, y, x * x, x * y)
         self._sums = [old * FADE + one for old, one in zip(self._sums, new, strict=True)]
@@ -53,14 +61,15 @@ class Line:
         self.overhead, self.slope = overhead, slope
 
     def at(self, x: float) -> float:
+        """y at x."""
         return self.overhead + self.slope * x
 
 
 class TierEstimates:
-    """Seconds that a tier needs for some bytes. Safe to call from several threads.
+    """Estimates how long a tier takes to read some bytes. Safe to call from several threads.
 
-    A read that overlaps another of its tier is charged from that one's end: what is learnt is what
-    the tier gives to all readers together.
+    If reads of a tier overlap, the later one counts only from the end of the earlier one. So the
+    estimate is of the bandwidth that the tier gives to all readers together.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,29 +79,31 @@ class TierEstimates:
         self._last_end: dict[str, float] = {}
 
     def add(self, tier: str, nbytes: int, started: float, ended: float) -> None:
+        """Adds a read of so many bytes; its times are by the clock, in seconds."""
         with self._lock:
             line = self._lines.setdefault(tier, self._unknown())
-            begun = max(started, self._last_end.get(tier, started))
-            self._last_end[tier] = max(ended, begun)
-            line.add(nbytes, max(ended - begun, 1e-6))
+            counted_from = max(started, self._last_end.get(tier, started))
+            self._last_end[tier] = max(ended, counted_from)
+            line.add(nbytes, max(ended - counted_from, 1e-6))
 
     def seconds(self, tier: str, nbytes: float, reads: int = 1) -> float:
-        """Of `reads` reads with `nbytes` in all."""
+        """Expected seconds of `reads` reads of `nbytes` in total."""
         with self._lock:
             line = self._lines.get(tier) or self._unknown()
             return line.overhead * reads + line.slope * nbytes
 
     def measured(self, tier: str) -> bool:
+        """Whether the tier was ever read."""
         with self._lock:
             return tier in self._lines
 
     def stale(self, tier: str) -> bool:
-        """Measured, but long ago."""
+        """Whether the tier's last read is longer ago than `STALE_S`."""
         with self._lock:
             return self._clock() - self._last_end.get(tier, self._clock()) > STALE_S
 
     def known(self) -> dict[str, tuple[float, float]]:
-        """Tier to latency (s) and bandwidth (bytes/s)."""
+        """Latency (seconds) and bandwidth (bytes/s) of every tier that was read."""
         with self._lock:
             return {t: (line.overhead, 1 / line.slope) for t, line in self._lines.items()}
 
@@ -103,25 +114,28 @@ class TierEstimates:
 
 
 class ComputeEstimate:
-    """Seconds of a prompt's prefill, from the FLOPs and seconds of those that were run."""
+    """Estimates how long a prefill takes, from the FLOPs and seconds of earlier ones."""
 
     def __init__(self, device: str) -> None:
         overhead, rate = UNKNOWN_COMPUTE.get(device, UNKNOWN_COMPUTE["cuda"])
         self._line = Line(overhead, 1 / rate)
 
     def add(self, flops: float, seconds: float) -> None:
+        """Adds a prefill that was measured."""
         if flops > 0:
             self._line.add(flops, seconds)
 
     @property
     def measured(self) -> bool:
+        """Whether any prefill was measured."""
         return self._line.count > 0
 
     @property
     def overhead_s(self) -> float:
+        """Seconds that any prefill takes, besides its operations."""
         return self._line.overhead
 
     @property
     def flop_s(self) -> float:
-        """Seconds per operation."""
+        """Seconds per floating-point operation."""
         return self._line.slope

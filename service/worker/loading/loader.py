@@ -1,5 +1,6 @@
-"""Brings chunks out of the store and into it on a few threads, so that the engine never waits for a
-disk or a socket.
+"""Reads chunks from the store and writes them to it on a few threads.
+
+So the engine never waits for a disk or a socket.
 """
 
 from __future__ import annotations
@@ -23,18 +24,25 @@ from service.worker.model.addressing import Address
 
 T = TypeVar("T")
 BlockSet = Mapping[int, Collection[int]]
-"""Layer to block numbers."""
+"""Block numbers by layer."""
 
-# A prefetch is followed by its request at once; what it found is old news after this.
+# Seconds for which the outcome of a prefetch is remembered; its request normally follows at once.
 NOTE_S = 10.0
+# Most outcomes of prefetches that are remembered.
 MAX_NOTES = 1024
 LOOKUP_THREADS = 2
 
 
 class Loader:
-    """Threads around a `TieredStore`. `on_ready` is called (on a loader thread) after every load
-    or store, to wake the engine. decode: chunks that come in parts, on these threads; else whoever
-    uses them does (`ChunkStream`)."""
+    """Threads around a `TieredStore`.
+
+    Args:
+        store: where chunks are stored.
+        threads: number of threads for reads and writes.
+        on_ready: called on a loader thread after every load or store, to wake the engine.
+        decode: whether chunks that come in parts are decoded on these threads; otherwise the user
+            of the stream decodes them (`ChunkStream`).
+    """
 
     def __init__(
         self,
@@ -52,16 +60,17 @@ class Loader:
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
         self._lookups: ThreadPoolExecutor | None = None
         self.streams = StreamReader(
-            store, self._run, self._look, self._merge_prefetch_note, on_ready, decode
+            store, self._run, self._run_lookup, self._merge_prefetch_note, on_ready, decode
         )
 
     def start(self) -> None:
+        """Starts the threads."""
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
-        # Apart: reads that stall must not hold up who only asks where chunks are, or has them in
-        # memory.
+        # Separate threads, so that stalled reads do not delay look-ups of where chunks are stored.
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kv-lookup")
 
     def close(self) -> None:
+        """Ends the threads after the work that has already started."""
         if self._lookups is not None:
             self._lookups.shutdown(wait=True, cancel_futures=True)
             self._lookups = None
@@ -71,19 +80,19 @@ class Loader:
         self.streams.close()
 
     def load_ends(self, address: Address) -> Future[EndsOutcome]:
-        """Read a chunk's sketch and its first and last blocks, nothing else of it."""
-        return self._run(lambda: self._ends(address))
+        """Reads a chunk's sketch and its first and last blocks."""
+        return self._run(lambda: self._read_ends(address))
 
     def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
-        """Read these blocks of these layers."""
+        """Reads these blocks of these layers."""
         return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
-        """Store a chunk and its sketch."""
+        """Stores a chunk and its sketch."""
         return self._run(lambda: self._put(address, computed))
 
     def is_complete(self, address: Address) -> bool:
-        """Whether chunk and sketch are both stored."""
+        """Whether both the chunk and its sketch are stored. Reads on the calling thread."""
         store = self._store
         return bool(store.contains([address.key])) and (
             store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
@@ -96,41 +105,42 @@ class Loader:
         tensors = computed.sketch.tensors()
         return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
 
-    def _ends(self, address: Address) -> EndsOutcome:
+    def _read_ends(self, address: Address) -> EndsOutcome:
         started = time.monotonic()
         extra = self._store.read_extra(address.key, sketch.NAME, sketch.VERSION)
         if extra is None:
             return EndsOutcome(None, None, time.monotonic() - started)
         ends = BlockGrid(address.spec.tokens).fixed
         layers = dict.fromkeys(range(address.spec.layers), ends)
-        found = self._store.read_blocks(address.key, layers, address.spec)
-        own = sketch.Sketch.of(extra.tensors)
-        return EndsOutcome(own, found, time.monotonic() - started, extra.nbytes)
+        outcome = self._store.read_blocks(address.key, layers, address.spec)
+        decoded = sketch.Sketch.of(extra.tensors)
+        return EndsOutcome(decoded, outcome, time.monotonic() - started, extra.nbytes)
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
-        """Read ahead of a request: what is found moves into the memory tier."""
+        """Reads chunks before their request comes; the store moves them into the memory tier."""
         for address in addresses:
             self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
 
     def _read_ahead(self, address: Address) -> None:
         tier = self._store.locate([address.key]).get(address.key)
         if tier in (None, MEMORY) or len(parts_of(address)) == 1:
-            self._note(address, self.streams.read(address))
+            self._add_note(address, self.streams.read(address))
             return
         stream = self.streams.join(address, tier)
-        stream.part_futures[-1].add_done_callback(lambda _: self._was_read_ahead(stream))
+        stream.part_futures[-1].add_done_callback(lambda _: self._finish_read_ahead(stream))
 
-    def _was_read_ahead(self, stream: ChunkStream) -> None:
-        if stream.users == 1:  # else a request that wants it came in time, and reports it itself
+    def _finish_read_ahead(self, stream: ChunkStream) -> None:
+        # With more users, a request has joined the stream and reports the read itself.
+        if stream.users == 1:
             problems = tuple(stream.problems)
-            self._note(
+            self._add_note(
                 stream.address,
                 ReadOutcome(None, stream.tier, stream.nbytes, stream.seconds, problems),
             )
         self.streams.leave(stream)
 
-    def _note(self, address: Address, outcome: ReadOutcome) -> None:
-        # Without the chunk: a note must not hold memory that no tier accounts for.
+    def _add_note(self, address: Address, outcome: ReadOutcome) -> None:
+        # Without the chunk, so that the note does not hold memory that no tier accounts for.
         note = replace(outcome, chunk=None)
         with self._lock:
             self._notes[address.key] = (time.monotonic(), note)
@@ -138,9 +148,10 @@ class Loader:
                 self._notes.popitem(last=False)
 
     def _merge_prefetch_note(self, address: Address, outcome: ReadOutcome) -> ReadOutcome:
+        """Adds what a prefetch of the chunk took to the outcome of its request's read."""
         with self._lock:
-            at, note = self._notes.pop(address.key, (0.0, None))
-        if note is None or time.monotonic() - at > NOTE_S:
+            noted_at, note = self._notes.pop(address.key, (0.0, None))
+        if note is None or time.monotonic() - noted_at > NOTE_S:
             return outcome
         seconds = note.seconds + outcome.seconds
         tier = note.tier if outcome.chunk is not None and note.tier else outcome.tier
@@ -148,12 +159,12 @@ class Loader:
         return replace(outcome, tier=tier, seconds=seconds, problems=problems)
 
     def _run(self, work: Callable[[], T]) -> Future[T]:
-        return self._on(self._pool, work)
+        return self._run_on(self._pool, work)
 
-    def _look(self, work: Callable[[], T]) -> Future[T]:
-        return self._on(self._lookups, work)
+    def _run_lookup(self, work: Callable[[], T]) -> Future[T]:
+        return self._run_on(self._lookups, work)
 
-    def _on(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> Future[T]:
+    def _run_on(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> Future[T]:
         assert pool is not None, "start the loader first"
         future = pool.submit(work)
         future.add_done_callback(lambda _: self._on_ready())

@@ -1,4 +1,4 @@
-"""One request's side of a document of which only some blocks are read (sparse methods)."""
+"""One request's load of a document of which only some blocks are read (for sparse methods)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from service.worker.model.addressing import Address
 
 @dataclass(frozen=True)
 class EndsOutcome:
-    """What the first read of a document gave.
+    """The result of the first read of a document.
 
     Attributes:
-        sketch: None if it is not stored or damaged.
-        read: the first and last blocks; None if they were not asked for.
-        seconds: of both reads together.
-        sketch_bytes: bytes of the sketch.
+        sketch: the document's sketch; None if it is not stored or is damaged.
+        read: the first and last blocks; None if they were not read, because there is no sketch.
+        seconds: how long both reads took together.
+        sketch_bytes: bytes of the stored sketch.
     """
 
     sketch: Sketch | None
@@ -30,14 +30,17 @@ class EndsOutcome:
 
     @property
     def usable(self) -> bool:
+        """Whether sketch and blocks were all read."""
         return self.read is not None and self.read.blocks is not None and not self.read.missing
 
     @property
     def tier(self) -> str | None:
+        """The tier of the blocks."""
         return self.read.tier if self.read is not None else None
 
     @property
     def nbytes(self) -> int:
+        """Bytes that were read."""
         return self.sketch_bytes + (self.read.nbytes if self.read is not None else 0)
 
     @property
@@ -47,13 +50,16 @@ class EndsOutcome:
 
 @dataclass
 class PartialLoad:
-    """A document's sketch and ends, read before the prompt starts; the blocks that are read later
-    add to its figures.
+    """The load of a document's sketch, first and last blocks, and later of some middle blocks.
+
+    Implements `Load`.
 
     Attributes:
-        ends: the first read.
-        blocks: the later read, once it is over.
-        stored_again: it was missing; it was computed with the prompt, and is being stored.
+        ends: the read of the sketch and of the first and last blocks, before the prompt starts.
+        blocks: the result of reading middle blocks; None until then.
+        stored_again: the document was missing; it was computed with the prompt and is being stored.
+        plan: always empty: these loads are not planned.
+        why: always empty.
     """
 
     address: Address
@@ -81,11 +87,11 @@ class PartialLoad:
     def so_far(self) -> SegmentRead:
         if not self.ends.done():
             return SegmentRead()
-        found, later = self.ends.result(), self.blocks
+        ends, middle = self.ends.result(), self.blocks
         return SegmentRead(
-            found.tier or UNCACHED if self.usable else UNCACHED,
-            found.nbytes + (later.nbytes if later is not None else 0),
+            ends.tier or UNCACHED if self.usable else UNCACHED,
+            ends.nbytes + (middle.nbytes if middle is not None else 0),
             stored_bytes(self.address),
-            found.seconds + (later.seconds if later is not None else 0.0),
-            [*found.problems, *(later.problems if later is not None else ())],
+            ends.seconds + (middle.seconds if middle is not None else 0.0),
+            [*ends.problems, *(middle.problems if middle is not None else ())],
         )

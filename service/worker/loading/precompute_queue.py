@@ -1,6 +1,6 @@
-"""A queue of chunks to prefill when nobody waits, and to store.
+"""The queue of chunks that are computed and stored while no request needs the engine.
 
-A chunk that is stored without its sketch is computed again, and only the sketch is added.
+If a chunk is stored without its sketch, it is computed again, and only the sketch is added.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from service.worker.loading.loader import Loader
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
 
-# Chunks computed but not yet written: bounds the memory a slow disk can pile up.
+# Most chunks that are computed but not yet written; bounds memory when the disk is slow.
 MAX_UNWRITTEN = 4
-# Purged keys that are remembered: a prompt that began before its document was deleted must not
-# bring the chunk back when it ends.
+# Most purged keys that are remembered. They are, because a prompt that started before its document
+# was deleted must not store the chunk again.
 MAX_PURGED = 100_000
 
 
 @dataclass
 class Task:
-    """One chunk to store.
+    """One chunk to compute and store.
 
     Attributes:
-        id: of the call that asked for it; None: nobody did, it is written back after a miss.
-        started_at: by time.monotonic.
+        id: id of the precompute call; None for a write-back after a request missed the chunk.
+        chunk_id: number of the chunk in that call; -1 for a write-back.
+        started_at: when its computation started, by time.monotonic.
+        write: the write to the store; None until it starts, and if the chunk was already stored.
+        bytes: size of the encoded chunk.
     """
 
     address: Address
@@ -44,7 +47,11 @@ class Task:
 
 
 class PrecomputeQueue:
-    """`advance` runs one step of one chunk."""
+    """The queue; `advance` runs one step of the computation of one chunk.
+
+    Attributes:
+        counts: number of finished tasks by outcome: stored, present or failed.
+    """
 
     def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:
         self._adapter = adapter
@@ -60,16 +67,18 @@ class PrecomputeQueue:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute right now (writes may still be under way)."""
+        """Whether there is nothing to compute right now (writes may still be running)."""
         if self._steps is None and len(self._writing) >= MAX_UNWRITTEN:
             return True
         return self._steps is None and not self._queue
 
     @property
     def pending(self) -> int:
+        """Number of tasks that are not finished."""
         return len(self._queue) + len(self._writing) + (self._current is not None)
 
     def add(self, address: Address, *, id: str | None = None, chunk_id: int = -1) -> None:
+        """Adds a chunk; for a write-back (without `id`) only if it is neither queued nor purged."""
         if id is None:
             if address.key in self._write_backs or address.key in self._purged:
                 return
@@ -79,7 +88,7 @@ class PrecomputeQueue:
         self._queue.append(Task(address, id, chunk_id))
 
     def store(self, address: Address, computed: ComputedChunk) -> None:
-        """Store what a request had to compute anyway, unless it was purged meanwhile."""
+        """Stores a chunk that a request has computed, unless the chunk was purged meanwhile."""
         if address.key in self._purged:
             return
         task = Task(address, None, -1, time.monotonic(), bytes=computed.chunk.nbytes)
@@ -87,9 +96,10 @@ class PrecomputeQueue:
         self._writing.append(task)
 
     def forget(self, keys: Collection[str]) -> None:
-        """These are about to be purged: what was to be written back of them is not.
+        """Drops write-backs of chunks that are about to be purged.
 
-        Chunks that a call asked for are still computed: whoever made the call knows of the purge.
+        Chunks of precompute calls are still computed: their caller also makes the purges and knows
+        about them.
         """
         for key in keys:
             self._purged[key] = None
@@ -106,10 +116,10 @@ class PrecomputeQueue:
             self._current, self._steps = None, None
         for task in self._writing:
             if task.write is not None and task.id is None and task.address.key in keys:
-                task.write.exception()  # it may be on its way: the purge must come after it
+                task.write.exception()  # waits: the purge must come after a write that has started
 
     def compute_now(self, address: Address) -> None:
-        """Compute and store one chunk at once (tests, benchmarks)."""
+        """Computes and stores one chunk at once, for tests and benchmarks."""
         self.add(address, id="now")
         while self.pending:
             if not self.idle:
@@ -119,7 +129,7 @@ class PrecomputeQueue:
             self.finished()
 
     def advance(self) -> None:
-        """One step (at most a layer) of the current chunk, or the start of the next."""
+        """Runs one step (at most a layer) of the current chunk, or starts the next chunk."""
         if self._steps is None:
             self._start(self._queue.popleft())
             return
@@ -129,7 +139,7 @@ class PrecomputeQueue:
             self._store_current(end.value)
 
     def finished(self) -> list[PrecomputedEvent]:
-        """News since the last call: chunks stored, found present, or failed."""
+        """Events of the tasks of precompute calls that finished since the last call."""
         events = []
         for task in [t for t in self._writing if t.write is None or t.write.done()]:
             self._writing.remove(task)
@@ -140,7 +150,7 @@ class PrecomputeQueue:
         return events
 
     def fail_current(self, error: Exception) -> None:
-        """The engine caught `error` in `advance`: report it and go on with the next chunk."""
+        """Reports an error that `advance` raised, and drops the current chunk."""
         task, self._current, self._steps = self._current, None, None
         if task is not None:
             failed: Future[bool] = Future()
@@ -153,7 +163,7 @@ class PrecomputeQueue:
         self._current = task
         if self._loader.is_complete(task.address):
             self._current = None
-            self._finish(task)  # write stays None: present
+            self._finish(task)  # `write` stays None, which means that the chunk was present
             return
         self._steps = compute_chunk(self._adapter, task.address)
 

@@ -1,4 +1,4 @@
-"""One request's side of a segment's load: what was planned for it, and what came of that."""
+"""One request's load of one segment: the plan for it, and its result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from service.worker.model.addressing import Address
 
 LOAD, RECOMPUTE = "load", "recompute"
 UNCACHED = "cold"
-"""The tier that a report names for KV that was computed with the prompt."""
+"""The tier named in reports for KV that was computed with the prompt."""
 
 
 @dataclass
 class SegmentRead:
-    """Where the KV of one segment came from.
+    """Where the KV of one segment came from, for the request's report.
 
     Attributes:
-        tier: that it was read from, or `UNCACHED`.
+        tier: the tier from which it was read, or `UNCACHED`.
         nbytes: bytes that were read.
         stored_bytes: bytes of the segment's whole stored KV.
-        seconds: that reading took.
-        problems: (tier, kind) of what went wrong on the way.
+        seconds: how long reading took.
+        problems: (tier, kind) of everything that went wrong.
     """
 
     tier: str = UNCACHED
@@ -38,9 +38,10 @@ class Load(Protocol):
     """The load of one segment, whole (`SegmentLoad`) or in part (`PartialLoad`).
 
     Attributes:
+        address: of the segment's chunk.
         plan: "load", "recompute", or empty where there was no choice.
-        why: the reason of a plan that is not to load.
-        stored_again: it was missing; it was computed with the prompt, and is being stored.
+        why: the reason for a plan to recompute.
+        stored_again: the chunk was missing; it was computed with the prompt and is being stored.
     """
 
     address: Address
@@ -50,37 +51,42 @@ class Load(Protocol):
 
     @property
     def pending(self) -> Future[Any] | None:
-        """What to wait for until it is known what can be used; None: it is known."""
+        """What to wait for until it is known whether it is stored; None if that is known."""
         ...
 
     @property
     def usable(self) -> bool:
-        """It is there or on its way."""
+        """Whether it is loaded or being loaded."""
         ...
 
     @property
     def missed(self) -> bool:
-        """It was looked for and not found whole and sound, and has not been stored since."""
+        """Whether it was not found or was damaged, and has not been stored since."""
         ...
 
     def so_far(self) -> SegmentRead:
-        """Where its KV came from."""
+        """Where its KV came from, as far as is known now."""
         ...
 
     def settle(self) -> ChunkStream | None:
-        """The prompt is over: the stream to give back, if there is one; later calls give None."""
+        """Ends the load with its prompt; returns the stream to release, if there is one.
+
+        Later calls return None.
+        """
         ...
 
 
 @dataclass
 class SegmentLoad:
-    """A whole segment, read while the prompt runs.
+    """The load of a whole segment, which is read while the prompt runs. Implements `Load`.
 
     Attributes:
         plan: "load" or "recompute"; empty for a method whose loads are not planned.
-        stream: while it is read or used.
-        read: what that took, once it is over.
-        stored_again: it was missing; it was computed with the prompt, and is being stored.
+        stream: the chunk that is being read or used; None before and after that.
+        why: the reason for a plan to recompute.
+        read: the result of the load, after it has ended.
+        lost: whether the chunk was lost, after the load has ended.
+        stored_again: the chunk was missing; it was computed with the prompt and is being stored.
     """
 
     address: Address
@@ -99,7 +105,7 @@ class SegmentLoad:
 
     @property
     def known(self) -> bool:
-        """Whether it is known what can be used of it."""
+        """Whether it is known if the segment is stored."""
         return self.pending is None
 
     @property
@@ -112,7 +118,7 @@ class SegmentLoad:
         return self.plan != RECOMPUTE and (self.lost or stream_lost) and not self.stored_again
 
     def compute(self, why: str) -> None:
-        """Compute it instead of loading it."""
+        """Plans to compute the segment instead of loading it."""
         self.plan, self.why = RECOMPUTE, why
 
     def settle(self) -> ChunkStream | None:

@@ -1,8 +1,8 @@
-"""Reads chunks for prompts that start before they are there. Knows no model and no scheduling.
+"""Reads chunks in parts, for prompts that start before their chunks are completely loaded.
 
-A chunk that somebody is reading already is not read twice. Of a large one only the next part is
-ever asked for, so that requests and documents take turns on the threads, and layers arrive about
-in the order in which they are needed.
+A chunk that is already being read for another request is not read twice. Only the next part of a
+large chunk is requested at any time, so that requests and documents take turns on the threads and
+layers arrive roughly in the order in which they are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.worker.loading.estimates import TierEstimates
 from service.worker.loading.timers import Timers
 from service.worker.model.addressing import Address
 
-# The tier that whole chunks are handed out of by reference, in no time.
+# The tier that returns whole chunks by reference, so that reading takes no time.
 MEMORY = "memory"
 
 
@@ -30,22 +30,34 @@ class Submit(Protocol):
 
 
 class StreamReader:
-    """Streams under way. `submit` and `look` run reads and look-ups on threads; `told` completes an
-    outcome by what a prefetch of the chunk found; `on_ready` wakes the engine."""
+    """All chunks that are being read now.
+
+    Args:
+        store: where chunks are stored.
+        submit: runs reads on a thread.
+        submit_lookup: runs look-ups of where chunks are on a thread.
+        merge_prefetch_note: adds what a prefetch of the chunk took to the outcome of a read.
+        on_ready: wakes the engine.
+        decode: whether parts are decoded on the reader's thread (see `ChunkStream`).
+
+    Attributes:
+        estimates: learnt from every read.
+        shared: number of times that a request joined a stream which was already being read.
+    """
 
     def __init__(
         self,
         store: TieredStore,
         submit: Submit,
-        look: Submit,
-        told: Callable[[Address, ReadOutcome], ReadOutcome],
+        submit_lookup: Submit,
+        merge_prefetch_note: Callable[[Address, ReadOutcome], ReadOutcome],
         on_ready: Callable[[], None],
         decode: bool,
     ) -> None:
         self._store = store
         self._submit = submit
-        self._look = look
-        self._merge_prefetch_note = told
+        self._submit_lookup = submit_lookup
+        self._merge_prefetch_note = merge_prefetch_note
         self._on_ready = on_ready
         self._decode = decode
         self._lock = threading.Lock()
@@ -58,14 +70,21 @@ class StreamReader:
     def find(
         self, addresses: Sequence[Address], then: Callable[[dict[str, str]], None]
     ) -> Future[None]:
-        """Look where these chunks are; `then` gets key to fastest tier, on a loader thread. A key
-        that no tier admits to is absent."""
-        return self._look(lambda: then(self._store.locate({a.key for a in addresses})))
+        """Looks up in which tiers these chunks are.
+
+        Args:
+            then: called on a loader thread with the fastest tier by key; a key that is not stored
+                is absent.
+        """
+        return self._submit_lookup(lambda: then(self._store.locate({a.key for a in addresses})))
 
     def join(self, address: Address, tier: str | None) -> ChunkStream:
-        """The chunk's stream if somebody reads it now, else a new one. `leave` it when done.
+        """The stream of a chunk: the existing one if it is being read already, or a new one.
 
-        tier: where `find` saw it. From memory it is read at once, on the calling thread.
+        Every user must call `leave` when done.
+
+        Args:
+            tier: where `find` found it. From memory it is read at once, on the calling thread.
         """
         with self._lock:
             stream = self._streams.get(address.key)
@@ -83,8 +102,12 @@ class StreamReader:
         return stream
 
     def leave(self, stream: ChunkStream) -> None:
-        """One user less. What nobody wants is not read on; what was read in parts, which leaves
-        nothing in the memory tier, is read whole now for the requests to come."""
+        """Ends one user's use of the stream.
+
+        A chunk without users is not read further. A chunk that was read in parts is not in the
+        memory tier; after its last user it is read again as a whole, which puts it there for later
+        requests.
+        """
         with self._lock:
             stream.users -= 1
             promote = stream.users == 0 and stream.complete and len(stream.parts) > 1
@@ -92,7 +115,7 @@ class StreamReader:
             self._submit(lambda: self._promote(stream.address))
 
     def within(self, awaited: Future[None], seconds: float) -> Future[None]:
-        """Done when `awaited` is, or after `seconds`; wakes the engine either way."""
+        """A future that is done when `awaited` is, or after `seconds`; both wake the engine."""
         either: Future[None] = Future()
 
         def finish() -> None:
@@ -107,11 +130,11 @@ class StreamReader:
         return either
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Ends the timers' thread."""
         self._timers.close()
 
     def bytes_left(self) -> dict[str, float]:
-        """By tier: of everything being read."""
+        """Bytes still to be read of all streams, by tier."""
         with self._lock:
             streams = list(self._streams.values())
         left: dict[str, float] = {}
@@ -121,14 +144,14 @@ class StreamReader:
         return left
 
     def read(self, address: Address) -> ReadOutcome:
-        """The whole chunk, now, on the calling thread."""
+        """Reads the whole chunk on the calling thread."""
         started = time.monotonic()
         outcome = self._store.read(address.key, address.spec)
         self._learn(outcome.tier, outcome.nbytes, started)
         return outcome
 
     def _advance(self, stream: ChunkStream, number: int) -> None:
-        """Read part `number`, then ask for the next, behind what others ask for."""
+        """Reads part `number`, then submits the read of the next, behind those of other chunks."""
         with self._lock:
             wanted = stream.users > 0
             if not wanted:
@@ -155,7 +178,7 @@ class StreamReader:
             stream.lose()
             raise
         finally:
-            self._settle(stream)
+            self._finish_if_done(stream)
 
     def _read_whole(self, stream: ChunkStream) -> None:
         address = stream.address
@@ -165,28 +188,28 @@ class StreamReader:
             stream.lose()
             raise
         finally:
-            self._settle(stream)
+            self._finish_if_done(stream)
 
     def _learn(self, tier: str | None, nbytes: int, started: float) -> None:
         if tier is not None:
             self.estimates.add(tier, nbytes, started, time.monotonic())
 
-    def _settle(self, stream: ChunkStream) -> None:
+    def _finish_if_done(self, stream: ChunkStream) -> None:
         if stream.done:
             with self._lock:
                 self._forget(stream)
             self._on_ready()
 
     def _turn_bytes(self, stream: ChunkStream) -> float:
-        """Of the next parts of all that is read from its tier."""
+        """Bytes of the next parts of all streams that are read from this stream's tier."""
         return sum(s.next_bytes for s in self._streams.values() if s.tier == stream.tier)
 
     def _forget(self, stream: ChunkStream) -> None:
-        """Whoever wants the chunk from now on reads it anew."""
+        """Removes the stream; the next request for the chunk starts a new one."""
         if self._streams.get(stream.address.key) is stream:
             del self._streams[stream.address.key]
 
     def _promote(self, address: Address) -> None:
         self.read(address)
-        # A store without a memory tier would be read twice for nothing.
+        # Without a memory tier, promoting would only read every chunk twice.
         self._promotes = self._store.locate([address.key]).get(address.key) == MEMORY

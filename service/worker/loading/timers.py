@@ -1,7 +1,7 @@
-"""Calls after a while, all on one thread. Knows nothing of what is called.
+"""Calls functions after a delay, all on one thread.
 
-For waits that nearly always end early: a call that is no longer wanted stays in the list and does
-nothing when its time comes, which costs less than a thread for each and its cancelling.
+Made for waits that nearly always end early: calls are not cancelled but stay in the list and do
+nothing when their time comes, which costs less than a thread that must be cancelled for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ NEVER = float("inf")
 
 
 class Timers:
-    """Safe from several threads. The thread starts with the first alarm and ends with `close`."""
+    """Delayed calls. Safe to use from several threads.
+
+    The thread starts with the first call of `after` and ends with `close`.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -27,7 +30,7 @@ class Timers:
         self._closed = False
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """`call` must be short and must not raise."""
+        """Calls `call` after so many seconds; it must be short and must not raise."""
         when = time.monotonic() + seconds
         with self._changed:
             heapq.heappush(self._waiting, (when, next(self._numbers), call))
@@ -38,7 +41,7 @@ class Timers:
                 self._changed.notify()
 
     def close(self) -> None:
-        """What has not been called by now is not called any more."""
+        """Ends the thread; calls that are still waiting are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify()
