@@ -1,1 +1,1 @@
-"""The engine: what runs next, for how long, and what comes of it."""
+"""The engine: decides what runs next and for how long, runs it, and emits events."""

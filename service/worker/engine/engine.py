@@ -1,8 +1,8 @@
-"""The engine: takes requests, runs one step at a time, hands out events. No sockets, no threads of
-its own (the loader has some).
+"""The engine: takes requests, runs one step at a time, and returns events.
 
-A step: start a prefill → one decode step for all running sequences → some tiles of the prefill → in
-spare time, some background work. `service.worker.engine.scheduler.Pace` says how much of each.
+It has no sockets and no threads of its own (the loader has threads). A step starts a prefill, runs
+one decode step for all running sequences, then some steps of the prefill, and, if there is time,
+idle work. `service.worker.engine.step_budget` decides how much of each.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ log = logging.getLogger("kvstitch.engine")
 
 
 class Engine:
-    """One model, one pool, one store. Not thread-safe: call it from one thread.
+    """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
 
     Args:
-        planner: whether to compute documents that would take longer to load; if not, whatever is
-            stored is loaded. Chunks in the memory tier are always used.
-        checks: how answers are compared with full prefill's; None: they are not.
+        pool_tokens: size of the KV pool in tokens.
+        facts: sizes and calibration of the model; by default its sizes without calibration.
+        max_running: most sequences that prefill or decode at the same time.
+        max_waiting: most sequences that wait for their start.
+        planner: whether documents are computed that would take longer to load; if not, everything
+            that is stored is loaded. Chunks in the memory tier are always used.
+        checks: how answers are compared with those of full prefill; None for no comparison.
     """
 
     def __init__(
@@ -102,12 +106,12 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute until a request or a load arrives."""
+        """Whether there is nothing to compute until a request or a load arrives."""
         return not self._busy and self.idle_work.idle
 
     @property
     def _busy(self) -> bool:
-        """Some request can be worked on now (not only waiting for its chunks)."""
+        """Whether some request can be worked on now, and does not only wait for its chunks."""
         scheduler = self.scheduler
         if scheduler.running or any(s.abort_reason for s in scheduler.active):
             return True
@@ -115,22 +119,28 @@ class Engine:
             return True
         return scheduler.can_start(self._fits) is not None
 
-    # -- what callers ask for ---------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Take a request. Raises a KvstitchError if it can never be answered or the queue is full;
-        after that it ends in exactly one DoneEvent or FailedEvent."""
+        """Takes a request, which will end in exactly one DoneEvent or FailedEvent.
+
+        Raises:
+            KvstitchError: it can never be answered, or the queue is full.
+        """
         sequence = self.admission.sequence(request)
         self.scheduler.add(sequence)
         self._launcher.start_loading(sequence)
 
     def explain(self, request: Request) -> None:
-        """What the request would take: an ExplainedEvent once the tiers said what they hold.
-        Raises as `submit`."""
+        """Starts a forecast of what the request would cost, which an ExplainedEvent will hold.
+
+        Raises:
+            KvstitchError: the request can never be answered.
+        """
         self._explainer.begin(request)
 
     def abort(self, request_id: str, reason: str) -> None:
-        """Stop a request before its next step; unknown ids (already finished) are ignored."""
+        """Stops a request before its next step; unknown ids (already finished) are ignored."""
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             sequence.abort_reason = reason
@@ -139,7 +149,11 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """One round of work; the events it gave. Faults of one sequence end that sequence only."""
+        """Does one round of work; a fault in one sequence ends only that sequence.
+
+        Returns:
+            The events since the last call.
+        """
         self._drop_aborted()
         self._start_prefill()
         self._decode()
@@ -162,20 +176,23 @@ class Engine:
             return
         try:
             kv = self.pool.reserve(self._launcher.reserved_tokens(sequence))
-            assert kv is not None, "the scheduler asked whether it fits"
+            assert kv is not None, "the scheduler checked that it fits"
             self._launcher.launch(sequence, kv, crowded=bool(self.scheduler.running))
         except Exception as error:
             self._fail(sequence, error)
 
     def _fits(self, sequence: Sequence) -> bool:
-        wanted = self._launcher.reserved_tokens(sequence)
-        if self.pool.can_reserve(wanted):
+        needed = self._launcher.reserved_tokens(sequence)
+        if self.pool.can_reserve(needed):
             return True
-        return self.gate is not None and self.gate.give_way() and self.pool.can_reserve(wanted)
+        return self.gate is not None and self.gate.give_way() and self.pool.can_reserve(needed)
 
     def _advance_prefill(self) -> None:
-        """Steps of the prefills that can go on: one if nobody decodes (so that aborts and new
-        requests are seen between steps), else as many as the pace allows."""
+        """Runs steps of the prefills that are not waiting.
+
+        As many as the step budget allows; only one if no sequence decodes, so that aborts and new
+        requests are noticed between steps.
+        """
         while (sequence := self.scheduler.next_prefill) is not None and not sequence.blocked:
             assert sequence.steps is not None
             started = time.monotonic()
@@ -253,7 +270,7 @@ class Engine:
         self._step_budget.decoded(time.monotonic() - started)
 
     def _emit(self, sequence: Sequence, token: int) -> None:
-        """A new token: send it, or end the sequence. End tokens are not sent."""
+        """Sends a new token, or ends the sequence. End tokens are not sent."""
         if token in self._adapter.end_ids:
             self._finish(sequence, "stop")
             return
@@ -286,7 +303,7 @@ class Engine:
             sequence.kv = None
 
     def _write_back(self, sequence: Sequence) -> None:
-        """Segments that should have been in the store and were not: compute them in spare time."""
+        """Queues segments that should have been stored and were not, to be computed again."""
         for load in sequence.segments:
             if load is not None and load.missed:
                 self.precompute_queue.add(load.address)

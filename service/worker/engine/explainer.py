@@ -1,5 +1,7 @@
-"""What a request would take: where its chunks are, and what the planner makes of that. Nothing is
-read and nothing is moved."""
+"""Forecasts what a request would cost, from where its chunks are and what the planner decides.
+
+No chunk is read or moved between tiers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from service.worker.sequences.sequence import Sequence
 
 
 class Explainer:
-    """One per engine."""
+    """Makes the forecasts of one engine."""
 
     def __init__(
         self,
@@ -33,8 +35,9 @@ class Explainer:
     ) -> None:
         """
         Args:
-            planner: knows what loads and prefills cost.
-            deciding: whether requests are planned by it; if not, whatever is stored is loaded.
+            planner: estimates how long loads and prefills take.
+            deciding: whether requests are planned by it; if not, everything that is stored is
+                loaded.
         """
         self._adapter = adapter
         self._admission = admission
@@ -44,17 +47,21 @@ class Explainer:
         self._lookups: list[tuple[Sequence, dict[str, str], Future[None]]] = []
 
     def begin(self, request: Request) -> None:
-        """Ask the tiers. Raises what submitting the request would raise."""
+        """Starts to look up the request's chunks in the tiers.
+
+        Raises:
+            KvstitchError: the request would be refused.
+        """
         sequence = self._admission.sequence(request)
         tiers: dict[str, str] = {}
         wanted = [address for address in sequence.addresses if address is not None]
         self._lookups.append((sequence, tiers, self._streams.find(wanted, tiers.update)))
 
     def finished(self, *, crowded: bool) -> list[ExplainedEvent | FailedEvent]:
-        """Those that the tiers have answered.
+        """The results for requests whose look-ups are finished.
 
         Args:
-            crowded: others decode, which slows computing.
+            crowded: whether other requests decode, which slows prefill.
         """
         events: list[ExplainedEvent | FailedEvent] = []
         for lookup in [x for x in self._lookups if x[2].done()]:
@@ -74,11 +81,13 @@ class Explainer:
         seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
         full_flops = full_prefill(self._adapter, sequence.prompt_tokens)
         recomputed = self._recomputed_tokens(plan)
-        out = [self._segment(sequence, s, loaded=s not in plan.recompute) for s in segments]
+        system, *documents = [
+            self._segment(sequence, s, loaded=s not in plan.recompute) for s in segments
+        ]
         return Forecast(
             prompt_tokens=sequence.prompt_tokens,
-            system=out[0],
-            documents=out[1:],
+            system=system,
+            documents=documents,
             recomputed_tokens=recomputed,
             flops=min(flops, full_flops),
             full_prefill_flops=full_flops,

@@ -1,4 +1,4 @@
-"""What is done in spare time: precompute and the gate's checks, in turns."""
+"""Work for times without requests: precompute and the gate's checks, in turns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ log = logging.getLogger("kvstitch.engine")
 
 
 class IdleWork:
-    """Steps of the precompute queue, and of the gate where there is one. Neither waits for the
-    other to finish."""
+    """Alternates between steps of the precompute queue and of the gate, if there is a gate.
+
+    Neither waits for the other to finish.
+    """
 
     def __init__(self, precompute_queue: PrecomputeQueue, gate: Gate | None) -> None:
         self._queue = precompute_queue
@@ -22,17 +24,17 @@ class IdleWork:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute right now."""
+        """Whether there is nothing to compute right now."""
         return self._queue.idle and (self._gate is None or self._gate.idle)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Before these chunks are purged: nothing is done with them any more."""
+        """Drops work that uses these chunks, because they are about to be purged."""
         self._queue.forget(keys)
         if self._gate is not None:
             self._gate.forget(keys)
 
     def advance(self) -> None:
-        """One step of one of them; a fault ends what it was a step of."""
+        """Runs one step of one of them; an error ends the chunk or check that raised it."""
         gate = self._gate
         if gate is not None and not gate.idle and (self._queue.idle or not self._queue_is_next):
             self._queue_is_next = True

@@ -1,9 +1,9 @@
-"""Which sequence does what next: three queues and their order.
+"""The scheduler: three queues of sequences, and the order in which they are served.
 
-First come, first served: a sequence that is loaded but does not fit into the pool holds back those
-behind it, so that a long prompt is never starved by short ones. A sequence reserves KV for its
-whole life when it starts, so none fails midway. A prefill that waits for its chunks lets the next
-one start; the earliest that can go on does.
+First come, first served: a sequence that could start but does not fit into the pool holds back
+those behind it, so that short prompts never starve a long one. A sequence reserves KV for its whole
+life when it starts, so none fails midway. While a prefill waits for its chunks, the next one may
+start; of several prefills, the earliest that need not wait runs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from collections.abc import Callable
 from service.errors import Overloaded
 from service.worker.sequences.sequence import Sequence
 
-# Prompts whose prefill has started, most of them waiting for their chunks.
+# Most prefills that are started and not finished; another one starts only while all others wait.
 MAX_PREFILLING = 4
 
 
 class Scheduler:
-    """Queues: waiting (not started, in order of arrival), prefilling, running."""
+    """The queues of an engine.
+
+    Attributes:
+        waiting: sequences that have not started, in order of arrival.
+        prefilling: sequences whose prefill has started, in order of their start.
+        running: sequences that decode.
+    """
 
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
@@ -38,12 +44,16 @@ class Scheduler:
 
     @property
     def next_prefill(self) -> Sequence | None:
-        """The prefill that goes on next; the first, if all wait for their chunks."""
+        """The prefill to run next; the first one, if all wait for their chunks."""
         ready = (sequence for sequence in self.prefilling if not sequence.blocked)
         return next(ready, self.prefilling[0] if self.prefilling else None)
 
     def add(self, sequence: Sequence) -> None:
-        """Raises Overloaded when the queue is full."""
+        """Adds a sequence to the waiting ones.
+
+        Raises:
+            Overloaded: too many are waiting already.
+        """
         if len(self.waiting) >= self._max_waiting:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting already: try again later, "
@@ -53,7 +63,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def next_to_start(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Takes the first sequence that can start out of the queue."""
+        """Moves the first sequence that can start to `prefilling`, and returns it."""
         sequence = self.can_start(fits)
         if sequence is not None:
             self.waiting.remove(sequence)
@@ -61,10 +71,13 @@ class Scheduler:
         return sequence
 
     def can_start(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """The first sequence that can start, if every prefill under way waits and there is room
-        to run it.
+        """The first sequence that can start, if there is room and all started prefills wait.
 
-        One of whose chunks nothing is known yet is overtaken; one that does not fit is not.
+        A sequence whose chunks have not been found yet is overtaken; one that does not fit into the
+        pool is not.
+
+        Args:
+            fits: whether a sequence fits into the pool.
         """
         if len(self.running) + len(self.prefilling) >= self._max_running:
             return None
@@ -76,12 +89,12 @@ class Scheduler:
         return None
 
     def start_running(self, sequence: Sequence) -> None:
-        """Its prefill gave the first token."""
+        """Moves a sequence whose prefill is finished to `running`."""
         self.prefilling.remove(sequence)
         self.running.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence is finished, failed or aborted, wherever it was."""
+        """Removes a sequence that has finished, failed or been aborted from its queue."""
         for queue in (self.waiting, self.prefilling, self.running):
             if sequence in queue:
                 queue.remove(sequence)

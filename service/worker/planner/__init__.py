@@ -1,1 +1,1 @@
-"""Load or recompute: what brings the first token sooner."""
+"""Decides which documents are loaded and which are computed, for the earliest first token."""

@@ -1,8 +1,8 @@
-"""What the first token of one prompt is expected to take, given which segments are computed.
+"""The expected time to a prompt's first token, depending on which segments are computed.
 
-The method tells what it computes, phase by phase (`FusionMethod.phases`). Loads of one tier take
-turns, part by part; different tiers are read side by side. A layer begins when its part is there
-and the layer before it is done.
+The method says what it computes, phase by phase (`FusionMethod.phases`). Loads from one tier take
+turns, part by part; different tiers are read in parallel. A layer starts when its part has been
+loaded and the layer before it is finished.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from service.worker.methods.bases.fusion import FusionMethod
 
 @dataclass(frozen=True)
 class Loadable:
-    """A stored segment, or what is left of one that is being read.
+    """A stored segment, or the rest of one that is being read.
 
     Attributes:
-        tokens: of the segment.
-        left_s: seconds that its tier needs for what is left.
-        parts: pieces in which it arrives.
+        tokens: tokens of the segment.
+        tier: where it is stored.
+        left_s: seconds that the tier needs for the bytes that are still to be read.
+        parts: number of parts in which these arrive.
     """
 
     tokens: int
@@ -33,17 +34,20 @@ class Loadable:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptModel:
-    """One prompt.
+    """One prompt, with all that its time to the first token depends on.
 
     Attributes:
         shape: sizes of the model.
-        loads: segments that may be loaded or computed.
-        overhead_s: seconds that any prompt takes.
-        flop_s: seconds of one floating-point operation.
-        uncached_tokens: of segments that must be computed.
-        documents: tokens of each document that needs no waiting for.
-        waiting_s: by tier, seconds that it needs for what others are still reading.
-        exact_layers_done: first layers that have been computed with every row already.
+        tokens: tokens of the whole prompt.
+        question: tokens of the question.
+        loads: segments that can be either loaded or computed.
+        method: the prompt's fusion method.
+        overhead_s: seconds that any prompt takes, besides its operations.
+        flop_s: seconds per floating-point operation.
+        uncached_tokens: tokens of segments that must be computed.
+        documents: tokens of each document that is already loaded.
+        waiting_s: by tier, seconds that it needs for what other prompts are still reading.
+        exact_layers_done: number of first layers that have already been computed with every row.
     """
 
     shape: Shape
@@ -59,7 +63,12 @@ class PromptModel:
     exact_layers_done: int = 0
 
     def seconds(self, computed: Collection[int] = (), method: FusionMethod | None = None) -> float:
-        """With the loads of these numbers computed instead; by another method if one is given."""
+        """Expected seconds to the first token.
+
+        Args:
+            computed: indices of the loads that are computed instead of loaded.
+            method: used instead of the prompt's own method.
+        """
         arrivals = self._arrivals([x for i, x in enumerate(self.loads) if i not in computed])
         now = self.overhead_s
         for phase in self._phases(computed, method or self.method):
@@ -73,7 +82,7 @@ class PromptModel:
         return now + self._logits_s()
 
     def flops(self) -> float:
-        """Operations, if everything is loaded."""
+        """Floating-point operations if everything is loaded."""
         return total_flops(self._phases((), self.method), FlopCount(self.shape))
 
     def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
@@ -95,20 +104,22 @@ class PromptModel:
         return count.total * self.flop_s
 
     def _arrivals(self, loaded: Sequence[Loadable]) -> list[float]:
-        """When each layer of all of them is there: those of one tier take turns, part by part."""
+        """Seconds after which each layer of all these loads has arrived."""
         layers = self.shape.layers
-        pieces: dict[tuple[str, int], float] = {}  # by tier and number of parts: one part of each
+        # By tier and number of parts: seconds for one part of each such load. The loads of a tier
+        # take turns, so each round reads one part of every load that has parts left.
+        part_s: dict[tuple[str, int], float] = {}
         for load in loaded:
             if load.left_s > 0:
                 kind = (load.tier, load.parts)
-                pieces[kind] = pieces.get(kind, 0.0) + load.left_s / load.parts
+                part_s[kind] = part_s.get(kind, 0.0) + load.left_s / load.parts
         arrivals = [0.0] * layers
-        for tier in {tier for tier, _ in pieces}:
-            own = [(parts, piece_s) for (name, parts), piece_s in pieces.items() if name == tier]
+        for tier in {tier for tier, _ in part_s}:
+            tier_loads = [(parts, s) for (name, parts), s in part_s.items() if name == tier]
             before = self.waiting_s.get(tier, 0.0)
             for layer in range(layers):
-                rounds = 1 + max(layer * parts // layers for parts, _ in own)
-                read_s = sum(min(parts, rounds) * piece_s for parts, piece_s in own)
+                rounds = 1 + max(layer * parts // layers for parts, _ in tier_loads)
+                read_s = sum(min(parts, rounds) * s for parts, s in tier_loads)
                 arrivals[layer] = max(arrivals[layer], before + read_s)
         return arrivals
 
@@ -118,15 +129,18 @@ class PromptModel:
         return count.total * self.flop_s
 
 
-# Up to so many documents every choice is tried.
+# Up to this number of documents every combination is tried.
 EXHAUSTIVE = 6
 
 
 def cheapest(model: PromptModel) -> frozenset[int]:
-    """Which loads to compute instead, for the least expected time; as few as possible on ties.
+    """The loads to compute instead, for the earliest first token; as few as possible on ties.
 
-    With more than `EXHAUSTIVE` documents: for every j the j that take longest per token are tried,
-    then single loads are moved in or out of the best choice for as long as that helps.
+    With more than `EXHAUSTIVE` documents, first the j loads that take longest per token are tried
+    for every j; then single loads are moved in or out of the best choice as long as that helps.
+
+    Returns:
+        Indices into `model.loads`.
     """
     count = len(model.loads)
     if not count or model.seconds() <= _least_if_any_is_computed(model):
@@ -149,22 +163,35 @@ def cheapest(model: PromptModel) -> frozenset[int]:
 
 
 def _least_if_any_is_computed(model: PromptModel) -> float:
-    """A lower bound on every such choice: the shortest load is computed and the others are there at
-    once; or all are computed, and a two-pass method saves its first pass."""
-    there = replace(model, loads=[replace(load, left_s=0.0) for load in model.loads])
-    numbers = range(len(there.loads))
-    shortest = min(numbers, key=lambda i: there.loads[i].tokens)
-    return min(there.seconds({shortest}), there.seconds(numbers))
+    """A lower bound on the seconds of every choice in which at least one load is computed.
+
+    Either only the shortest load is computed and the others arrive at once; or all are computed,
+    because then a two-pass method saves its question pass.
+    """
+    instant = replace(model, loads=[replace(load, left_s=0.0) for load in model.loads])
+    numbers = range(len(instant.loads))
+    shortest = min(numbers, key=lambda i: instant.loads[i].tokens)
+    return min(instant.seconds({shortest}), instant.seconds(numbers))
 
 
-# Share of the time to the first token that a larger ratio may add.
+# Share by which a larger repair ratio may increase the time to the first token.
 UNHIDDEN = 0.02
 
 
 def hidden_ratio(model: PromptModel, most: float, steps: int = 20) -> float:
-    """The largest repair ratio, from the method's own to `most`, that loading hides: with it the
-    first token comes at most `UNHIDDEN` later than with the method's own. (What is computed after
-    the last part has arrived cannot be hidden at all.) The method's own, if nothing is loaded."""
+    """The largest repair ratio whose extra work is hidden behind loading.
+
+    With it the time to the first token is at most `UNHIDDEN` longer than with the method's own
+    ratio. A little must be allowed, because work after the arrival of the last part cannot be
+    hidden at all.
+
+    Args:
+        most: upper bound of the ratio.
+        steps: number of ratios tried between the method's own and `most`.
+
+    Returns:
+        The ratio; the method's own if nothing is loaded.
+    """
     least = model.method.repair_ratio or 0.0
     if not any(load.left_s > 0 for load in model.loads):
         return least

@@ -1,8 +1,8 @@
-"""Load or recompute: per document, whatever brings the first token sooner.
+"""The planner: loads or recomputes each document, whichever brings the first token sooner.
 
-Decides when a request's chunks are found, and again whenever its prefill has to wait: a load that
-turns out slow is given up and its document computed. Learns what reads and computing cost from
-those that happen. Everything in the memory tier is always used. Knows no store and no scheduler.
+It decides when a request's chunks have been found, and again whenever the prefill has to wait: a
+load that turns out to be slow is given up, and its document is computed. It learns how long reads
+and prefills take by measuring them. Chunks in the memory tier are always used.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ from service.worker.planner.cost_model import (
 FASTER = "planner: recompute is faster"
 LATE = "planner: the load was late, recompute is faster"
 
-# Loads expected to take less than this together are not worth a decision.
+# If all loads together are expected to take less than this, they are not worth a decision.
 WORTH_S = 0.01
-# Past its expected time a load is taken to need this many times what it is late: it is given up
-# when it is late by 1/25 of what can still be saved, so that waiting for it in vain costs 4 %.
+# A load that is late is expected to need this many times its delay. So it is given up when it is
+# late by 1/25 of the time that recomputing can still save, and waiting in vain costs 4 %.
 LATE_FACTOR = 25.0
-# Nothing is late before this, nor is a decision taken more often.
+# No load is late before this many seconds, and decisions are at least half of it apart.
 LATE_S = 0.05
-# A measured tier may take this many times what it is expected to before it is late.
+# Factor by which a load from a measured tier may exceed its expected time before it is late.
 TRUST = 1.5
-# `ratio: auto` recomputes at most this share.
+# The largest repair ratio that `ratio: auto` chooses.
 MOST_RATIO = 0.5
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A segment to load.
+    """A segment that a prompt waits for.
 
     Attributes:
-        tokens: of the segment.
-        nbytes: bytes still to be read, in `parts` pieces.
-        quiet_s: seconds since the last piece came, or since it was asked for; 0: not asked for yet.
-        turn_bytes: what its tier had to read then, up to and with the next piece.
+        tokens: tokens of the segment.
+        tier: where it is stored.
+        nbytes: bytes still to be read.
+        parts: number of parts in which these are read.
+        quiet_s: seconds since its last part arrived, or since it was requested; 0 if it was not
+            requested yet.
+        turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
     """
 
     tokens: int
@@ -60,15 +63,17 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is known of a prompt that waits for segments.
+    """What the planner knows about a prompt that waits for segments.
 
     Attributes:
-        tokens: of the whole prompt; question: of its question.
-        uncached_tokens: of segments that must be computed.
-        documents: tokens of each document that needs no waiting for.
+        tokens: tokens of the whole prompt.
+        question: tokens of the question.
+        method: the prompt's fusion method.
+        uncached_tokens: tokens of segments that must be computed.
+        documents: tokens of each document that is already loaded.
         others_bytes: by tier, bytes that other prompts are still reading.
-        exact_layers_done: first layers that have been computed with every row already.
-        crowded: others decode meanwhile, which halves the speed of computing.
+        exact_layers_done: number of first layers that have already been computed with every row.
+        crowded: whether other requests decode meanwhile, which halves the speed of prefill.
     """
 
     tokens: int
@@ -82,7 +87,12 @@ class Prompt:
 
 
 class Planner:
-    """One per engine. Decisions may be asked for from several threads."""
+    """Makes the decisions of one engine. They can be requested from several threads.
+
+    Attributes:
+        tiers: estimates of read times.
+        compute: estimate of prefill times.
+    """
 
     def __init__(self, adapter: DecoderAdapter, tiers: TierEstimates) -> None:
         self._adapter = adapter
@@ -92,47 +102,60 @@ class Planner:
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
 
     def recompute(self, prompt: Prompt, waiting: Sequence[Waiting]) -> frozenset[int]:
-        """Numbers of the segments that are computed sooner than they are loaded."""
+        """Decides which segments are computed instead of loaded.
+
+        Returns:
+            Indices into `waiting`.
+        """
         model = self._model(prompt, waiting)
         if sum(load.left_s for load in model.loads) < WORTH_S:
             return frozenset()
         return cheapest(model)
 
     def ratio(self, prompt: Prompt, waiting: Sequence[Waiting]) -> float:
-        """For `ratio: auto`: the method's own, or more where loading hides it."""
+        """The repair ratio for `ratio: auto`: the method's own, or more if loading hides it."""
         return hidden_ratio(self._model(prompt, waiting), MOST_RATIO)
 
     def forecast(self, prompt: Prompt, loads: Sequence[Waiting]) -> tuple[float, float]:
-        """Seconds to the first token, and operations, if these are loaded."""
+        """Expected seconds to the first token, and FLOPs, if these segments are loaded."""
         model = self._model(prompt, loads)
         return model.seconds(), model.flops()
 
     def compute_s(self, flops: float, *, crowded: bool = False) -> float:
-        """Of a prompt that loads nothing."""
+        """Expected seconds of a prefill of so many FLOPs that loads nothing."""
         seconds = self.compute.overhead_s + self.compute.flop_s * flops
         return 2.0 * seconds if crowded else seconds
 
     def look_again_s(self, prompt: Prompt) -> float:
-        """How long to wait for a part before deciding anew: a fraction of a cold prefill."""
+        """Seconds to wait for a part before deciding again: a fraction of a full prefill's time."""
         everything = replace(prompt, uncached_tokens=prompt.tokens - prompt.question, documents=())
         full_s = self._model(everything, []).seconds()
         return max(LATE_S / 2, full_s / (2 * LATE_FACTOR))
 
     def finished(self, flops: float, seconds: float, segments: Sequence[Load | None]) -> None:
-        """A prompt is in place: what computing it took, and what was planned for it."""
+        """Learns from a finished prefill, and counts what was planned for its segments.
+
+        Args:
+            flops: its floating-point operations.
+            seconds: how long they took, without waiting.
+        """
         self.compute.add(flops, seconds)
         for segment in segments:
             if segment is not None and segment.plan:
                 self.count(segment.plan)
 
     def count(self, decision: str, times: int = 1) -> None:
+        """Counts a decision; `counts` lists the names."""
         with self._lock:
             self._counts[decision] += times
 
     @property
     def counts(self) -> dict[str, int]:
-        """Segments by what was done: load, recompute (late: of these, after waiting for a load);
-        lost: of the loads, those bad or gone when they were needed."""
+        """Number of segments by decision.
+
+        `load` and `recompute` are all segments; `late` are those of `recompute` whose load was
+        given up, `lost` those of `load` that were damaged or missing when they were needed.
+        """
         with self._lock:
             return dict(self._counts)
 
@@ -152,15 +175,17 @@ class Planner:
             exact_layers_done=prompt.exact_layers_done,
         )
 
-    def _loadable(self, one: Waiting, all_of_them: Collection[Waiting]) -> Loadable:
-        left = self.tiers.seconds(one.tier, one.nbytes, one.parts)
+    def _loadable(self, one: Waiting, every: Collection[Waiting]) -> Loadable:
+        left_s = self.tiers.seconds(one.tier, one.nbytes, one.parts)
         if one.quiet_s > 0:
-            # Parts of all documents take turns; those ahead of it may be there by now.
-            beside = sum(other.tier == one.tier and other.nbytes > 0 for other in all_of_them)
-            turn = left / max(1, one.parts) * beside
-            turn = max(turn, self.tiers.seconds(one.tier, one.turn_bytes))
-            due = turn * TRUST if self.tiers.measured(one.tier) else 0.0
-            # Of the turn that is being read now this much is behind it, if all are served alike.
-            left -= min(one.quiet_s, turn) / max(1, beside)
-            left = max(0.0, left, (one.quiet_s - max(due, LATE_S)) * LATE_FACTOR)
-        return Loadable(one.tokens, one.tier, left, one.parts)
+            # In one turn the tier reads the next part of every segment; some of these parts may
+            # have arrived by now.
+            sharing = sum(other.tier == one.tier and other.nbytes > 0 for other in every)
+            turn_s = left_s / max(1, one.parts) * sharing
+            turn_s = max(turn_s, self.tiers.seconds(one.tier, one.turn_bytes))
+            due_s = turn_s * TRUST if self.tiers.measured(one.tier) else 0.0
+            # This segment's share of what the tier has read of the current turn, if all segments
+            # are served equally.
+            left_s -= min(one.quiet_s, turn_s) / max(1, sharing)
+            left_s = max(0.0, left_s, (one.quiet_s - max(due_s, LATE_S)) * LATE_FACTOR)
+        return Loadable(one.tokens, one.tier, left_s, one.parts)

@@ -1,1 +1,1 @@
-"""One request inside the worker, from admission to its report."""
+"""The life of a request inside the worker, from admission to its report."""

@@ -1,6 +1,7 @@
-"""From a request to a sequence: checks everything that can be checked before any work.
+"""Turns a request into a sequence, and refuses requests that can never be answered.
 
-That is methods and their parameters, the context and the pool's size. Chunks get their addresses.
+Everything that can be checked before any work is checked here: methods and their parameters, the
+model's context, and the size of the KV pool.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Replace = Callable[[str, FusionMethod], GatedMethod | None]
 
 
 class Admission:
-    """Refuses what can never be answered, with the field and the remedy."""
+    """Admits the requests of one engine. Errors name the wrong field and what to do about it."""
 
     def __init__(
         self,
@@ -39,8 +40,10 @@ class Admission:
     ) -> None:
         """
         Args:
-            replace: what the correctness gate gives a request instead of a method that it does not
-                trust.
+            facts: sizes and calibration of the model.
+            pool_tokens: size of the KV pool in tokens.
+            replace: from a method's name and the method, the one that the correctness gate allows
+                instead; None if there is no gate.
         """
         self._adapter = adapter
         self._facts = facts
@@ -51,20 +54,22 @@ class Admission:
     def addresses(
         self, system: Many[int], documents: Many[Chunk], prefix_mode: str, tenant: str
     ) -> list[Address | None]:
-        """Of S and every document, None where a segment is empty."""
-        naming = self._addressing
-        first = naming.system(system, tenant) if system else None
-        rest = [
-            naming.document(d.ids, prefix_mode, system, tenant) if d.ids else None
+        """Addresses of S and of every document, None for an empty segment."""
+        addressing = self._addressing
+        system_address = addressing.system(system, tenant) if system else None
+        document_addresses = [
+            addressing.document(d.ids, prefix_mode, system, tenant) if d.ids else None
             for d in documents
         ]
-        return [first, *rest]
+        return [system_address, *document_addresses]
 
     def sequence(self, request: Request) -> Sequence:
-        """The request as a sequence that can be queued.
+        """The sequence of a request, ready to be queued.
 
         Raises:
-            UnknownMethod, InvalidRequest, PromptTooLong: it can never be answered as it is.
+            UnknownMethod: there is no method of this name.
+            InvalidRequest: a field of the request has a value that is not allowed.
+            PromptTooLong: it does not fit into the model's context or the KV pool.
         """
         fusion, auto_ratio = _fusion(request.fusion.name, request.fusion.parameters)
         eviction = request.eviction and make_eviction(
@@ -117,12 +122,15 @@ class Admission:
 
 
 def _fusion(name: str, parameters: Mapping[str, Any]) -> tuple[FusionMethod, bool]:
-    """The method, and whether the planner is to choose its repair ratio. Until it does, when the
-    prompt starts, that is the method's default."""
-    own = dict(parameters)
+    """The fusion method, and whether its repair ratio is "auto".
+
+    If it is, the planner chooses the ratio when the prompt starts; until then the method has its
+    default.
+    """
+    given = dict(parameters)
     cls = fusion_methods().get(name)
     repair = cls.repair_parameter() if cls is not None else None
-    if repair is None or own.get(repair) != AUTO:
-        return make_fusion(name, own), False
-    del own[repair]
-    return make_fusion(name, own), True
+    if repair is None or given.get(repair) != AUTO:
+        return make_fusion(name, given), False
+    del given[repair]
+    return make_fusion(name, given), True

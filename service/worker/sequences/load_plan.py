@@ -1,5 +1,7 @@
-"""A request's segments as the planner sees them: the one view that answering, waiting and
-explaining share."""
+"""A request's segments in the form that the planner needs.
+
+Starting a prompt, waiting for its chunks and explaining a request all use these functions.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ class FoundSegment:
     """A segment, and where its KV was found.
 
     Attributes:
-        number: 0 is S, then the documents.
-        tokens: of the segment.
-        tier: the fastest that has it; `UNCACHED`: none has, or the method reads nothing.
+        number: 0 for S, then 1 and up for the documents.
+        tokens: tokens of the segment.
+        tier: the fastest tier that has it; `UNCACHED` if none has it or the method reads nothing.
         stored_bytes: bytes of its whole stored KV.
-        load_bytes: bytes that the method reads of it.
-        address: None for an empty segment.
+        load_bytes: bytes of it that the method reads.
+        address: of its chunk; None if the segment is empty or the method reads nothing.
     """
 
     number: int
@@ -39,40 +41,45 @@ class FoundSegment:
 
     @property
     def is_slow(self) -> bool:
-        """Reading it takes time that is worth a decision."""
+        """Whether it is stored in a tier from which reading takes time."""
         return self.tier not in (UNCACHED, MEMORY)
 
     @property
     def waiting(self) -> Waiting:
+        """The load of this segment, for the planner."""
         assert self.address is not None
         return Waiting(self.tokens, self.tier, self.load_bytes, len(parts_of(self.address)))
 
 
 def found_segments(sequence: Sequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
-    """Every segment, S first. `tiers` is the fastest tier by chunk key."""
+    """Every segment of the prompt, S first.
+
+    Args:
+        tiers: the fastest tier that has a chunk, by the chunk's key.
+    """
     fusion, lengths = sequence.fusion, sequence.document_tokens
     share = min(1.0, fusion.max_kept_tokens(lengths) / max(1, sum(lengths)))
-    out = []
+    segments = []
     for number, address in enumerate(sequence.addresses):
         tokens = lengths[number - 1] if number else len(sequence.request.system)
         tier = tiers.get(address.key) if address is not None else None
         if address is None or fusion.reads is Reads.NOTHING:
-            out.append(FoundSegment(number, tokens))
+            segments.append(FoundSegment(number, tokens))
             continue
         size = stored_bytes(address)
         read = int(size * (share if number else 1.0)) if tier is not None else 0
-        out.append(FoundSegment(number, tokens, tier or UNCACHED, size, read, address))
-    return out
+        segments.append(FoundSegment(number, tokens, tier or UNCACHED, size, read, address))
+    return segments
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is loaded and what is computed, when it becomes known where the chunks are.
+    """Which segments are loaded and which are computed, decided when the chunks were found.
 
     Attributes:
-        prompt: what the planner was asked about, with the segments to compute counted in.
-        loads: slow segments that are read.
-        recompute: slow segments that are computed sooner than they are read.
+        prompt: the prompt, with the segments of `recompute` counted as uncached.
+        loads: slow segments that are loaded.
+        recompute: slow segments that are computed, because that is faster.
     """
 
     prompt: Prompt
@@ -88,23 +95,24 @@ def plan_loads(
     *,
     crowded: bool = False,
 ) -> LoadPlan:
-    """Decide for every segment in a slow tier.
+    """Decides for every segment in a slow tier whether it is loaded or computed.
 
     Args:
-        planner: None to load whatever is stored.
+        segments: every segment of the prompt.
+        planner: None to load everything that is stored.
         bytes_left: by tier, bytes that all requests are still reading.
-        crowded: others decode meanwhile.
+        crowded: whether other requests decode meanwhile, which slows prefill.
     """
     slow = [segment for segment in segments if segment.is_slow]
     prompt = _prompt(sequence, segments, slow, bytes_left, crowded=crowded)
-    given_up: list[FoundSegment] = []
-    # A method that reads parts waits for all of them before it starts: none is given up.
+    recompute: list[FoundSegment] = []
+    # A method that reads parts waits for all of them before it starts, so all are loaded.
     if planner is not None and slow and sequence.fusion.reads is Reads.CHUNKS:
         chosen = planner.recompute(prompt, [segment.waiting for segment in slow])
-        given_up = [segment for i, segment in enumerate(slow) if i in chosen]
-    loads = [segment for segment in slow if segment not in given_up]
-    prompt = _prompt(sequence, segments, slow, bytes_left, crowded=crowded, computed=given_up)
-    return LoadPlan(prompt, loads, given_up)
+        recompute = [segment for i, segment in enumerate(slow) if i in chosen]
+    loads = [segment for segment in slow if segment not in recompute]
+    prompt = _prompt(sequence, segments, slow, bytes_left, crowded=crowded, computed=recompute)
+    return LoadPlan(prompt, loads, recompute)
 
 
 def _prompt(
@@ -149,11 +157,13 @@ def waiting_prompt(
     crowded: bool = False,
     exact_layers_done: int = 0,
 ) -> Prompt:
-    """The prompt as it stands.
+    """The prompt in its current state, for a decision while its prefill waits.
 
     Args:
-        loads: this prompt's own reads under way.
+        loads: this prompt's own loads that are not finished.
         bytes_left: by tier, bytes that all requests are still reading, these loads included.
+        crowded: whether other requests decode meanwhile, which slows prefill.
+        exact_layers_done: number of first layers that have been computed with every row.
     """
     known = [load for load in sequence.segments if load is not None and load.pending is None]
     documents = sequence.segments[1:]
@@ -179,14 +189,14 @@ def waiting_prompt(
 
 
 def rest_of(load: SegmentLoad) -> Waiting:
-    """What is left of a load under way."""
+    """The rest of a load that is not finished, for the planner."""
     stream = load.stream
     assert stream is not None and stream.tier is not None
     return Waiting(
         len(load.address.ids),
         stream.tier,
         stream.bytes_left,
-        max(1, len(stream.parts) - stream.parts_arrived),  # the last may come this moment
+        max(1, len(stream.parts) - stream.parts_arrived),  # the last part may have just arrived
         time.monotonic() - stream.last_news_at,
         stream.turn_bytes,
     )

@@ -1,10 +1,10 @@
-"""Launches a request's prefill: what is read for it, and the steps that run it.
+"""Launches a request's prefill: starts its loads, and creates the steps that run it.
 
-A prompt starts as soon as it is known where its chunks are; the planner says which of them are
-worth loading, then and whenever the prompt has to wait. A chunk that is lost on the way (damaged,
-gone, too late) is computed with the prompt: the prompt is taken up again with that segment
-uncached, from the last layer that every row went through. A method that reads only parts of the
-documents starts when these have been read.
+A prompt starts as soon as it is known where its chunks are. Then, and whenever the prompt has to
+wait, the planner decides which of the chunks are worth loading. If a chunk turns out to be damaged,
+missing or too late, it is computed with the prompt: the prefill is resumed with that segment
+uncached, from the last layer that was computed with every row. A method that reads only parts of
+the documents starts when its first reads are finished.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ from service.worker.sequences.token_trace import TokenTracer
 
 
 class SegmentLost(Exception):
-    """Stored KV that a prompt counts on will not come."""
+    """Stored KV that a running prefill needs will not arrive."""
 
 
 @dataclass(frozen=True)
 class PrefillLauncher:
-    """One per engine.
+    """Launches the prefills of one engine.
 
     Attributes:
-        store: stores chunks that a sparse prompt had to compute.
-        planner: None to load whatever is stored, however long it takes.
+        facts: sizes and calibration of the model.
+        store: stores chunks that the prefill of a sparse method had to compute.
+        planner: None to load everything that is stored, however long it takes.
     """
 
     adapter: DecoderAdapter
@@ -68,7 +69,7 @@ class PrefillLauncher:
     # -- before it starts -------------------------------------------------------------------------
 
     def start_loading(self, sequence: Sequence) -> None:
-        """Start reading what the method reads."""
+        """Starts to read what the sequence's method reads."""
         match sequence.fusion.reads:
             case Reads.NOTHING:
                 return
@@ -92,7 +93,13 @@ class PrefillLauncher:
         return PartialLoad(address, self.loader.load_ends(address))
 
     def _found(self, sequence: Sequence, tiers: dict[str, str]) -> None:
-        """Where the chunks are is known (on a loader thread): start to read those worth it."""
+        """Starts the loads that are worth it, when the chunks have been found.
+
+        Runs on a loader thread.
+
+        Args:
+            tiers: the fastest tier that has a chunk, by the chunk's key.
+        """
         segments = found_segments(sequence, tiers)
         bytes_left = self.loader.streams.bytes_left()
         plan = plan_loads(sequence, segments, self.planner, bytes_left)
@@ -101,21 +108,25 @@ class PrefillLauncher:
             assert isinstance(load, SegmentLoad)
             load.compute(FASTER)
         if self.planner is not None and (plan.loads or plan.recompute):
-            if self.planner.compute.measured:  # else what the prompt computed says more
+            # Before any prefill was measured, this decision is only a guess, and `_decide_again`
+            # makes it again as soon as this prompt has computed something.
+            if self.planner.compute.measured:
                 sequence.decided_at = time.monotonic()
             self._read_stale_tier(plan.recompute)
         for load in sequence.segments:
             if isinstance(load, SegmentLoad) and load.plan == "load":
                 tier = tiers.get(load.address.key)
                 load.stream = self.loader.streams.join(load.address, tier)
-        if sequence.ended:  # meanwhile: nobody else will leave them
+        if sequence.ended:  # during this call, so nothing else will leave the streams
             self.stop_loading(sequence)
 
-    def _read_stale_tier(self, given_up: Many[FoundSegment]) -> None:
-        """A tier that was turned down for long is read once: else it would stay turned down for
-        ever, however fast it has become."""
+    def _read_stale_tier(self, recomputed: Many[FoundSegment]) -> None:
+        """Reads one segment from a tier that has not been read for long because it was slow.
+
+        Without this, the planner would never notice that the tier has become faster.
+        """
         assert self.planner is not None
-        for segment in given_up:
+        for segment in recomputed:
             if self.planner.tiers.stale(segment.tier):
                 assert segment.address is not None
                 self.loader.prefetch([segment.address])
@@ -124,20 +135,25 @@ class PrefillLauncher:
     # -- the prompt -------------------------------------------------------------------------------
 
     def reserved_tokens(self, sequence: Sequence) -> int:
-        """Pool tokens that cover the sequence to its end: it can never run out midway. Known once
-        it is loaded."""
+        """Tokens of KV that the sequence needs from the pool until its end.
+
+        All are reserved at its start, so that it cannot run out midway. Only valid once the
+        sequence is `loaded`.
+        """
         documents = sequence.document_tokens
-        held = sum(documents)
+        document_tokens = sum(documents)
         if self._holds_part(sequence):
-            held = sequence.fusion.max_kept_tokens(documents)
+            document_tokens = sequence.fusion.max_kept_tokens(documents)
         request = sequence.request
-        return len(request.system) + held + len(request.question) + sequence.max_tokens
+        prompt_tokens = len(request.system) + document_tokens + len(request.question)
+        return prompt_tokens + sequence.max_tokens
 
     def launch(self, sequence: Sequence, kv: SequenceKV, *, crowded: bool = False) -> None:
-        """Give a sequence that can start its layout, its KV and its steps.
+        """Gives a sequence that can start its layout, its KV and its steps.
 
         Args:
-            crowded: others decode meanwhile.
+            kv: the reserved part of the pool.
+            crowded: whether other requests decode meanwhile, which slows prefill.
         """
         sequence.kv = kv
         sequence.clock.close_queue(self._loading_s(sequence))
@@ -164,7 +180,7 @@ class PrefillLauncher:
             sequence.steps = self._steps(sequence, kv, crowded)
 
     def stop_loading(self, sequence: Sequence) -> None:
-        """The prompt is in place or over: nothing more is read for it."""
+        """Ends the sequence's loads, after its prefill or when it is dropped."""
         sequence.ended = True
         for load in sequence.segments:
             stream = load.settle() if load is not None else None
@@ -172,9 +188,11 @@ class PrefillLauncher:
                 self.loader.streams.leave(stream)
 
     def _holds_part(self, sequence: Sequence) -> bool:
-        """Whether the prompt runs with only some tokens held. A sparse method of whose documents
-        none is stored runs as a full prefill: that is as cheap as computing the documents one by
-        one, and exact."""
+        """Whether the prompt runs with only some tokens held.
+
+        For a sparse method without any stored document this is False, and the prompt runs as a full
+        prefill: that costs no more than computing the documents one by one, and it is exact.
+        """
         if sequence.fusion.reads is not Reads.PARTS:
             return False
         return any(load is not None and load.usable for load in sequence.segments[1:])
@@ -210,7 +228,11 @@ class PrefillLauncher:
                 continue
 
     def _arrival(self, sequence: Sequence, layer: int, crowded: bool) -> Steps[None]:
-        """Until `layer` of every segment that this run counts on is there. Raises SegmentLost."""
+        """Waits until `layer` of every cached segment of this prefill has arrived.
+
+        Raises:
+            SegmentLost: one of them was lost or given up.
+        """
         assert sequence.layout is not None
         for load, segment in zip(sequence.segments, sequence.layout.segments, strict=False):
             if segment.uncached or not isinstance(load, SegmentLoad):
@@ -232,8 +254,9 @@ class PrefillLauncher:
                     yield self.loader.streams.within(part, pause)
 
     def _decide_again(self, sequence: Sequence, layer: int, crowded: bool) -> float:
-        """The prompt has to wait: give up the loads that take longer than computing them, if that
-        was not decided just now.
+        """Gives up the loads that take longer than computing their segments.
+
+        Called while the prefill has to wait; does nothing if the last decision is too recent.
 
         Returns:
             Seconds after which to decide again.
@@ -262,7 +285,7 @@ class PrefillLauncher:
         return sequence.segments or [None] * len(sequence.addresses)
 
     def _stored(self, load: Load | None) -> CachedSegment | None:
-        """Whole stored KV that a dense prompt can count on."""
+        """The stored KV of a whole segment; None if it must be computed."""
         if not isinstance(load, SegmentLoad) or not load.usable:
             return None
         assert load.stream is not None
@@ -271,7 +294,7 @@ class PrefillLauncher:
     def _layout(self, sequence: Sequence) -> PromptLayout:
         request = sequence.request
         uncached = [self._stored(load) is None for load in self._segments(sequence)]
-        if self._holds_part(sequence):  # what is missing of it is completed before it runs
+        if self._holds_part(sequence):  # missing documents are computed before its layers run
             uncached = [False] * len(uncached)
         return PromptLayout.of(
             request.system,
@@ -283,9 +306,9 @@ class PrefillLauncher:
         )
 
     def _loading_s(self, sequence: Sequence) -> float:
-        """The longest load that is over."""
+        """Seconds of the longest load that is finished."""
         loads = [load for load in sequence.segments if load is not None]
-        whole = [load for load in loads if isinstance(load, SegmentLoad)]
-        part = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
-        done = [x.stream.seconds for x in whole if x.stream is not None and x.stream.done]
-        return max([*part, *done], default=0.0)
+        partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
+        streams = [load.stream for load in loads if isinstance(load, SegmentLoad)]
+        whole_s = [stream.seconds for stream in streams if stream is not None and stream.done]
+        return max([*partial_s, *whole_s], default=0.0)

@@ -1,4 +1,4 @@
-"""What a request's answer says about how it was made."""
+"""Builds the report that is sent with an answer: how it was computed, and what that cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.worker.sequences.sequence import Sequence
 
 
 def report(sequence: Sequence) -> Report:
-    """What happened, whether or not the prompt was ever run."""
+    """The report of a sequence, also of one whose prompt was never run."""
     request, stages = sequence.request, sequence.clock.stages
     segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
     ran = bool(sequence.rows_by_segment)
@@ -41,8 +41,10 @@ def report(sequence: Sequence) -> Report:
 
 
 def _kept_ratio(sequence: Sequence) -> float:
-    """Document entries held after the first token, as a share. Instruction and question are taken
-    to be held: every method that drops entries keeps them unless asked not to."""
+    """Share of the documents' KV entries that are held after the first token.
+
+    It assumes that instruction and question are held completely, as they are by default.
+    """
     documents = sum(sequence.document_tokens)
     if not sequence.kept_per_layer or not documents:
         return 1.0

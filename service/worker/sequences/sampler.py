@@ -1,4 +1,4 @@
-"""Next token from logits: greedy, or temperature and top-p with a seed of the request's own."""
+"""Samples the next token from logits: greedily, or by temperature and top-p with a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from service.records import Sampling
 
 
 class Sampler:
-    """One per sequence: its random stream does not depend on what else runs in the batch."""
+    """Samples the tokens of one sequence, so that they do not depend on others in the batch.
+
+    Attributes:
+        seed: the request's seed, or a random one if it has none.
+    """
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -24,14 +28,17 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Takes the likeliest token."""
+        """Whether the most likely token is always taken."""
         return self._sampling.temperature <= 0
 
     def __call__(self, logits: Tensor) -> int:
-        """logits `[vocabulary]` fp32 → a token id. Temperature 0 is argmax, lowest id on ties."""
+        """Samples a token id from logits `[vocabulary]` fp32.
+
+        At temperature 0 it is the most likely token, the one with the lowest id on ties.
+        """
         if self.greedy:
             return int(logits.argmax())
-        # In fp64 and less the highest: a temperature next to 0 must not make an infinity of it.
+        # In fp64 and with the highest score subtracted: a temperature near 0 must not overflow.
         scores = logits.double().cpu()
         probabilities = ((scores - scores.max()) / self._sampling.temperature).softmax(-1).float()
         if self._sampling.top_p < 1:
@@ -40,8 +47,10 @@ class Sampler:
 
 
 def sample(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
-    """A token for each of the rows of logits `[samplers, vocabulary]`. A device is waited for once
-    for all that are greedy."""
+    """Samples one token for each row of logits `[samplers, vocabulary]`.
+
+    All greedy tokens are copied from the device together, because each copy waits for the device.
+    """
     if not any(sampler.greedy for sampler in samplers):
         return [sampler(row) for sampler, row in zip(samplers, logits, strict=True)]
     best = logits.argmax(-1).tolist()
@@ -50,9 +59,12 @@ def sample(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """The smallest set of tokens whose mass reaches top_p, the most likely one always in it."""
+    """The probabilities of the smallest set of tokens that together reach top_p; zero for others.
+
+    The most likely token is always in the set.
+    """
     ordered, index = probabilities.sort(descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    kept = torch.where(before < top_p, ordered, torch.zeros_like(ordered))
+    mass_before = ordered.cumsum(-1) - ordered
+    kept = torch.where(mass_before < top_p, ordered, torch.zeros_like(ordered))
     kept[0] = ordered[0]
     return torch.zeros_like(probabilities).scatter_(0, index, kept)

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: state only.
+"""The state of one request in the engine.
 
 loading ──► ready ──► prefilling ──► running ──► finished
 (store)     (queue)   (layer loop)   (decode)    (Done or Failed was sent)
@@ -28,17 +28,38 @@ from service.worker.sequences.token_trace import TokenTracer
 
 @dataclass
 class Sequence:
-    """Addresses and loads are per segment: S first, then the documents; None for an empty one.
+    """A request, and everything the engine knows about it.
+
+    Lists of segments have S first, then the documents; None stands for an empty segment.
 
     Attributes:
-        segments: loads of the segments; empty where the method reads nothing.
-        found: done when it is known where the chunks are and their loads have begun.
-        decided_at: by time.monotonic, when it was last decided which segments are loaded.
-        ended: nothing is read for it any more.
-        steps: the prefill under way; waits_for: what it waits for, None for nothing.
-        kept_per_layer: KV entries per layer after the eviction, mean over KV heads.
-        entries: KV entries per layer and head that the prompt took.
-        computed_s: seconds of computing that its prefill took so far.
+        addresses: addresses of the segments' chunks.
+        max_tokens: most answer tokens.
+        warnings: for the user, sent with the report.
+        auto_ratio: whether the planner chooses the repair ratio.
+        gated: the correctness gate's decision about the method; None if the method is not checked.
+        token_trace: records what happens to every token; None if that was not requested.
+        segments: loads of the segments; empty if the method reads nothing.
+        found: done when the chunks have been found and their loads have been started.
+        decided_at: when it was last decided which segments are loaded, by time.monotonic.
+        ended: whether its loads have ended.
+        abort_reason: why it must be stopped; None to continue.
+        layout: the prompt whose KV is or will be in place.
+        kv: its part of the KV pool.
+        steps: its prefill; None before and after that.
+        waits_for: the future for which its prefill waits; None if it does not wait.
+        progress: where its prefill can be resumed.
+        computed_s: seconds of computation that its prefill has taken so far.
+        rows_per_layer: number of prompt rows whose attention was computed, per layer.
+        rows_by_segment: number of rows that were computed anew, per segment.
+        kept_per_layer: KV entries per layer after eviction, mean over KV heads.
+        entries: KV entries of the prompt per layer and KV head.
+        coverage: share of the prompt's tokens whose KV is held by at least one layer.
+        flops: floating-point operations of its prefill.
+        full_prefill_flops: those that a full prefill would have taken.
+        tokens: answer tokens so far.
+        decode_steps: decode steps so far.
+        clock: seconds that it spent in each stage.
     """
 
     request: Request
@@ -93,27 +114,31 @@ class Sequence:
 
     @property
     def loaded(self) -> bool:
-        """It can start: what it reads first is there, and of the rest it is known that it comes."""
+        """Whether it can start: first reads are finished, and all chunks have been looked up."""
         if self.found is not None and not self.found.done():
             return False
         return all(load is None or load.pending is None for load in self.segments)
 
     @property
     def blocked(self) -> bool:
-        """Its prefill waits for something that is not there yet."""
+        """Whether its prefill waits for something that has not arrived yet."""
         return self.waits_for is not None and not self.waits_for.done()
 
     @property
     def position(self) -> int:
-        """RoPE position of the last generated token; never the cache's length (METHODS §0)."""
+        """RoPE position of the last generated token.
+
+        It differs from the number of KV entries after an eviction (METHODS §0).
+        """
         assert self.layout is not None
         return self.layout.tokens + len(self.tokens) - 1
 
     def load(self, segment: int) -> Load | None:
+        """The load of a segment by its number, 0 for S; None if there is none."""
         return self.segments[segment] if self.segments else None
 
     def prefilled(self, result: PrefillResult) -> None:
-        """The prompt is in place: remember what it took."""
+        """Takes over the result of the finished prefill."""
         assert self.layout is not None
         self.rows_per_layer = result.rows_per_layer
         self.rows_by_segment = [
@@ -125,15 +150,15 @@ class Sequence:
         self.entries = result.entries_per_head or result.layout.tokens
         if self.token_trace is not None:
             self.token_trace.prefilled(self.layout, result)
-        # A method that started over left a shorter prompt.
+        # The result's prompt is shorter if the eviction method started over with fewer tokens.
         self.layout = result.layout
 
     def wait(self, awaited: Future[Any] | None) -> None:
-        """The prefill yielded what it waits for next, None for nothing."""
+        """Notes the future for which the prefill waits next; None for none."""
         self.waits_for = awaited
         if self.blocked:
             self.clock.block()
 
     def waited(self) -> None:
-        """The prefill goes on."""
+        """Notes that the prefill continues."""
         self.clock.unblock()

@@ -1,7 +1,8 @@
-"""Runs a sparse method over one request's prompt, and completes what the store lacks.
+"""Runs a sparse method over one request's prompt, and computes what is missing in the store.
 
-A document whose sketch or blocks are missing or bad is computed by itself, exactly as precompute
-would have, stored again, and used like the others: the answer is the one without the fault.
+If a document's sketch or blocks are missing or damaged, the document is computed by itself, exactly
+as precompute does it, stored again, and used like the others. So the answer is the same as without
+the fault.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ from service.worker.sequences.sequence import Sequence
 
 @dataclass(frozen=True)
 class SparsePrefill:
-    """Attributes:
-    store: stores a chunk that had to be computed.
+    """Prefills prompts with sparse methods.
+
+    Attributes:
+        model: sizes and calibration of the model.
+        store: stores a chunk that had to be computed.
     """
 
     adapter: DecoderAdapter
@@ -43,7 +47,7 @@ class SparsePrefill:
     store: Callable[[Address, ComputedChunk], None]
 
     def steps(self, sequence: Sequence, kv: SequenceKV) -> Steps[PrefillResult]:
-        """Yields None after every layer, and futures that it waits for."""
+        """Runs the sequence's method; yields None after every layer, and futures it waits for."""
         layout = sequence.layout
         assert layout is not None
         system = yield from self._system(sequence.segments[0])
@@ -76,18 +80,25 @@ class SparsePrefill:
         return (yield from self._compute(load)).chunk
 
     def _ends(self, document: PartialLoad) -> Steps[tuple[Sketch, TokenSource]]:
-        found = document.ends.result()
-        if found.usable and found.sketch is not None:
-            assert found.read is not None and found.read.blocks is not None
-            return found.sketch.to(self.adapter.device), found.read.blocks
+        ends = document.ends.result()
+        if ends.usable and ends.sketch is not None:
+            assert ends.read is not None and ends.read.blocks is not None
+            return ends.sketch.to(self.adapter.device), ends.read.blocks
         computed = yield from self._compute(document)
         return computed.sketch, WholeChunk(computed.chunk)
 
     def _fetch(
         self, documents: list[PartialLoad], wanted: BlockSets
     ) -> Steps[list[TokenSource | None]]:
-        """Blocks between the ends of every document. Of a document that was computed just now
-        every block is at hand."""
+        """Reads middle blocks of every document.
+
+        Args:
+            wanted: per document, the block numbers by layer.
+
+        Returns:
+            Per document the blocks; None for a document that needs none, or that `_ends` has
+            already computed as a whole.
+        """
         reads: list[Future[BlocksOutcome] | None] = [
             self.loader.load_blocks(document.address, blocks)
             if any(blocks.values()) and not document.stored_again

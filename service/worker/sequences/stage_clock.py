@@ -1,4 +1,4 @@
-"""How long a request spent in each stage."""
+"""Measures how long a request spends in each stage."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class StageClock:
-    """Attributes:
-    started_at: by time.monotonic, when the stage that is running began.
-    stages: seconds by the name of the stage.
+    """Measures the stages of one request.
+
+    Attributes:
+        started_at: when the current stage started, by time.monotonic.
+        stages: seconds by the name of the stage.
     """
 
     started_at: float
@@ -18,26 +20,32 @@ class StageClock:
     _blocked_since: float | None = None
 
     def close(self, name: str) -> None:
-        """The time since the last close belongs to stage `name`."""
+        """Ends the current stage; the time since the last `close` is added to stage `name`."""
         now = time.monotonic()
         self.stages[name] = self.stages.get(name, 0.0) + now - self.started_at
         self.started_at = now
 
     def close_queue(self, loading_s: float) -> None:
-        """The request waited for its turn, and for loads that took so long meanwhile. Loading
-        overlaps waiting; what remains of the wait is the queue's."""
+        """Ends the wait before the prefill, and divides it between the stages queue and load.
+
+        Loading runs while the request is queued, so the time that loading took is counted as
+        load, and the rest as queue.
+
+        Args:
+            loading_s: seconds of the longest load that is finished.
+        """
         self.close("queue")
         self.stages["load"] = min(loading_s, self.stages["queue"])
         self.stages["queue"] -= self.stages["load"]
 
     def block(self) -> None:
-        """From now on the prefill stands still, because KV is still being loaded."""
+        """Notes that the prefill now waits for KV that is still being loaded."""
         self._blocked_since = time.monotonic()
 
     def unblock(self) -> None:
-        """The prefill goes on: what it stood still is loading that was not hidden."""
+        """Notes that the prefill continues; the time that it waited is counted as load."""
         if self._blocked_since is not None:
-            gone = time.monotonic() - self._blocked_since
-            self.stages["load"] = self.stages.get("load", 0.0) + gone
-            self.started_at += gone
+            waited_s = time.monotonic() - self._blocked_since
+            self.stages["load"] = self.stages.get("load", 0.0) + waited_s
+            self.started_at += waited_s
             self._blocked_since = None

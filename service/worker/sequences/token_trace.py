@@ -1,7 +1,8 @@
-"""What became of every token of one prompt, for requests that ask for it; others pay nothing.
+"""Records what happened to every token of a prompt, for requests that want to know.
 
-A tracer watches the layer loop (`capture`, `on_pass`), a sparse method's plan (`planned`) and the
-eviction (`kept`), and reports runs of neighbouring tokens to which the same happened.
+The tracer is called by the layer loop (`capture`, `on_pass`), with a sparse method's plan
+(`planned`) and by eviction (`kept`). It reports runs of neighbouring tokens to which the same
+happened. Requests without a trace do no extra work.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from service.worker.methods.sparse.plan import SparsePlan
 
 @dataclass
 class TokenTracer:
-    """Traces one prompt. A prompt that is taken up again, because a stored segment was lost, goes
-    through layers a second time: what was noted per layer is then replaced."""
+    """Traces one prompt.
+
+    If a stored segment is lost, the prefill is resumed and runs some layers a second time. What was
+    recorded for these layers is then replaced.
+    """
 
     method: FusionMethod
     layers: int
@@ -40,45 +44,45 @@ class TokenTracer:
     _entries: Tensor | None = None
     _evicted: dict[int, Sequence[Tensor]] = field(default_factory=dict)
 
-    # -- what it is told --------------------------------------------------------------------------
+    # -- recording --------------------------------------------------------------------------------
 
     def capture(self, view: LayerView) -> None:
-        """A layer of the loop: its rows, and how the method ranks there."""
-        # Rows of a pass before the layers keep the KV it gave them, unless they are computed again.
+        """Records a layer of the loop: its rows, and the scores by which the method ranks there."""
+        # Rows of an attention pass have the KV from that pass, if they are not computed again.
         passed = self._pass_rows.get(view.layer, view.rows[:0])
         self._rows[view.layer] = union(view.rows, passed)
-        # Looking must not count as work of the prompt.
+        # A FLOP count of its own, because this ranking is not work of the prompt.
         ranked = self.method.ranking(replace(view, flops=FlopCount(view.flops.shape)))
         if ranked is not None:
             self._scores[view.layer] = ranked
 
     def on_pass(self, layer: int, rows: Tensor) -> None:
-        """Rows that a pass before the layers computed at a layer."""
+        """Records the rows that an attention pass computed at a layer."""
         before = self._pass_rows.get(layer, rows[:0])
         self._pass_rows[layer] = union(before, rows)
 
     def start_again(self) -> None:
-        """The prompt is taken up again, with other segments computed."""
+        """Notes that the prefill starts or is resumed."""
         self._pass_rows.clear()
 
     def planned(self, plan: SparsePlan) -> None:
-        """What a sparse method holds and computes, per layer."""
+        """Records which tokens a sparse method holds and computes, per layer."""
         self._plan = plan
 
     def prefilled(self, layout: PromptLayout, result: PrefillResult) -> None:
-        """The prompt of `layout` is in place."""
+        """Records the result of the prefill; `layout` is that of the original prompt."""
         n, device = layout.tokens, layout.ids.device
         self._layout = layout
         counts = torch.zeros(n, dtype=torch.long, device=device)
         computed, everywhere = counts.clone(), self.layers * self.kv_heads
         if self._plan is not None:
             question = layout.question_rows
-            held = counts.clone()
+            entries = counts.clone()
             for fresh, kept in zip(self._plan.fresh, self._plan.kept, strict=True):
                 computed[fresh] += 1
-                held[kept] += self.kv_heads
-            computed[question], held[question] = self.layers, everywhere
-            self._entries = held
+                entries[kept] += self.kv_heads
+            computed[question], entries[question] = self.layers, everywhere
+            self._entries = entries
         elif result.kept_ids is not None:  # an eviction method started over with these
             computed[result.kept_ids] = self.layers
             counts[result.kept_ids] = everywhere
@@ -93,17 +97,17 @@ class TokenTracer:
         self._recomputed = recomputed
 
     def kept(self, layer: int, kept: Sequence[Tensor]) -> None:
-        """Token indices per KV head that a layer holds from now on."""
+        """Records the token indices per KV head that a layer keeps after eviction."""
         self._evicted[layer] = kept
 
-    # -- what it reports --------------------------------------------------------------------------
+    # -- reporting --------------------------------------------------------------------------------
 
     def report(self) -> TokenFates | None:
-        """None of a prompt that never came into place."""
+        """The trace; None if the prefill was never finished."""
         layout = self._layout
         if layout is None or self._recomputed is None or self._computed is None:
             return None
-        columns = (self._recomputed, self._computed, self._held())
+        columns = (self._recomputed, self._computed, self._held_entries())
         tokens = list(zip(*(column.tolist() for column in columns), strict=True))
         scores = None
         if self._scores:
@@ -118,21 +122,22 @@ class TokenTracer:
         return TokenFates(
             self.layers,
             self.kv_heads,
-            # S competes with nobody.
+            # Methods rank only document tokens.
             replace(system, scores=None),
             documents,
             segment(layout.question_start, layout.tokens, False),
         )
 
-    def _held(self) -> Tensor:
+    def _held_entries(self) -> Tensor:
+        """KV entries of every token over all layers and KV heads, `[n]`."""
         assert self._entries is not None
         if not self._evicted:
             return self._entries
-        held = torch.zeros_like(self._entries)
+        entries = torch.zeros_like(self._entries)
         for kept in self._evicted.values():
-            everything = torch.cat(list(kept))
-            held.index_add_(0, everything, torch.ones_like(everything))
-        return held
+            tokens = torch.cat(list(kept))
+            entries.index_add_(0, tokens, torch.ones_like(tokens))
+        return entries
 
 
 def _runs(tokens: Sequence[tuple[bool, int, int]]) -> Iterator[TokenRun]:
