@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from benchmarks.fidelity import results
+from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.answers import NEXT
-from benchmarks.fidelity.compared.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of

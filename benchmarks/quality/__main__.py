@@ -30,7 +30,7 @@ from benchmarks.quality.report.tables import (
     difference_table,
     score_table,
 )
-from benchmarks.quality.tasks.suites import SUITES
+from benchmarks.quality.suites import SUITES
 from service.errors import KvstitchError
 
 OUT = Path("benchmarks/results/quality/runs")

@@ -23,7 +23,7 @@ from benchmarks.quality.report import arguments, check, fusion, index
 from benchmarks.quality.report.making import Maker
 from benchmarks.quality.report.plan import EXPERIMENTS, QUICK, SMOKED
 from benchmarks.quality.report.subject import Subject
-from benchmarks.quality.tasks.suites import SHORT_CONTEXT, SUITES
+from benchmarks.quality.suites import SHORT_CONTEXT, SUITES
 from service.errors import KvstitchError
 
 OUT = Path("benchmarks/results/quality")

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.quality.report.subject import Place, Subject
+from benchmarks.quality.suites import Choice
 from benchmarks.quality.tasks import multidoc
-from benchmarks.quality.tasks.suites import Choice
 from service.gateway.api import resolve_model
 
 SMALL_VOCABULARY = 4096

@@ -14,7 +14,7 @@ from benchmarks.quality.report.processes import answer
 from benchmarks.quality.report.scored import Scores
 from benchmarks.quality.report.subject import Subject, longest
 from benchmarks.quality.run import Shards, complete, time_all
-from benchmarks.quality.tasks.suites import RANKED_FROM, Choice, chunk_tokens, draw
+from benchmarks.quality.suites import RANKED_FROM, Choice, chunk_tokens, draw
 from service.settings import demo_model
 
 

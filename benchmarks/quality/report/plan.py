@@ -12,7 +12,7 @@ from benchmarks.quality.experiments import EVICTIONS, FULL, GUESS, OURS, RATIO, 
 from benchmarks.quality.report import codecs, eviction, fusion, needle, plots
 from benchmarks.quality.report.scored import Scored, Scores
 from benchmarks.quality.report.tables import Compared, about, score_table
-from benchmarks.quality.tasks.suites import SHORT_CONTEXT
+from benchmarks.quality.suites import SHORT_CONTEXT
 from service.errors import InvalidRequest
 from service.records import Method
 from service.worker.methods.api import ModelFacts

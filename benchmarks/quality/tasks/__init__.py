@@ -1,1 +1,1 @@
-"""Further tasks with checkable answers, and all suites by name."""
+"""Further tasks with checkable answers, beside RULER and LongBench."""

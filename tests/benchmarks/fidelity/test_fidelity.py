@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from benchmarks.fidelity.__main__ import main
+from benchmarks.fidelity.ablation import Ablation, Calibration
 from benchmarks.fidelity.answers import greedy
-from benchmarks.fidelity.compared.ablation import Ablation, Calibration
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.compared.picking import Pick

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.fidelity.ablation import Ablation, Calibration
 from benchmarks.fidelity.case import Case
-from benchmarks.fidelity.compared.ablation import Ablation, Calibration
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.recipes import TwoRounds

@@ -11,7 +11,7 @@ from benchmarks.quality.bench import Bench, Result
 from benchmarks.quality.configuration import METHODS_FOLDER, Configuration
 from benchmarks.quality.report.subject import Place, Subject, longest
 from benchmarks.quality.sample import Sample
-from benchmarks.quality.tasks.suites import Choice, draw
+from benchmarks.quality.suites import Choice, draw
 from kvstore import MemoryTier, TieredStore
 from service.errors import PromptTooLong, WorkerFault
 from service.records import Chunk, Method, Sampling

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.quality.encode import Encoder
 from benchmarks.quality.sample import TextSample
+from benchmarks.quality.suites import SHORT_CONTEXT, Choice, draw
 from benchmarks.quality.tasks import multidoc
-from benchmarks.quality.tasks.suites import SHORT_CONTEXT, Choice, draw
 from service.errors import InvalidRequest, PromptTooLong
 from service.settings import demo_model
 
