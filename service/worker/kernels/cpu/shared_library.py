@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-Kernel = TypeVar("Kernel")
+KernelT = TypeVar("KernelT")
 
 FOLDER = Path(__file__).parent
 
 
-def load_kernel(name: str, make: Callable[[ctypes.CDLL], Kernel]) -> Kernel | None:
+def load_kernel(name: str, make: Callable[[ctypes.CDLL], KernelT]) -> KernelT | None:
     """The kernel that `make` builds from the newest usable library of `<name>.c`.
 
     A C function must get a new name when its arguments or their meaning change. A library that was
