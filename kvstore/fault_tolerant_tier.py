@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvstore.circuit_breaker import BreakerSettings
-from kvstore.format.chunk import ChunkVerifier, EncodedChunk, require_spec
+from kvstore.format.chunk import ChunkVerifier, EncodedChunk, require_chunk
 from kvstore.format.chunk_blocks import (
     BlockSelection,
     BlockVerifier,
@@ -83,9 +83,9 @@ class FaultTolerantTier:
             if self.kind == "memory":
                 chunk = self._tier.read(key)
                 if chunk is not None:
-                    require_spec(chunk.header, expect)
+                    require_chunk(chunk.header, key, expect)
                 return chunk
-            check = ChunkVerifier(expect)
+            check = ChunkVerifier(key, expect)
             chunk = self._tier.read(key, check)
             if chunk is not None:
                 check(chunk.header, chunk.data, chunk.header.nbytes)  # what is not checked yet
@@ -118,7 +118,7 @@ class FaultTolerantTier:
                 if header is None:
                     return None
                 moved += header.data_start if self.kind != "memory" else 0
-            require_spec(header, expect)
+            require_chunk(header, key, expect)
             check_selection(selection, header.spec)
             check = BlockVerifier(selection)
             data = self._tier.read_ranges(
@@ -153,7 +153,7 @@ class FaultTolerantTier:
 
         def work() -> EncodedExtra | None:
             raw = self._tier.read_extra(key, name)
-            return None if raw is None else parse_extra(raw, name, version)
+            return None if raw is None else parse_extra(raw, name, version, key=key)
 
         result = self._caller.call("read_extra", work)
         nbytes = result.value.nbytes if result.value else 0

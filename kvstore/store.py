@@ -99,7 +99,7 @@ class TieredStore:
         self.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
-        """Store a chunk in every tier that does not hold it yet.
+        """Store a chunk, with its key in its header, in every tier that does not hold it yet.
 
         Memory and disk tiers get it now, shared tiers in the background. A failing tier is counted
         and does not raise.
@@ -113,7 +113,8 @@ class TieredStore:
         """
         require_chunk_key(key)
         chunk.verify()
-        new, led = self._puts.do(key, lambda: self._put(key, chunk))
+        named = chunk.under(key)
+        new, led = self._puts.do(key, lambda: self._put(key, named))
         with self._lock:
             if new and led:
                 self._new_keys += 1
@@ -128,7 +129,8 @@ class TieredStore:
 
         Args:
             key: chunk key.
-            expect: refuse and delete copies with any other spec or fingerprint.
+            expect: refuse and delete copies with any other spec or fingerprint. Copies with another
+                key in their header are always refused and deleted.
 
         Raises:
             ChunkSpecError: `key` is not a chunk key.
@@ -187,7 +189,7 @@ class TieredStore:
             ChunkSpecError: `key` is not a chunk key, a bad name, or a dtype that cannot be stored.
         """
         require_chunk_key(key)
-        extra = encode_extra(name, version, tensors)
+        extra = encode_extra(name, version, tensors, key=key)
         return tiered_extras.put_extra(self._tiers, self._writer, self._deletions, key, extra)
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import BlockDigests
-from kvstore.format.chunk_header import ChunkHeader, build_header, parse_header
+from kvstore.format.chunk_header import UNNAMED, ChunkHeader, build_header, parse_header
 from kvstore.format.chunk_spec import ChunkSpec
 from kvstore.format.codecs import codec
 from kvstore.format.codecs.base import Role
@@ -48,6 +48,11 @@ class EncodedChunk:
     def nbytes(self) -> int:
         """Bytes of the whole file, header included."""
         return self.header.file_bytes
+
+    def under(self, key: str) -> "EncodedChunk":
+        """The same chunk with its key in the header; it shares `data`."""
+        header = self.header.under(key)
+        return self if header is self.header else EncodedChunk(header, self.data)
 
     def layer_bytes(self, layer: int) -> Tensor:
         """The stored bytes of one layer: uint8, a view of `data`."""
@@ -150,10 +155,12 @@ class ChunkVerifier:
     """Verifies a chunk while it arrives, one layer at a time, like `BlockVerifier`.
 
     Args:
+        key: refuse the chunk of any other key, before the data are verified.
         expect: refuse any other spec, before the data are verified.
     """
 
-    def __init__(self, expect: ChunkSpec | None) -> None:
+    def __init__(self, key: str, expect: ChunkSpec | None) -> None:
+        self._key = key
         self._expect = expect
         self._checked = 0
         self._next_end = 0
@@ -162,13 +169,13 @@ class ChunkVerifier:
         """Check every layer that lies in the first `done` bytes of `data`.
 
         Raises:
-            ChunkRefused: the spec is not the expected one.
+            ChunkRefused: the key or the spec is not the expected one.
             ChunkCorrupt: a byte differs from what was written.
         """
         if done < self._next_end:
             return
         if not self._checked:
-            require_spec(header, self._expect)
+            require_chunk(header, self._key, self._expect)
         view = view_bytes(data)
         while self._checked < header.spec.layers:
             start, end = header.layer_range(self._checked)
@@ -179,12 +186,15 @@ class ChunkVerifier:
             self._checked += 1
 
 
-def require_spec(header: ChunkHeader, expect: ChunkSpec | None) -> None:
-    """Check that a header has the expected spec.
+def require_chunk(header: ChunkHeader, key: str, expect: ChunkSpec | None) -> None:
+    """Check that a header is that of the wanted chunk: its key, and its spec if one is expected.
 
     Raises:
-        ChunkRefused: the spec differs; the message names the fields.
+        ChunkRefused: the key differs, or the spec; the message names the fields.
     """
+    if header.key != key:
+        stated = "has no key" if header.key == UNNAMED else f"has the key {header.key}"
+        raise ChunkRefused(f"another chunk than expected: it {stated}")
     if expect is None or header.spec == expect:
         return
     fields = [

@@ -1,8 +1,12 @@
-"""The header of a chunk: its spec, and a digest of every 64-token block of every tensor.
+"""The header of a chunk: its key, its spec, and a digest of every 64-token block of every tensor.
 
-Everything except the digests follows from the spec, so a parsed header must describe exactly the
-layout of its own spec. The header carries a checksum of itself (see `safetensors_header.py`), so
-its digests can be trusted and any block can be verified without the others.
+The key says which text the chunk belongs to. Two chunks of equally many tokens have the same spec,
+so without the key a file under a wrong name would be read as another document's KV.
+
+Everything except the key and the digests follows from the spec, so a parsed header must describe
+exactly the layout of its own spec. The header carries a checksum of itself (see
+`safetensors_header.py`), so its digests can be trusted and any block can be verified without the
+others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +14,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.checksum import BlockDigests, Buffer
+from kvstore.format.chunk_keys import KEY_LENGTH, is_chunk_key
 from kvstore.format.chunk_spec import ChunkSpec
 from kvstore.format.safetensors_header import build_sealed, parse_sealed
 from kvstore.format.tensor_layout import (
@@ -20,7 +25,10 @@ from kvstore.format.tensor_layout import (
 )
 
 FORMAT = "kvstitch-chunk"
-VERSION = "2"
+VERSION = "3"  # 2 had no key
+# Written for a chunk that was not given a key yet. It is as long as a key, so that naming a chunk
+# does not change its size, and it is no key, so that a store refuses it under every key.
+UNNAMED = "-" * KEY_LENGTH
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,14 @@ class ChunkHeader:
 
     Attributes:
         raw: the header's bytes as stored, length prefix and padding included.
+        key: the chunk's key; `UNNAMED` before a store has given it one.
         spec: the spec of the chunk.
         digests: the digests of each tensor's blocks, by tensor name.
         nbytes: bytes of the data section.
     """
 
     raw: bytes
+    key: str
     spec: ChunkSpec
     digests: Mapping[str, BlockDigests]
     nbytes: int
@@ -48,6 +58,10 @@ class ChunkHeader:
     def file_bytes(self) -> int:
         """Bytes of the whole file, header and data."""
         return len(self.raw) + self.nbytes
+
+    def under(self, key: str) -> "ChunkHeader":
+        """The same header with another key."""
+        return self if key == self.key else build_header(self.spec, self.digests, key)
 
     def layer_range(self, layer: int) -> tuple[int, int]:
         """Byte range `[start, end)` of one layer in the data section.
@@ -91,11 +105,14 @@ class ChunkHeader:
             raise ChunkCorrupt(f"layer {layer} differs in blocks {', '.join(map(str, bad))}")
 
 
-def build_header(spec: ChunkSpec, digests: Mapping[str, BlockDigests]) -> ChunkHeader:
+def build_header(
+    spec: ChunkSpec, digests: Mapping[str, BlockDigests], key: str = UNNAMED
+) -> ChunkHeader:
     """Build the header of a chunk from the digests of its tensors, given by tensor name."""
     metadata = {
         "format": FORMAT,
         "version": VERSION,
+        "key": key,
         "fingerprint": spec.fingerprint,
         "codec": spec.codec,
         "dtype": spec.dtype,
@@ -107,7 +124,7 @@ def build_header(spec: ChunkSpec, digests: Mapping[str, BlockDigests]) -> ChunkH
     entries = tensor_layout(spec)
     ordered = {entry.name: digests[entry.name] for entry in entries}
     metadata.update((f"blocks.{name}", of_tensor.text) for name, of_tensor in ordered.items())
-    return ChunkHeader(build_sealed(metadata, entries), spec, ordered, entries[-1].end)
+    return ChunkHeader(build_sealed(metadata, entries), key, spec, ordered, entries[-1].end)
 
 
 def parse_header(buffer: Buffer) -> ChunkHeader:
@@ -136,10 +153,13 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
         raise ChunkRefused(str(error)) from error
     except (KeyError, ValueError) as error:
         raise ChunkCorrupt(f"metadata incomplete: {error}") from error
+    key = metadata.get("key", "")
+    if key != UNNAMED and not is_chunk_key(key):
+        raise ChunkCorrupt(f"the header names no chunk key: {key!r}")
     digests: dict[str, BlockDigests] = {}
     for name, description in descriptions(spec).items():
         if sealed.tensors.get(name) != description:
             raise ChunkCorrupt(f"tensor {name} is not laid out as its spec says")
         text = metadata.get(f"blocks.{name}", "")
         digests[name] = BlockDigests.parse(text, spec.blocks)
-    return ChunkHeader(sealed.raw, spec, digests, entries[-1].end)
+    return ChunkHeader(sealed.raw, key, spec, digests, entries[-1].end)

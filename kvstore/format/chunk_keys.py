@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 from kvstore.errors import ChunkSpecError
 
-# Contains the format version, so releases that share a tier never see each other's chunks.
+# Part of every hash. It stays when the file format changes: so a chunk in an older format is found
+# under its key, refused and replaced, and a deletion still reaches it.
 _DOMAIN = b"kvstitch-chunk-2"
-_KEY = re.compile(r"[0-9a-f]{32}\Z")
+KEY_LENGTH = 32
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}\Z")
 _EXTRA_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
 

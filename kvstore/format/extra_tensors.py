@@ -1,6 +1,6 @@
 """The stored form of extra tensors beside a chunk, such as a sketch of it.
 
-    metadata: format, name, version of the contents, checksum of the data section
+    metadata: format, key of the chunk, name, version of the contents, checksum of the data section
 
 They are a small safetensors file with its own name and version. They can be added to a chunk long
 after it was written, and are read without its k and v.
@@ -25,7 +25,7 @@ from kvstore.format.safetensors_header import (
 )
 
 FORMAT = "kvstitch-extra"
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"  # 1 had no key
 
 _DTYPES = {text: dtype for dtype, text in SAFETENSORS_DTYPES.items()}
 
@@ -51,23 +51,25 @@ class EncodedExtra:
         return self.raw.numel()
 
 
-def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> EncodedExtra:
-    """Encode tensors on any device, of any shape and memory layout.
+def encode_extra(
+    name: str, version: int, tensors: Mapping[str, Tensor], *, key: str
+) -> EncodedExtra:
+    """Encode tensors on any device, of any shape and memory layout, for the chunk of that key.
 
     Raises:
         ChunkSpecError: bad name, or a dtype that safetensors does not have.
     """
     require_extra_name(name)
-    for key, tensor in tensors.items():
+    for own, tensor in tensors.items():
         if tensor.dtype not in SAFETENSORS_DTYPES:
-            raise ChunkSpecError(f"{name} tensor {key!r} has dtype {tensor.dtype}")
+            raise ChunkSpecError(f"{name} tensor {own!r} has dtype {tensor.dtype}")
     places: list[StoredTensor] = []
     offset = 0
     # Tensors with the largest elements come first, so that all are aligned.
-    for key in sorted(tensors, key=lambda key: (-tensors[key].dtype.itemsize, key)):
-        tensor = tensors[key]
+    for own in sorted(tensors, key=lambda own: (-tensors[own].dtype.itemsize, own)):
+        tensor = tensors[own]
         end = offset + tensor.numel() * tensor.dtype.itemsize
-        places.append(StoredTensor(key, tensor.dtype, tuple(tensor.shape), offset, end))
+        places.append(StoredTensor(own, tensor.dtype, tuple(tensor.shape), offset, end))
         offset = end
     data = allocate(offset)
     for place in places:
@@ -76,6 +78,7 @@ def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> Enco
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
+        "key": key,
         "name": name,
         "version": str(version),
         "checksum": checksum(view_bytes(data)),
@@ -85,24 +88,26 @@ def encode_extra(name: str, version: int, tensors: Mapping[str, Tensor]) -> Enco
     return EncodedExtra(name, version, raw, _views(raw, header.numel(), places))
 
 
-def parse_extra(raw: Tensor, name: str, version: int) -> EncodedExtra:
+def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExtra:
     """Verify the bytes of extra tensors (host uint8); the result's tensors are views of them.
 
     Raises:
         ChunkCorrupt: a byte differs from what was written.
-        ChunkRefused: intact, but of another name or version.
+        ChunkRefused: intact, but of another chunk, name or version.
     """
     buffer = view_bytes(raw)
     sealed = parse_sealed(buffer)
-    stated = {key: sealed.metadata.get(key) for key in ("format", "format_version", "name")}
     wanted = {"format": FORMAT, "format_version": FORMAT_VERSION, "name": name}
+    stated = {field: sealed.metadata.get(field) for field in wanted}
     if stated != wanted or sealed.metadata.get("version") != str(version):
         found = f"{stated['name']!r} version {sealed.metadata.get('version')!r}"
         raise ChunkRefused(f"extra is {found}, not {name!r} version {version}")
+    if sealed.metadata.get("key") != key:
+        raise ChunkRefused(f"extra {name!r} belongs to another chunk")
     start = len(sealed.raw)
     if not matches(sealed.metadata.get("checksum", ""), buffer[start:]):
         raise ChunkCorrupt(f"checksum of extra {name!r} differs")
-    places = [_place(key, stated) for key, stated in sealed.tensors.items()]
+    places = [_place(own, described) for own, described in sealed.tensors.items()]
     return EncodedExtra(name, version, raw, _views(raw, start, places))
 
 

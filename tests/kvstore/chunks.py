@@ -6,6 +6,7 @@ from torch import Tensor
 from kvstore import ChunkHeader, ChunkSpec, EncodedChunk, chunk_key, encode_chunk
 from kvstore.format.byte_ranges import gather, total_bytes
 from kvstore.format.chunk_blocks import BlockSelection, selection_ranges
+from kvstore.format.chunk_header import UNNAMED
 from kvstore.format.tensor_layout import TensorEntry, tensor_layout
 
 
@@ -72,4 +73,7 @@ def gathered(chunk: EncodedChunk, selection: BlockSelection) -> Tensor:
 
 
 def same_chunk(a: EncodedChunk | None, b: EncodedChunk) -> bool:
-    return a is not None and a.header_bytes == b.header_bytes and torch.equal(a.data, b.data)
+    """Whether both hold the same KV, under whatever key."""
+    if a is None or not torch.equal(a.data, b.data):
+        return False
+    return a.header.under(UNNAMED).raw == b.header.under(UNNAMED).raw

@@ -152,7 +152,7 @@ def test_a_put_under_way_does_not_bring_a_deleted_extra_back(store, near, far):
 
 def test_a_read_under_way_does_not_bring_a_deleted_extra_back(store, near):
     near.plant(KEY, make_chunk())
-    near.put_extra(KEY, "sketch", encode_extra("sketch", 1, SKETCH).raw)
+    near.put_extra(KEY, "sketch", encode_extra("sketch", 1, SKETCH, key=KEY).raw)
     near.block("read_extra")
     thread = start_and_wait(lambda: store.read_extra(KEY, "sketch", 1), near, "read_extra")
     store.delete([KEY])

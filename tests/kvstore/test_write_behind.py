@@ -78,7 +78,7 @@ def test_extra_tensors_that_wait_are_not_their_chunk(fake, guarded):
     queue = writer()
     blocked(fake, guarded, queue)
     for version in (1, 2):
-        queue.submit(guarded, make_key(1), encode_extra("sketch", version, {}))
+        queue.submit(guarded, make_key(1), encode_extra("sketch", version, {}, key=make_key(1)))
     assert not queue.holds(guarded, make_key(1))
     queue.submit(guarded, make_key(1), CHUNK)
     assert queue.holds(guarded, make_key(1)) and queue.pending == 4

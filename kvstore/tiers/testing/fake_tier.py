@@ -69,8 +69,8 @@ class FakeTier:
         self._extras[key][name] = raw
 
     def plant(self, key: str, chunk: EncodedChunk) -> None:
-        """Store a chunk directly, without counting a call."""
-        self._chunks[key] = chunk
+        """Store a chunk directly, named as the store would, without counting a call."""
+        self._chunks[key] = chunk.under(key)
 
     def start(self) -> None:
         self._enter("start")

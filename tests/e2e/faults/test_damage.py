@@ -31,13 +31,14 @@ def truncate(file: Path) -> None:
 
 def of_another_model(file: Path) -> None:
     """A sound chunk, checksums and all, whose header says another model made it."""
-    spec = replace(parse_header(file.read_bytes()).spec, fingerprint="another model")
+    header = parse_header(file.read_bytes())
+    spec = replace(header.spec, fingerprint="another model")
     noise = torch.Generator().manual_seed(0)
     k, v = (
         [torch.randn(spec.shape, generator=noise).to(spec.torch_dtype) for _ in range(spec.layers)]
         for _ in "kv"
     )
-    file.write_bytes(chunk_file(encode_chunk(spec, k, v)))
+    file.write_bytes(chunk_file(encode_chunk(spec, k, v).under(header.key)))
 
 
 DAMAGE = {
@@ -111,6 +112,39 @@ def test_the_answer_is_that_of_a_service_without_the_chunk(
     assert damaged["text"] == without["text"]
     back_again(service, alone)
     assert both(method)["text"] == stitched["text"]
+
+
+@pytest.mark.parametrize("method", ["pie", "question_scout", "question_trail"])
+def test_two_chunks_of_equal_size_swapped_on_disk(reading_from_disk: Service, method: str) -> None:
+    """Each is refused under the other's name: the answer is full prefill's, and the report and the
+    metric name the problem."""
+    service = reading_from_disk
+    pair = [
+        {
+            "doc_id": f"{method}-{n}",
+            "title": "Doors",
+            "text": f"{method}: one door is {a}, one {b}.",
+        }
+        for n, (a, b) in enumerate([("red", "blue"), ("blue", "red")])
+    ]
+    files = [store(service, document) for document in pair]
+    assert files[0].stat().st_size == files[1].stat().st_size
+    asks = [asking(service, [document["doc_id"]]) for document in pair]
+    full_prefill = [ask("vanilla")["text"] for ask in asks]
+    assert [tiers(ask(method)) for ask in asks] == [["ssd"], ["ssd"]]
+    counted = service.settled_metrics().value(OPERATIONS, tier="ssd", outcome="refused")
+    contents = [file.read_bytes() for file in files]
+    files[0].write_bytes(contents[1])
+    files[1].write_bytes(contents[0])
+    for ask, text in zip(asks, full_prefill, strict=True):
+        answer = ask(method)
+        report = answer["cache"]["documents"][0]
+        assert report["tier"] == "cold" and answer["text"] == text
+        assert any("refused" in problem for problem in report["problems"]), report
+    metrics = service.settled_metrics()
+    assert metrics.value(OPERATIONS, tier="ssd", outcome="refused") >= counted + 2
+    for ask in asks:
+        back_again(service, ask)
 
 
 def store(service: Service, document: dict[str, str]) -> Path:

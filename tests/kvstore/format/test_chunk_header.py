@@ -6,8 +6,8 @@ import torch
 
 from kvstore import ChunkCorrupt, ChunkError, ChunkRefused, ChunkSpecError, parse_header
 from kvstore.format.buffers import view_bytes
-from kvstore.format.chunk import EncodedChunk, require_spec
-from kvstore.format.chunk_header import FORMAT, VERSION
+from kvstore.format.chunk import EncodedChunk, require_chunk
+from kvstore.format.chunk_header import FORMAT, UNNAMED, VERSION
 from kvstore.format.codecs import codec_names
 from kvstore.format.safetensors_header import header_bytes, seal
 from kvstore.format.tensor_layout import layer_entries
@@ -134,7 +134,7 @@ def test_a_file_that_the_first_version_wrote_is_refused():
     [
         (f'"format":"{FORMAT}"', '"format":"other-format__"'),
         (f'"version":"{VERSION}"', '"version":"1"'),
-        (f'"version":"{VERSION}"', '"version":"3"'),
+        (f'"version":"{VERSION}"', '"version":"4"'),
         ('"codec":"raw"', '"codec":"zip"'),
     ],
 )
@@ -175,9 +175,9 @@ def test_a_fingerprint_cannot_pose_as_the_checksum():
     assert parse_header(chunk_file(make_chunk(spec))).spec == spec
 
 
-def test_require_spec_names_what_differs():
+def test_require_chunk_names_what_differs():
     header = make_chunk().header
-    require_spec(header, None)
-    require_spec(header, make_spec())
+    require_chunk(header, UNNAMED, None)
+    require_chunk(header, UNNAMED, make_spec())
     with pytest.raises(ChunkRefused, match="fingerprint, tokens differ"):
-        require_spec(header, make_spec(fingerprint="b", tokens=7))
+        require_chunk(header, UNNAMED, make_spec(fingerprint="b", tokens=7))

@@ -12,7 +12,7 @@ from kvstore.format.chunk_blocks import selection_ranges
 from tests.kvstore.chunks import gathered, make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.tiers.redis.fake_redis import Script, bulk, serving
 
-CHUNK = make_chunk(make_spec(tokens=200))
+CHUNK = make_chunk(make_spec(tokens=200)).under(make_key())
 HEADER = bulk(CHUNK.header_bytes)
 LAYERS = [bulk(CHUNK.layer_bytes(layer).numpy().tobytes()) for layer in range(3)]
 GOOD = b"".join(LAYERS)
