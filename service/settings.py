@@ -103,7 +103,11 @@ class Settings(BaseSettings):
     # Limits of one call.
     max_top_k: int = Field(64, ge=1)
     max_question_chars: int = Field(65_536, ge=1)
-    max_body_bytes: int = Field(64 * MIB, ge=1024)
+    max_request_bytes: int = Field(8 * MIB, ge=1024, description="body of any call but an ingest")
+    max_body_bytes: int = Field(64 * MIB, ge=1024, description="body of an ingest call")
+    max_body_values: int = Field(
+        250_000, ge=100, description="values in one JSON body, nested ones counted"
+    )
     max_upload_bytes: int = Field(
         1024 * MIB, ge=1024, description="JSON lines and forms, which are read as they come"
     )

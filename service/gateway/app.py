@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from service import __version__
 from service.gateway import problems
 from service.gateway.composition import Gateway
-from service.gateway.http.middleware import Authentication, RequestContext
+from service.gateway.http.middleware import Authentication, BodyLimits, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
@@ -45,8 +45,11 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(
         RequestContext,
-        max_body_bytes=gateway.settings.max_body_bytes,
-        max_upload_bytes=gateway.settings.max_upload_bytes,
+        limits=BodyLimits(
+            request=gateway.settings.max_request_bytes,
+            ingest=gateway.settings.max_body_bytes,
+            upload=gateway.settings.max_upload_bytes,
+        ),
         metrics=gateway.metrics,
     )
     problems.install(app)

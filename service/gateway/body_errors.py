@@ -7,6 +7,7 @@ that we read ourselves.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -110,5 +111,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _shortened(value: Any) -> str:
-    text = repr(value)
+    # What is long is not written out only to be cut off.
+    short = reprlib.Repr()
+    short.maxlist = short.maxdict = short.maxstring = MAX_SHOWN_CHARS
+    text = repr(value[: MAX_SHOWN_CHARS + 1]) if isinstance(value, str) else short.repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.errors import KvstitchError, MalformedBody, Unroutable, WorkerFault
-from service.gateway.body_errors import from_validation, not_utf8
+from service.errors import KvstitchError, Unroutable, WorkerFault
+from service.gateway.body_errors import from_validation
 
 _OPENAI_ERROR_TYPES = {
     401: "authentication_error",
@@ -45,10 +45,8 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, UnicodeDecodeError):
-            return respond(request, not_utf8(error.__cause__))
-        if isinstance(error.__cause__, RecursionError):
-            return respond(request, MalformedBody("the body is nested too deeply", field="body"))
+        if isinstance(error.__cause__, KvstitchError):  # raised while a body was parsed
+            return respond(request, error.__cause__)
         response = respond(request, Unroutable(error.status_code, str(error.detail)))
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_allowed_methods(request))

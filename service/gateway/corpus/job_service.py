@@ -20,6 +20,7 @@ from service.gateway.corpus.job_store import JobStore
 from service.gateway.corpus.purge_queue import PurgeQueue
 
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
+DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
 MAX_CURSOR_DIGITS = 18  # what surely fits into SQLite's integers
 
 
@@ -133,14 +134,19 @@ class JobService:
         digest = hashlib.sha256()
         batch: list[UploadedDocument] = []
         size = 0
+
+        def write(batch: list[UploadedDocument]) -> None:
+            for document in batch:
+                digest.update(document.digest())
+            self._jobs.spool(job_id, batch)
+
         async for document in documents:
-            digest.update(document.digest())
             batch.append(document)
-            size += len(document.content) + len(document.meta)
+            size += len(document.content) + DOCUMENT_BYTES
             if size >= SPOOL_BYTES:
-                await asyncio.to_thread(self._jobs.spool, job_id, batch)
+                await asyncio.to_thread(write, batch)
                 batch, size = [], 0
-        await asyncio.to_thread(self._jobs.spool, job_id, batch)
+        await asyncio.to_thread(write, batch)
         return digest.digest()
 
     async def _repeated(

@@ -42,7 +42,10 @@ async def _documents(request: Request) -> DocumentService:
 async def _upload(request: Request) -> AsyncIterator[UploadedDocument]:
     settings = _services(request).settings
     limits = UploadLimits(
-        settings.max_documents, settings.max_document_bytes, settings.max_pdf_bytes
+        settings.max_documents,
+        settings.max_document_bytes,
+        settings.max_pdf_bytes,
+        settings.max_body_values,
     )
     return read_documents(request, limits)
 

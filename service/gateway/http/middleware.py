@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -27,6 +28,21 @@ UPLOAD_PATH = "/admin/precompute"
 PUBLIC_PATHS = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
 
 
+@dataclass(frozen=True)
+class BodyLimits:
+    """The longest bodies, in bytes.
+
+    Attributes:
+        request: Of all calls but an ingest.
+        ingest: Of an ingest call whose body is held in memory.
+        upload: Of an ingest call whose body is read as it comes in.
+    """
+
+    request: int
+    ingest: int
+    upload: int
+
+
 class RequestContext:
     """Puts `arrived` (time.perf_counter) and `request_id` into the request's state.
 
@@ -34,21 +50,17 @@ class RequestContext:
     refused by its Content-Length, or cut off while it comes in.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, max_body_bytes: int, max_upload_bytes: int, metrics: GatewayMetrics
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, limits: BodyLimits, metrics: GatewayMetrics) -> None:
         """Wrap `app`.
 
         Args:
             app: The application.
-            max_body_bytes: Limit of bodies that are held in memory.
-            max_upload_bytes: Limit of bodies that are read as they come in.
+            limits: How long bodies may be.
             metrics: Where responses are counted.
         """
         self._app = app
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
-        self._max_upload_bytes = max_upload_bytes
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,9 +74,9 @@ class RequestContext:
         started = False
         received = 0
         streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
-        limit = self._max_body_bytes
-        if streamed and scope["path"] == UPLOAD_PATH:
-            limit = self._max_upload_bytes
+        limit = self._limits.request
+        if scope["path"] == UPLOAD_PATH:
+            limit = self._limits.upload if streamed else self._limits.ingest
 
         async def send_with_id(message: Message) -> None:
             nonlocal started

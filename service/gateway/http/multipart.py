@@ -18,6 +18,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from service.errors import InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
 from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.upload_validation import (
     PDF_START,
     UploadValidator,
@@ -57,7 +58,7 @@ async def read_form(
         async for data in body:
             parser.write(data)
             for part in parts.complete:
-                document = fields.take(part)
+                document = await in_thread_if_long(part.content, lambda _, p=part: fields.take(p))
                 if document is not None:
                     files += 1
                     yield validator.accept(document, document.doc_id)

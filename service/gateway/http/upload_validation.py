@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
-from service.gateway.body_errors import NOT_UTF8, from_validation
+from service.gateway.body_errors import NOT_UTF8
 from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.http.json_body import validated
 from service.gateway.schemas import DocumentIn
 
-M = TypeVar("M", bound=BaseModel)
 PDF_START = b"%PDF-"
 KIND_OF_SUFFIX = {
     ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".xhtml": "html",
@@ -35,11 +33,13 @@ class UploadLimits:
         documents: Number of documents.
         document_bytes: Size of one document that is not a PDF.
         pdf_bytes: Size of one PDF.
+        body_values: Values in a JSON body or line, nested ones counted.
     """
 
     documents: int
     document_bytes: int
     pdf_bytes: int
+    body_values: int
 
 
 class UploadValidator:
@@ -62,11 +62,7 @@ class UploadValidator:
             BodyTooLarge: The document exceeds its size limit.
         """
         index = len(self._index_of)
-        if index >= self._limits.documents:
-            raise InvalidRequest(
-                f"documents holds more than {self._limits.documents} documents: send several calls",
-                field="documents",
-            )
+        self.check_number(index + 1)
         if not document.doc_id.strip():
             raise InvalidRequest(
                 f"{place}.doc_id is blank: name the document", field=f"{place}.doc_id"
@@ -85,6 +81,14 @@ class UploadValidator:
             )
         self.check_size(len(document.content), document.kind, place)
         return document
+
+    def check_number(self, documents: int) -> None:
+        """Raise InvalidRequest if one call may not have so many documents."""
+        if documents > self._limits.documents:
+            raise InvalidRequest(
+                f"documents holds more than {self._limits.documents} documents: send several calls",
+                field="documents",
+            )
 
     def check_size(self, size: int, kind: str, place: str) -> None:
         """Raise BodyTooLarge if a document of this kind may not have `size` bytes."""
@@ -129,15 +133,3 @@ def file_document(
     return UploadedDocument(
         checked.doc_id, collection, kind, content, checked.title, checked.metadata
     )
-
-
-def validated(content: Any, model: type[M]) -> M:
-    """`content` as a `model`.
-
-    Raises:
-        InvalidRequest: It does not fit; the error names the field and the remedy.
-    """
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise from_validation(error.errors(), model) from None

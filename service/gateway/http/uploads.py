@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
-from service.gateway.body_errors import NOT_UTF8, from_validation, not_utf8
+from service.gateway.body_errors import NOT_UTF8, from_validation
 from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.http.json_body import (
+    has_more_values,
+    in_thread_if_long,
+    parse_json,
+    validated,
+)
 from service.gateway.http.multipart import read_form
 from service.gateway.http.upload_validation import (
     KIND_OF_MEDIA_TYPE,
@@ -25,7 +30,6 @@ from service.gateway.http.upload_validation import (
     UploadLimits,
     UploadValidator,
     file_document,
-    validated,
 )
 from service.gateway.schemas import DocumentIn, PrecomputeRequest
 
@@ -53,15 +57,16 @@ async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterato
     validator = UploadValidator(limits)
     collection = _collection_of(request.query_params)
     if media_type == "application/json":
-        body = validated(_parse_json(await request.body()), PrecomputeRequest)
-        for index, document in enumerate(body.documents):
-            own = document.collection or body.collection or collection
-            yield validator.accept(_json_document(document, own), f"documents[{index}]")
+        body = await request.body()
+        for document in await in_thread_if_long(
+            body, _parse_documents, collection, validator, limits
+        ):
+            yield document
     elif media_type in JSON_LINES:
         async for number, line in _lines(request, limits.document_bytes):
-            document = _parse_line(number, line)
-            own = document.collection or collection
-            yield validator.accept(_json_document(document, own), f"line {number}")
+            parsed = await in_thread_if_long(line, _parse_line, number, limits.body_values)
+            own = parsed.collection or collection
+            yield validator.accept(_json_document(parsed, own), f"line {number}")
     elif media_type.startswith("text/") or media_type in KIND_OF_MEDIA_TYPE:
         yield validator.accept(await _file_body(request, media_type, collection), "body")
     elif media_type == "multipart/form-data":
@@ -88,6 +93,14 @@ async def _file_body(request: Request, media_type: str, collection: str) -> Uplo
             field="doc_id",
         )
     content = await request.body()
+    return await in_thread_if_long(
+        content, _file_of_body, doc_id, collection, media_type, query.get("title", "")
+    )
+
+
+def _file_of_body(
+    content: bytes, doc_id: str, collection: str, media_type: str, title: str
+) -> UploadedDocument:
     pdf = content.startswith(PDF_START)
     kind = "pdf" if pdf else KIND_OF_MEDIA_TYPE.get(media_type, "text")
     if kind in ("text", "md"):
@@ -95,7 +108,7 @@ async def _file_body(request: Request, media_type: str, collection: str) -> Uplo
             content.decode()
         except UnicodeDecodeError as error:
             raise MalformedBody(f"body {NOT_UTF8} (byte {error.start})", field="body") from error
-    return file_document(doc_id, collection, kind, content, query.get("title", ""), {})
+    return file_document(doc_id, collection, kind, content, title, {})
 
 
 def _json_document(document: DocumentIn, collection: str) -> UploadedDocument:
@@ -109,29 +122,36 @@ def _json_document(document: DocumentIn, collection: str) -> UploadedDocument:
     )
 
 
-def _parse_json(body: bytes) -> Any:
-    try:
-        return json.loads(body.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(error) from error
-    except json.JSONDecodeError as error:
-        raise MalformedBody(
-            f"the body is not valid JSON at character {error.pos}: {error.msg}", field="body"
-        ) from error
-    except RecursionError:
-        raise MalformedBody("the body is nested too deeply", field="body") from None
+def _parse_documents(
+    body: bytes, collection: str, validator: UploadValidator, limits: UploadLimits
+) -> list[UploadedDocument]:
+    """The documents of a JSON body."""
+    content = parse_json(body, limits.body_values)
+    if isinstance(content, dict) and isinstance(content.get("documents"), list):
+        validator.check_number(len(content["documents"]))
+    sent = validated(content, PrecomputeRequest)
+    return [
+        validator.accept(
+            _json_document(document, document.collection or sent.collection or collection),
+            f"documents[{index}]",
+        )
+        for index, document in enumerate(sent.documents)
+    ]
 
 
 async def _lines(request: Request, document_bytes: int) -> AsyncIterator[tuple[int, bytes]]:
     """(number, line) of every line that is not blank, numbered from 1."""
     number = 0
-    rest = b""
+    rest = bytearray()
     async for part in request.stream():
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            number += 1
-            if line.strip():
-                yield number, line
+        first, *others = part.split(b"\n")
+        rest += first
+        if others:
+            for line in (bytes(rest), *others[:-1]):
+                number += 1
+                if line.strip():
+                    yield number, line
+            rest = bytearray(others[-1])
         if len(rest) > JSON_BYTES_PER_BYTE * document_bytes + JSON_LINE_EXTRA_BYTES:
             raise BodyTooLarge(
                 f"line {number + 1} is longer than any document may be: split the document",
@@ -139,13 +159,17 @@ async def _lines(request: Request, document_bytes: int) -> AsyncIterator[tuple[i
             )
     if rest.strip():
         number += 1
-        yield number, rest
+        yield number, bytes(rest)
     if not number:
         raise MalformedBody("the body holds no documents: send one per line", field="body")
 
 
-def _parse_line(number: int, line: bytes) -> DocumentIn:
+def _parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
     place = f"line {number}"
+    if has_more_values(line, max_values):
+        raise BodyTooLarge(
+            f"{place} holds more than {max_values} values: split the document", field=place
+        )
     try:
         content = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -155,5 +179,5 @@ def _parse_line(number: int, line: bytes) -> DocumentIn:
     try:
         return DocumentIn.model_validate(content)
     except ValidationError as error:
-        cause = from_validation(error.errors(), DocumentIn)
+        cause = from_validation(error.errors(include_url=False), DocumentIn)
         raise InvalidRequest(f"{place}: {cause.message}", field=cause.field or place) from None

@@ -18,7 +18,7 @@ from service.gateway.schemas.admin import (
     PrecomputeRequest,
     ReceiptOut,
 )
-from service.gateway.schemas.fields import MAX_STOP_CHARS, MAX_STOPS, STRICT
+from service.gateway.schemas.fields import MAX_STOP_CHARS, MAX_STOPS, MAX_UNKNOWN_FIELDS, STRICT
 from service.gateway.schemas.generate import (
     CacheDocument,
     CacheReport,
@@ -35,6 +35,7 @@ from service.gateway.schemas.generate import (
 __all__ = [
     "MAX_STOPS",
     "MAX_STOP_CHARS",
+    "MAX_UNKNOWN_FIELDS",
     "STRICT",
     "CacheDocument",
     "CacheReport",

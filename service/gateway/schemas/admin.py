@@ -6,16 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
-from service.gateway.schemas.fields import STRICT, DocId, Title, Unicode, encodable
+from service.gateway.schemas.fields import DocId, StrictModel, Title, Unicode, encodable
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
 
 
-class DocumentIn(BaseModel):
+class DocumentIn(StrictModel):
     """A document to ingest; the same doc_id again is a new revision."""
-
-    model_config = STRICT
 
     doc_id: DocId
     text: Unicode
@@ -26,22 +24,20 @@ class DocumentIn(BaseModel):
     collection: Collection | None = None
 
 
-class PrecomputeRequest(BaseModel):
+class PrecomputeRequest(StrictModel):
     """POST /admin/precompute. `collection` is that of documents that name none."""
 
-    model_config = STRICT
-
-    documents: list[DocumentIn] = Field(min_length=1)
+    documents: Annotated[list[DocumentIn], Field(fail_fast=True)] = Field(min_length=1)
     collection: Collection | None = None
 
 
-class DeletionRequest(BaseModel):
+class DeletionRequest(StrictModel):
     """POST /admin/deletions: documents by id, or by what their metadata says."""
 
-    model_config = STRICT
-
     collection: Collection = "default"
-    doc_ids: list[DocId] | None = Field(None, min_length=1, max_length=10_000)
+    doc_ids: Annotated[list[DocId], Field(fail_fast=True)] | None = Field(
+        None, min_length=1, max_length=10_000
+    )
     filter: dict[str, JsonValue] | None = Field(
         None, min_length=1, description="as in POST /v1/rag/generate"
     )

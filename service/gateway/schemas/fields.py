@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+MAX_UNKNOWN_FIELDS = 5  # that an error names; each costs several hundred bytes
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 
@@ -15,10 +24,25 @@ MAX_STOP_CHARS = 256
 def encodable(value: Any) -> Any:
     """Refuse half a surrogate pair (a lone \\ud800), which JSON can spell but which is not text."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError:
         raise ValueError("holds half of a surrogate pair: send valid Unicode") from None
     return value
+
+
+class StrictModel(BaseModel):
+    """Refuses unknown fields, and values of another type. The docstring is not inherited."""
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown_fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) <= MAX_UNKNOWN_FIELDS:
+            return value
+        unknown = [name for name in value if name not in cls.model_fields]
+        dropped = set(unknown[MAX_UNKNOWN_FIELDS:])
+        return {k: v for k, v in value.items() if k not in dropped} if dropped else value
 
 
 def _as_list(value: Any) -> Any:
@@ -36,6 +60,7 @@ Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 Stops = Annotated[
     list[StopString],
+    Field(fail_fast=True),
     Field(max_length=MAX_STOPS),
     BeforeValidator(_as_list),
     WithJsonSchema(

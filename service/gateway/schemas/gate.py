@@ -6,14 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.fields import STRICT
+from service.gateway.schemas.fields import StrictModel
 from service.records import GateStateName
 
 
-class GateReset(BaseModel):
+class GateReset(StrictModel):
     """POST /admin/gate/reset."""
-
-    model_config = STRICT
 
     method: str | None = Field(
         None, max_length=128, description="a fusion method, with any parameters; null: all"

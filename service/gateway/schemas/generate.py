@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.schemas.fields import STRICT, DocId, Stops, Title, Unicode
+from service.gateway.schemas.fields import STRICT, DocId, Stops, StrictModel, Title, Unicode
 from service.gateway.schemas.tokens import TokenReport
 from service.prompt import Turn
 from service.records import GateStateName
 
 MAX_MESSAGES = 512
 MAX_INLINE_DOCUMENTS = 64
+MAX_NAMED_DOCUMENTS = 10_000
 
 
 class MethodChoice(BaseModel):
@@ -35,36 +36,32 @@ def _default_fusion() -> MethodChoice:
     return MethodChoice.model_validate({"method": "a3", "ratio": 0.15})
 
 
-class Message(BaseModel):
+class Message(StrictModel):
     """One turn of a conversation; the last one is the question."""
-
-    model_config = STRICT
 
     role: Literal["system", "user", "assistant"]
     content: Unicode
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
-class InlineDocument(BaseModel):
+class InlineDocument(StrictModel):
     """A document that comes with the request: cited, cached, but not kept in the catalog."""
-
-    model_config = STRICT
 
     text: Unicode
     title: Title = ""
     doc_id: DocId | None = Field(None, description="what citations call it; else inline-1, …")
 
 
-class Choices(BaseModel):
+class Choices(StrictModel):
     """What to answer from, and how: the fields that OpenAI's routes take as `kvstitch`."""
-
-    model_config = STRICT
 
     collection: Unicode | None = Field(None, description="search here; none: `default`")
     top_k: int | None = Field(None, ge=0, description="passages to answer from; 0: none")
-    documents: list[Unicode] | None = Field(None, description="answer from these documents only")
+    documents: (
+        Annotated[list[Unicode], Field(fail_fast=True, max_length=MAX_NAMED_DOCUMENTS)] | None
+    ) = Field(None, description="answer from these documents only")
     filter: dict[str, JsonValue] | None = Field(
         None, description="only documents whose metadata passes, e.g. {'year': {'gte': 2020}}"
     )
@@ -75,7 +72,11 @@ class Choices(BaseModel):
         False, description="ask the service's reranker, which has a deadline of its own"
     )
     inline_documents: (
-        Annotated[list[InlineDocument], Field(min_length=1, max_length=MAX_INLINE_DOCUMENTS)] | None
+        Annotated[
+            list[InlineDocument],
+            Field(fail_fast=True, min_length=1, max_length=MAX_INLINE_DOCUMENTS),
+        ]
+        | None
     ) = Field(None, description="answer from these texts, all of them, instead of searching")
     fusion: MethodChoice = Field(default_factory=_default_fusion)
     eviction: MethodChoice | None = None
@@ -94,7 +95,7 @@ class GenerateRequest(Choices):
         None, description="this, or messages", json_schema_extra={"pattern": r"\S"}
     )
     messages: (
-        Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+        Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
         | SkipJsonSchema[None]
     ) = None
     max_tokens: int | None = Field(None, ge=1)

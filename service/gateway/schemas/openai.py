@@ -7,7 +7,7 @@ strict, like the rest of this service.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,7 +39,7 @@ class ChatMessage(BaseModel):
     model_config = LENIENT
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Unicode | list[ContentPart] | None = None
+    content: Unicode | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -78,16 +78,21 @@ class _Sampled(BaseModel):
 class ChatRequest(_Sampled):
     """POST /v1/chat/completions: documents are searched for the last user message."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MAX_MESSAGES
+    )
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
 
 
 class CompletionRequest(_Sampled):
     """POST /v1/completions: documents are searched for the prompt, which is the question."""
 
-    prompt: Unicode | list[Unicode | int | list[int]] = Field(
-        description="a text, or a list of one"
-    )
+    prompt: (
+        Unicode
+        | Annotated[
+            list[Unicode | int | Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)
+        ]
+    ) = Field(description="a text, or a list of one")
 
 
 class Details(BaseModel):

@@ -10,10 +10,11 @@ from retriever import DocFilter, DocumentInfo
 from service.errors import InvalidRequest
 from service.gateway.corpus.deletion_records import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
+from service.gateway.http.json_body import JsonRoute
 from service.gateway.retrieval.document_scope import document_scope, metadata_filter
 from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, ReceiptOut
 
-router = APIRouter(prefix="/admin", tags=["corpus"])
+router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 
 
 @router.get("/documents")

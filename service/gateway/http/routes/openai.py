@@ -11,6 +11,7 @@ from service.errors import KvstitchError
 from service.gateway.answers.answer_stream import AnswerStream
 from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
+from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.openai.request_translation import from_chat, from_completion
 from service.gateway.http.openai.response_translation import CompletionChunks, Envelope, completion
 from service.gateway.schemas import GenerateRequest
@@ -22,7 +23,7 @@ from service.gateway.schemas.openai import (
     Extension,
 )
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
 
 @router.post("/chat/completions", response_model=ChatCompletion)

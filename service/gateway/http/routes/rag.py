@@ -7,11 +7,12 @@ from typing import Any
 from fastapi import APIRouter
 
 from service.gateway.http.answer_exchange import AnswerExchangeDep
+from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.sse import NamedEvents
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 from service.gateway.schemas.explain import Explanation
 
-router = APIRouter(prefix="/v1/rag", tags=["answers"])
+router = APIRouter(prefix="/v1/rag", tags=["answers"], route_class=JsonRoute)
 
 
 @router.post("/generate", response_model=GenerateResponse | Explanation)
