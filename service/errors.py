@@ -12,6 +12,8 @@ KvstitchError                 500  internal_error          base; never raised it
 │   └── UnsupportedMediaType  415  unsupported_media_type  the body has a type nobody can ingest
 ├── Unauthenticated           401  invalid_api_key         no API key, or not a valid one
 ├── Forbidden                 403  missing_scope           the API key lacks a scope
+│   └── ForeignOrigin         403  foreign_origin          a page of another site wants to write
+├── UnknownHost               421  unknown_host            the Host header names no host of ours
 ├── NotFound                  404  not_found               unknown document, job or receipt
 │   └── ModelNotFound         404  model_not_found         a model name that is not served
 ├── Conflict                  409  conflict                forbidden in the current state
@@ -37,6 +39,7 @@ __all__ = [
     "Conflict",
     "DeadlineExceeded",
     "Forbidden",
+    "ForeignOrigin",
     "InternalError",
     "InvalidRequest",
     "InvalidSetting",
@@ -50,6 +53,7 @@ __all__ = [
     "QuotaExceeded",
     "TierUnreached",
     "Unauthenticated",
+    "UnknownHost",
     "UnknownMethod",
     "Unroutable",
     "Unsupported",
@@ -141,6 +145,15 @@ class Unauthenticated(KvstitchError):
 class Forbidden(KvstitchError):
     code = "missing_scope"
     status = 403
+
+
+class ForeignOrigin(Forbidden):
+    code = "foreign_origin"
+
+
+class UnknownHost(KvstitchError):
+    code = "unknown_host"
+    status = 421
 
 
 class QuotaExceeded(KvstitchError):

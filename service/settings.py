@@ -48,6 +48,15 @@ class Settings(BaseSettings):
         False, description="serve without API keys, also on addresses that others can reach"
     )
 
+    allowed_hosts: str = Field(
+        "",
+        description="names in the Host header, separated by commas, *: any; "
+        "empty: loopback names where host is one, else any",
+    )
+    allowed_origins: str = Field(
+        "", description="other sites whose pages may write, https://host:port, by commas; *: any"
+    )
+
     # The engine.
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")

@@ -10,12 +10,14 @@ from fastapi import FastAPI
 from service import __version__
 from service.gateway import problems
 from service.gateway.composition import Gateway
+from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.middleware import Authentication, BodyLimits, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
     collections,
     console,
+    docs,
     documents,
     gate,
     health,
@@ -39,10 +41,13 @@ def create_app(gateway: Gateway) -> FastAPI:
         finally:
             await gateway.close()
 
-    app = FastAPI(title="kvstitch", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="kvstitch", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     services: GatewayServices = gateway
     app.state.services = services
     app.add_middleware(Authentication, access=gateway.access)
+    app.add_middleware(BrowserGuard, settings=gateway.settings)
     app.add_middleware(
         RequestContext,
         limits=BodyLimits(
@@ -53,7 +58,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (rag, openai, models, ingest, jobs, documents, collections, gate, health):
+    for module in (rag, openai, models, ingest, jobs, documents, collections, gate, health, docs):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

@@ -21,11 +21,18 @@ from service.gateway.prometheus import GatewayMetrics
 REQUEST_ID_HEADER = "X-Request-Id"
 _HARMLESS_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 UNROUTED = "none"  # label of a response to an unknown path, or one refused before routing
+# Of every response that does not say otherwise: as a page it may load and run nothing.
+SAFE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 # Bodies that are read as they come in, and may therefore be larger than memory allows for others.
 STREAMED_TYPES = ("multipart/form-data", *JSON_LINES)
 UPLOAD_PATH = "/admin/precompute"
 # Served without a key, because nothing here depends on anybody's documents.
-PUBLIC_PATHS = ("/health/", "/docs", "/redoc", "/openapi.json", "/ui")
+PUBLIC_PATHS = ("/health/", "/docs", "/openapi.json", "/ui")
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,10 @@ class RequestContext:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                sent = MutableHeaders(scope=message)
+                sent[REQUEST_ID_HEADER] = request_id
+                for name, value in SAFE_HEADERS.items():
+                    sent.setdefault(name, value)
                 # The route's pattern, because a path may hold the name of a document.
                 route = getattr(scope.get("route"), "path", UNROUTED)
                 self._metrics.responses.labels(route, str(message["status"])).inc()
