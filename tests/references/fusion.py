@@ -1,5 +1,5 @@
-"""LegoLink, CacheBlend, question-scouted rows and the exact operation count, eagerly (METHODS §1.3,
-§1.4, §4), on the slow decoder of reference.py.
+"""LegoLink, CacheBlend, question_scout and the exact operation count (METHODS §1.3,
+§1.4, §4), on the slow decoder of `prefill.py`.
 
 A method is a list of token sets, one per layer: the rows whose K and V are computed there
 (`Reference.stitched`). Ratios are exact decimals of all n prompt tokens.
@@ -30,14 +30,14 @@ def top(scores: Sequence[float], among: Sequence[int], count: int) -> list[int]:
     return sorted(sorted(among, key=lambda t: (-scores[t], t))[:count])
 
 
-def warm_documents(prompt: Prompt) -> list[int]:
+def cached_documents(prompt: Prompt) -> list[int]:
     """Document tokens with stored KV: all that a method may choose from."""
-    return prompt.indices(cold=False, documents_only=True)
+    return prompt.indices(uncached=False, documents_only=True)
 
 
 def always_computed(prompt: Prompt) -> list[int]:
     """Q and every segment without stored KV."""
-    return sorted({*prompt.indices(cold=True), *prompt.question_indices})
+    return sorted({*prompt.indices(uncached=True), *prompt.question_indices})
 
 
 # -- LegoLink / EPIC (METHODS §1.4) ---------------------------------------------------------------
@@ -46,8 +46,10 @@ def always_computed(prompt: Prompt) -> list[int]:
 def legolink_rows(
     prompt: Prompt, k_first: int = 20, k_last: int = 20, *, skip_first_doc: bool = False
 ) -> list[int]:
-    """First and last tokens of each warm document; a document no longer than that, once and whole.
-    The first document is the first one that has tokens."""
+    """First and last tokens of each cached document; a shorter document as a whole, and once.
+
+    The first document is the first one that has tokens.
+    """
     rows: set[int] = set()
     seen = 0
     for number, ids in enumerate(prompt.documents, 1):
@@ -67,7 +69,7 @@ def legolink(
     *,
     skip_first_doc: bool = False,
 ) -> Trace:
-    """These rows, cold segments and Q from the embedding on."""
+    """Computes these rows, uncached segments and Q, starting from their embeddings."""
     rows = legolink_rows(prompt, k_first, k_last, skip_first_doc=skip_first_doc)
     return reference.forced_rows(prompt, [*rows, *always_computed(prompt)])
 
@@ -100,9 +102,9 @@ def cacheblend_selected(
     check_layer: int = 1,
 ) -> RowSets:
     """Re of the check layer, then of the layers after it, one per ratio (those that the model
-    has): warm document tokens only, each set the top of the one before by that layer's δ."""
+    has): cached document tokens only, each set the top of the one before by that layer's δ."""
     placed, fixed = reference.placed(prompt), always_computed(prompt)
-    every, current = list(range(len(prompt.ids))), warm_documents(prompt)
+    every, current = list(range(len(prompt.ids))), cached_documents(prompt)
     computed = [every] * (check_layer + 1)
     out: RowSets = []
     for ratio in ratios[: reference.layers - check_layer]:
@@ -125,7 +127,7 @@ def cacheblend_computed(
     check_layer: int = 1,
 ) -> RowSets:
     """Layers up to the check layer: K, V of all tokens. Layer c + i: those of Re_i (the last one
-    from the schedule's end on), of cold segments and of Q."""
+    from the schedule's end on), of uncached segments and of Q."""
     assert list(ratios) == sorted(ratios, reverse=True) and ratios
     selected = cacheblend_selected(
         reference, prompt, ratios, metric=metric, check_layer=check_layer
@@ -152,7 +154,7 @@ def cacheblend(
     return reference.stitched(prompt.ids, reference.placed(prompt), computed)
 
 
-# -- question-scouted rows ------------------------------------------------------------------------
+# -- question_scout -------------------------------------------------------------------------------
 
 
 def attention_scores(
@@ -175,15 +177,19 @@ def attention_scores(
 
 
 def stale_documents(prompt: Prompt, prefix: Sequence[int] = ()) -> list[int]:
-    """Numbers of the warm documents, computed behind `prefix`, before which something else stands
-    in the prompt: only these can differ from full prefill."""
-    warm = [m for m in range(1, len(prompt.starts) - 1) if prompt.stored[m] is not None]
-    return [m for m in warm if prompt.ids[: prompt.starts[m]] != list(prefix)]
+    """Numbers of the cached documents whose KV can differ from that of full prefill.
+
+    They were precomputed behind `prefix`, and something else stands before them in the prompt.
+    """
+    cached = [m for m in range(1, len(prompt.starts) - 1) if prompt.stored[m] is not None]
+    return [m for m in cached if prompt.ids[: prompt.starts[m]] != list(prefix)]
 
 
 def edge_tokens(prompt: Prompt, edge: int, prefix: Sequence[int] = ()) -> list[int]:
-    """First `edge` tokens of every stale document: all first tokens, then all second tokens, …;
-    lower index first at equal depth."""
+    """First `edge` tokens of every stale document: all first tokens, then all second tokens, …
+
+    Among equals the lower index comes first.
+    """
     out = []
     for depth in range(edge):
         for number in stale_documents(prompt, prefix):
@@ -201,9 +207,11 @@ def rows_after_question_pass(
     layers: Sequence[int] | None = None,
     prefix: Sequence[int] = (),
 ) -> list[int]:
-    """Document rows of the second pass, p = min(|D_stale|, ⌊ratio · n⌋) of them: the edges (as many
-    as fit), then the other tokens of stale documents with the most evidence, summed over `layers`
-    (default all). Edges are at most half of ⌊ratio · n⌋."""
+    """Document rows that are recomputed, p = min(|D_stale|, ⌊ratio · n⌋) of them.
+
+    First tokens of documents, at most half of ⌊ratio · n⌋; then the other tokens of stale documents
+    with the highest scores, summed over `layers` (default: all).
+    """
     documents = [
         prompt.starts[number] + t
         for number in stale_documents(prompt, prefix)
@@ -218,7 +226,7 @@ def rows_after_question_pass(
     return sorted([*edges, *top(total, others, p - len(edges))])
 
 
-def scouted(
+def question_scout(
     reference: Reference,
     prompt: Prompt,
     ratio: float,
@@ -228,13 +236,17 @@ def scouted(
     prefix: Sequence[int] = (),
     again_from: float = 0.33,
 ) -> Trace:
-    """Two passes: PIE for the evidence, then the chosen rows and cold segments from the embedding
-    on, and Q from layer `settled` on, before which it stays as PIE left it."""
+    """The whole method: PIE gives the scores, then the chosen rows are computed.
+
+    With them run uncached segments, and Q from layer `reused_layers` on; before it, Q is as in PIE.
+    """
     rows = rows_after_question_pass(reference, prompt, ratio, edge, layers=layers, prefix=prefix)
-    settled = reused_question_layers(reference, prompt, rows, again_from, reference.layers, prefix)
+    reused_layers = reused_question_layers(
+        reference, prompt, rows, again_from, reference.layers, prefix
+    )
     every = sorted({*rows, *always_computed(prompt)})
-    return settled_pass(
-        reference, prompt, reference.placed(prompt), [every] * reference.layers, settled
+    return pass_with_reused_question(
+        reference, prompt, reference.placed(prompt), [every] * reference.layers, reused_layers
     )
 
 
@@ -243,36 +255,38 @@ def reused_question_layers(
     prompt: Prompt,
     rows: Sequence[int],
     again_from: float,
-    scouted: int,
+    pass_layers: int,
     prefix: Sequence[int] = (),
 ) -> int:
-    """Layers in which Q stays as a first pass through `scouted` layers left it: none if nothing or
-    everything that is stale is computed in `rows`, or a segment is cold."""
+    """Number of first layers in which Q is reused from a question pass through `pass_layers`.
+
+    0 if `rows` are no stale token or all of them, or if a segment is uncached.
+    """
     stale = sum(len(prompt.documents[m - 1]) for m in stale_documents(prompt, prefix))
-    if not 0 < len(rows) < stale or prompt.indices(cold=True):
+    if not 0 < len(rows) < stale or prompt.indices(uncached=True):
         return 0
-    return min(round(Fraction(str(again_from)) * reference.layers), scouted - 1)
+    return min(round(Fraction(str(again_from)) * reference.layers), pass_layers - 1)
 
 
-def settled_pass(
+def pass_with_reused_question(
     reference: Reference,
     prompt: Prompt,
     placed: Sequence[tuple[Tensor, Tensor]],
     computed: Sequence[Sequence[int]],
-    settled: int,
+    reused_layers: int,
 ) -> Trace:
-    """`computed` rows by layer over `placed`; in the first `settled` layers Q is as PIE has it."""
-    first, asked = reference.pie(prompt), set(prompt.question_indices)
+    """The `computed` rows of each layer over `placed`; in the first layers Q is as in PIE."""
+    first, question_rows = reference.pie(prompt), set(prompt.question_indices)
     placed = [(k.clone(), v.clone()) for k, v in placed]
     computed = [list(rows) for rows in computed]
-    for layer in range(settled):
-        at = sorted(asked)
+    for layer in range(reused_layers):
+        at = sorted(question_rows)
         placed[layer][0][at], placed[layer][1][at] = first.k[layer][at], first.v[layer][at]
-        computed[layer] = [t for t in computed[layer] if t not in asked]
-    rejoin = (settled, first.hidden[settled]) if settled else None
+        computed[layer] = [t for t in computed[layer] if t not in question_rows]
+    rejoin = (reused_layers, first.hidden[reused_layers]) if reused_layers else None
     trace = reference.stitched(prompt.ids, placed, computed, rejoin=rejoin)
-    for layer in range(settled):  # what an eviction method sees of Q there
-        at = sorted(asked)
+    for layer in range(reused_layers):  # eviction methods read Q's attention there too
+        at = sorted(question_rows)
         weights = reference.attention(first.q[layer], trace.k[layer], index_mask(at, trace.n))
         trace.attention[layer][:, at] = weights[:, at]
         trace.hidden[layer][at] = first.hidden[layer][at]
@@ -312,15 +326,15 @@ def flops(
     scored: rows whose attention is computed once more for a ranking only (half of that per pair).
     One row is unembedded.
     """
-    cpu_linear, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    query_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     total = 2 * shape.hidden * shape.vocabulary
     for rows in projected:
-        total += len(rows) * 2 * shape.hidden * (cpu_linear + 2 * narrow)
+        total += len(rows) * 2 * shape.hidden * (query_width + 2 * kv_width)
     for rows in finished:
-        total += len(rows) * (2 * cpu_linear * shape.hidden + 3 * 2 * shape.hidden * shape.mlp)
-        total += visible_pairs(rows) * 4 * cpu_linear
+        total += len(rows) * (2 * query_width * shape.hidden + 3 * 2 * shape.hidden * shape.mlp)
+        total += visible_pairs(rows) * 4 * query_width
     for rows in scored or ():
-        total += visible_pairs(rows) * 2 * cpu_linear
+        total += visible_pairs(rows) * 2 * query_width
     return total
 
 

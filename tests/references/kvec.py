@@ -63,16 +63,16 @@ def kvec_layer(
     assert pooling in ("none", "max7")
     tokens, candidates = region.tokens, region.candidates
     window = range(candidates, tokens)
-    cpu_linear = range(tokens - max(region.rows, min(extended, region.question)), tokens)
+    extended_rows = range(tokens - max(region.rows, min(extended, region.question)), tokens)
 
     # 1. P over the window
     p = [head[:candidates] for head in mean_of_rows(attention, kv_heads, window)]
     # 2. The least focused heads look further back
     deviation = [population_deviation(head) for head in p]
     widened = sorted(range(kv_heads), key=lambda g: (deviation[g], g))[:delta]
-    over_wide = mean_of_rows(attention, kv_heads, cpu_linear)
+    over_extended = mean_of_rows(attention, kv_heads, extended_rows)
     for g in widened:
-        p[g] = over_wide[g][:candidates]
+        p[g] = over_extended[g][:candidates]
     # 3. Importance: the largest head of each window row, then the mean
     rows_of_head = group_mean(attention, kv_heads, window)
     importance = [

@@ -67,7 +67,7 @@ class Stored:
 
 @dataclass
 class Prompt:
-    """S ‖ D_1..D_k ‖ Q with each cacheable segment's stored KV, None where it is cold."""
+    """S ‖ D_1..D_k ‖ Q with each cacheable segment's stored KV, None where it is uncached."""
 
     system: list[int]
     documents: list[list[int]]
@@ -91,11 +91,11 @@ class Prompt:
     def question_indices(self) -> list[int]:
         return list(range(self.starts[-1], len(self.ids)))
 
-    def indices(self, *, cold: bool, documents_only: bool = False) -> list[int]:
-        """Token indices of the cold (or the warm) cacheable segments."""
+    def indices(self, *, uncached: bool, documents_only: bool = False) -> list[int]:
+        """Token indices of the uncached (or the cached) cacheable segments."""
         out: list[int] = []
         for number, segment in enumerate((self.system, *self.documents)):
-            if (self.stored[number] is None) == cold and not (documents_only and number == 0):
+            if (self.stored[number] is None) == uncached and not (documents_only and number == 0):
                 start = self.starts[number]
                 out.extend(range(start, start + len(segment)))
         return out
@@ -268,7 +268,7 @@ class Reference:
     def pie(self, prompt: Prompt, exact_layers: int = 0, *, local: bool = False) -> Trace:
         """PIE (§1.2): everything cached but Q; the KV of the first layers exact if asked for."""
         every = range(len(prompt.ids))
-        always = [*prompt.indices(cold=True), *prompt.question_indices]
+        always = [*prompt.indices(uncached=True), *prompt.question_indices]
         exact = min(exact_layers, self.layers)
         computed = [every] * exact + [always] * (self.layers - exact)
         return self.stitched(prompt.ids, self.placed(prompt, local=local), computed)
@@ -288,9 +288,9 @@ class Reference:
         return total
 
     def a3_selected(self, prompt: Prompt, ratio: float, selection_layer: int = 1) -> list[int]:
-        """Re: the top ⌊ratio · n⌋ warm document tokens, lower index first among equals."""
+        """Re: the top ⌊ratio · n⌋ cached document tokens, lower index first among equals."""
         scores = self.a3_scores(prompt, selection_layer).tolist()
-        candidates = prompt.indices(cold=False, documents_only=True)
+        candidates = prompt.indices(uncached=False, documents_only=True)
         wanted = math.floor(Fraction(str(ratio)) * len(prompt.ids))  # 0.29 · 100 is 29
         return sorted(sorted(candidates, key=lambda t: (-scores[t], t))[:wanted])
 
@@ -299,7 +299,7 @@ class Reference:
         every = range(len(prompt.ids))
         rows = {
             *self.a3_selected(prompt, ratio, selection_layer),
-            *prompt.indices(cold=True),
+            *prompt.indices(uncached=True),
             *prompt.question_indices,
         }
         full = selection_layer + 1

@@ -154,7 +154,7 @@ def samkv(
     stored += [reference.precompute(ids, prefix) for ids in documents]
     prompt = Prompt(list(system), [list(d) for d in documents], list(question), [*stored])
     ids, layers, cached = prompt.ids, range(reference.layers), reference.placed(prompt)
-    asked, always = prompt.question_indices, list(range(len(system)))
+    question_rows, always = prompt.question_indices, list(range(len(system)))
     numbers = [i for i, document in enumerate(documents) if document]
     starts = [prompt.starts[i + 1] for i in numbers]
     if sketches is None:
@@ -169,8 +169,8 @@ def samkv(
     if ends is not None:
         anew = [start + t for start, own in zip(starts, ends, strict=True) for t in own]
 
-    first = question_pass(reference, ids, asked, cached, [[*always, *fixed]] * len(layers))
-    generic = [first.q_pre[layer][asked].mean(0) for layer in layers]
+    first = question_pass(reference, ids, question_rows, cached, [[*always, *fixed]] * len(layers))
+    generic = [first.q_pre[layer][question_rows].mean(0) for layer in layers]
     stable = default_stable_layers(len(layers)) if stable_layers is None else stable_layers
     choice = select(generic, sketches, stable, bias=bias, normalise=normalise, limit=limit)
     if not selection:
@@ -189,12 +189,12 @@ def samkv(
     renewed = sparse_pass(
         reference, ids, cached, hidden, recomputed, seen, update=UPDATES[update], post=post
     )
-    answer = question_pass(reference, ids, asked, renewed.cache, kept)
+    answer = question_pass(reference, ids, question_rows, renewed.cache, kept)
 
-    trace = Trace(len(ids), logits=reference.head(answer.output[asked[-1:]]))
+    trace = Trace(len(ids), logits=reference.head(answer.output[question_rows[-1:]]))
     for g, (k, v) in zip(kept, answer.cache, strict=True):
-        trace.k.append(k[[*g, *asked]])
-        trace.v.append(v[[*g, *asked]])
+        trace.k.append(k[[*g, *question_rows]])
+        trace.v.append(v[[*g, *question_rows]])
     place = {number: i for i, number in enumerate(numbers)}
     nothing = [0.0] * len(layers)
     every = range(len(documents))
@@ -215,12 +215,12 @@ def samkv(
 
 
 def question_pass(
-    reference: Reference, ids: Sequence[int], asked: list[int], cached: Cache, kept: Sets
+    reference: Reference, ids: Sequence[int], question_rows: list[int], cached: Cache, kept: Sets
 ) -> Pass:
     """Q's rows through all layers, seeing `kept[l]` and themselves (Q1, Q8)."""
-    rows = [asked] * reference.layers
-    keys = [sorted([*g, *asked]) for g in kept]
-    return sparse_pass(reference, ids, cached, rows, rows, keys, last=asked)
+    rows = [question_rows] * reference.layers
+    keys = [sorted([*g, *question_rows]) for g in kept]
+    return sparse_pass(reference, ids, cached, rows, rows, keys, last=question_rows)
 
 
 def thetas(fresh: Cache, stored: Cache, tokens: Sets) -> list[dict[int, tuple[float, float]]]:

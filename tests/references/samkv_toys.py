@@ -46,10 +46,10 @@ def prompt_of(reference: Reference, documents: Documents, prefix: Sequence[int] 
 
 def same_cache(claim: str, ours: SamKV, k: list[Tensor], v: list[Tensor]) -> None:
     """Kept tokens and question against full caches `[n, kv_heads, d]`."""
-    asked = list(range(ours.trace.n - len(Q), ours.trace.n))
+    question_rows = list(range(ours.trace.n - len(Q), ours.trace.n))
     for layer, kept in enumerate(ours.kept):
-        assert_close(f"{claim}: K", ours.trace.k[layer], k[layer][[*kept, *asked]])
-        assert_close(f"{claim}: V", ours.trace.v[layer], v[layer][[*kept, *asked]])
+        assert_close(f"{claim}: K", ours.trace.k[layer], k[layer][[*kept, *question_rows]])
+        assert_close(f"{claim}: V", ours.trace.v[layer], v[layer][[*kept, *question_rows]])
 
 
 def with_outliers(

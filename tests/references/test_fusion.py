@@ -1,4 +1,4 @@
-"""The yardstick of CacheBlend, LegoLink, scouted rows and the operation count: METHODS §1.9, §4."""
+"""The references of CacheBlend, LegoLink, question_scout and the operation count."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.references.fusion import (
     cacheblend,
     cacheblend_computed,
     cacheblend_selected,
+    cached_documents,
     deviation,
     edge_tokens,
     finished_rows,
     flops,
     legolink,
     legolink_rows,
+    question_scout,
     rows_after_question_pass,
-    scouted,
     share,
     top,
     visible_pairs,
-    warm_documents,
 )
 from tests.references.prefill import Prompt, Trace
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_close, difference
@@ -73,8 +73,8 @@ def test_legolink_rows(model: Tiny) -> None:
         31,
         32,
     ]
-    assert legolink_rows(prompt) == warm_documents(prompt)
-    assert legolink_rows(model.prompt(cold=[2]), 1, 0) == [7, 24]
+    assert legolink_rows(prompt) == cached_documents(prompt)
+    assert legolink_rows(model.prompt(uncached=[2]), 1, 0) == [7, 24]
     later = model.prompt(documents=([], D2, D3))
     assert legolink_rows(later, 1, 0, skip_first_doc=True) == [13]
 
@@ -85,9 +85,11 @@ def test_legolink_limits(any_family: Tiny) -> None:
     same("legolink 0 is PIE", legolink(reference, prompt, 0, 0), reference.pie(prompt))
     whole = legolink(reference, prompt)
     same("legolink all is vanilla", whole, reference.vanilla(prompt.ids))
-    for cold in ([0], [2], [0, 1, 2, 3]):
-        prompt = any_family.prompt(cold=cold)
-        same("legolink 0 is PIE, cold", legolink(reference, prompt, 0, 0), reference.pie(prompt))
+    for uncached in ([0], [2], [0, 1, 2, 3]):
+        prompt = any_family.prompt(uncached=uncached)
+        same(
+            "legolink 0 is PIE, uncached", legolink(reference, prompt, 0, 0), reference.pie(prompt)
+        )
 
 
 # -- CacheBlend -----------------------------------------------------------------------------------
@@ -124,11 +126,13 @@ def test_deviation(any_model: Tiny) -> None:
     """Layer 0 is exact; a document that was prefilled behind S is exact; K may be compared before
     RoPE; nothing is said of tokens without stored KV."""
     reference = any_model.reference
-    prompt = any_model.prompt(prefix=S, cold=[2])
+    prompt = any_model.prompt(prefix=S, uncached=[2])
     vanilla, placed = reference.vanilla(prompt.ids), reference.placed(prompt)
     factor = reference.rope_factor**2
     for metric in ("V", "K"):
-        assert max(deviation(prompt, vanilla, 0, metric)[t] for t in warm_documents(prompt)) < 1e-8
+        assert (
+            max(deviation(prompt, vanilla, 0, metric)[t] for t in cached_documents(prompt)) < 1e-8
+        )
         for layer in (1, 3):
             values = deviation(prompt, vanilla, layer, metric)
             assert max(values[:START2]) < 1e-7 < 1e-3 < min(values[START3 : N - len(Q)])
@@ -187,40 +191,40 @@ def test_schedule_ranks_by_the_layers_own_deviation(any_family: Tiny) -> None:
     assert second == sorted(sorted(first, key=lambda t: -values[t])[: share(0.2, N)])
 
 
-@pytest.mark.parametrize("cold", [[0], [1], [1, 3], [0, 1, 2, 3]])
-def test_cold_segments_are_computed_everywhere(any_family: Tiny, cold: list[int]) -> None:
+@pytest.mark.parametrize("uncached", [[0], [1], [1, 3], [0, 1, 2, 3]])
+def test_uncached_segments_are_computed_everywhere(any_family: Tiny, uncached: list[int]) -> None:
     """They are no candidates, are in every layer's set, and are not charged to p."""
-    reference, prompt = any_family.reference, any_family.prompt(cold=cold)
-    fixed, warm = set(always_computed(prompt)), set(warm_documents(prompt))
+    reference, prompt = any_family.reference, any_family.prompt(uncached=uncached)
+    fixed, cached = set(always_computed(prompt)), set(cached_documents(prompt))
     for ratios in ([0.3], [0.4, 0.2]):
         for rows in cacheblend_selected(reference, prompt, ratios):
-            assert set(rows) <= warm
+            assert set(rows) <= cached
         for rows in cacheblend_computed(reference, prompt, ratios):
             assert fixed <= set(rows)
         last = cacheblend_computed(reference, prompt, ratios)[-1]
-        assert len(last) == len(fixed) + min(len(warm), share(ratios[-1], N))
-    if len(cold) == 4:
-        same("all cold", cacheblend(reference, prompt, [0]), reference.vanilla(prompt.ids))
+        assert len(last) == len(fixed) + min(len(cached), share(ratios[-1], N))
+    if len(uncached) == 4:
+        same("all uncached", cacheblend(reference, prompt, [0]), reference.vanilla(prompt.ids))
 
 
-# -- scouted rows ---------------------------------------------------------------------------------
+# -- question_scout -------------------------------------------------------------------------------
 
 
-def test_evidence_adds_up(any_family: Tiny) -> None:
+def test_scores_add_up(any_family: Tiny) -> None:
     """Every question row spends 1 per query head and layer: the last one's, and half the mean."""
-    reference, prompt = any_family.reference, any_family.prompt(cold=[2])
+    reference, prompt = any_family.reference, any_family.prompt(uncached=[2])
     for layer in attention_scores(reference, prompt):
         assert sum(layer) == pytest.approx(1.5 * reference.heads, rel=1e-4)
         assert min(layer) >= 0
 
 
-def test_evidence_is_a_pie_passes(any_family: Tiny) -> None:
+def test_scores_are_those_of_a_pie_pass(any_family: Tiny) -> None:
     """At layer 0 everything is exact, so it is the full prefill's; later it is not."""
     reference, prompt = any_family.reference, any_family.prompt()
     ours = attention_scores(reference, prompt)
     rows = [a[:, N - len(Q) :].sum(0) for a in reference.vanilla(prompt.ids).attention]
     full = [a[-1] + 0.5 * a.mean(0) for a in rows]
-    assert_close("evidence, layer 0", torch.tensor(ours[0]), full[0])
+    assert_close("scores, layer 0", torch.tensor(ours[0]), full[0])
     assert difference(torch.tensor(ours[3]), full[3]) > 1e-2
 
 
@@ -228,41 +232,45 @@ def test_edges_go_by_depth(model: Tiny) -> None:
     prompt = model.prompt(documents=(D1, [40], D3))
     assert edge_tokens(prompt, 0) == []
     assert edge_tokens(prompt, 2) == [7, 18, 19, 8, 20]
-    assert edge_tokens(model.prompt(cold=[1]), 2) == [18, 24, 19, 25]
+    assert edge_tokens(model.prompt(uncached=[1]), 2) == [18, 24, 19, 25]
 
 
-def test_scouted_rows(any_family: Tiny) -> None:
-    """p rows in all: edges first, at most half of them, the rest by summed evidence."""
+def test_question_scout_rows(any_family: Tiny) -> None:
+    """p rows in all: edges first, at most half of them, the rest by summed scores."""
     reference, prompt = any_family.reference, any_family.prompt()
     total = [sum(column) for column in zip(*attention_scores(reference, prompt), strict=True)]
     p = share(0.3, N)
     plain = rows_after_question_pass(reference, prompt, 0.3)
-    assert plain == top(total, warm_documents(prompt), p)
+    assert plain == top(total, cached_documents(prompt), p)
     for ratio, edge, edges in (
         (0.3, 1, [7, 18, 24]),
         (0.3, 2, [7, 18, 24, 8, 19]),  # p = 11: five of six
         (0.11, 2, [7, 18]),  # p = 4
         (0.3, 99, [7, 18, 24, 8, 19]),
     ):
-        others = [t for t in warm_documents(prompt) if t not in edges]
+        others = [t for t in cached_documents(prompt) if t not in edges]
         wanted = share(ratio, N) - len(edges)
         chosen = rows_after_question_pass(reference, prompt, ratio, edge)
         assert chosen == sorted([*edges, *top(total, others, wanted)])
     one = rows_after_question_pass(reference, prompt, 0.3, layers=[1])
-    assert one == top(attention_scores(reference, prompt)[1], warm_documents(prompt), p)
+    assert one == top(attention_scores(reference, prompt)[1], cached_documents(prompt), p)
 
 
-def test_scouted_limits(any_family: Tiny) -> None:
-    """Ratio 0: PIE. 1: Vanilla. Cold segments are computed and not charged."""
+def test_question_scout_limits(any_family: Tiny) -> None:
+    """Ratio 0: PIE. 1: Vanilla. Uncached segments are computed and not charged."""
     reference, prompt = any_family.reference, any_family.prompt()
-    same("scouted 0 is PIE", scouted(reference, prompt, 0, 3), reference.pie(prompt))
-    same("scouted 1 is vanilla", scouted(reference, prompt, 1), reference.vanilla(prompt.ids))
-    prompt = any_family.prompt(cold=[2])
-    rows = rows_after_question_pass(reference, prompt, 0.3, 1)
-    assert len(rows) == share(0.3, N) and set(rows) <= set(warm_documents(prompt))
+    same("question_scout 0 is PIE", question_scout(reference, prompt, 0, 3), reference.pie(prompt))
     same(
-        "scouted, cold",
-        scouted(reference, prompt, 0.3, 1),
+        "question_scout 1 is vanilla",
+        question_scout(reference, prompt, 1),
+        reference.vanilla(prompt.ids),
+    )
+    prompt = any_family.prompt(uncached=[2])
+    rows = rows_after_question_pass(reference, prompt, 0.3, 1)
+    assert len(rows) == share(0.3, N) and set(rows) <= set(cached_documents(prompt))
+    same(
+        "question_scout, uncached",
+        question_scout(reference, prompt, 0.3, 1),
         reference.forced_rows(prompt, [*rows, *range(START2, START3)]),
     )
 

@@ -46,11 +46,11 @@ def test_lambda_and_delta_matter(attentions: list[Tensor]) -> None:
 
 def test_heads_with_the_lowest_deviation_are_widened(attentions: list[Tensor]) -> None:
     """δ >= Hkv is a window of O' for all; δ = 1 leaves the more focused head alone."""
-    case, cpu_linear = region(25, 4), region(25, 8)
+    case, wide = region(25, 4), region(25, 8)
     none = kvec_layers(attentions, KV_HEADS, case, delta=0)
     one = kvec_layers(attentions, KV_HEADS, case, delta=1)
     both = kvec_layers(attentions, KV_HEADS, case, delta=5, extended=8)
-    eight = kvec_layers(attentions, KV_HEADS, cpu_linear, delta=0)
+    eight = kvec_layers(attentions, KV_HEADS, wide, delta=0)
     for layer in range(LAYERS):
         flat = min(range(KV_HEADS), key=lambda g: none[layer].deviation[g])
         assert one[layer].widened == [flat]
@@ -58,7 +58,7 @@ def test_heads_with_the_lowest_deviation_are_widened(attentions: list[Tensor]) -
         assert one[layer].base[flat] != none[layer].base[flat]
         assert sorted(both[layer].widened) == [0, 1]
         for head in range(KV_HEADS):
-            shared = range(cpu_linear.candidates)
+            shared = range(wide.candidates)
             assert [both[layer].base[head][t] for t in shared] == eight[layer].base[head]
 
 

@@ -36,8 +36,8 @@ def test_short_documents_overwritten_are_vanilla(any_family: Tiny, prefix: Seque
     assert_close("samkv short is vanilla: logits", ours.logits, full.logits[-1])
     same_cache("samkv short is vanilla", ours, full.k, full.v)
     assert ours.m == 0 and ours.proportions == [0.0] * 3 and ours.wanted == [0] * 3
-    warm = list(range(len(S), ours.trace.n - len(Q)))
-    assert ours.recomputed == ours.hidden == [warm] * 5
+    cached = list(range(len(S), ours.trace.n - len(Q)))
+    assert ours.recomputed == ours.hidden == [cached] * 5
     tokens = [5, 60, 7]
     decoded = zip(
         any_family.reference.decode(ours.trace, tokens),
@@ -85,13 +85,13 @@ def test_reuse_of_init_and_local_is_a_masked_pass(any_family: Tiny) -> None:
     reference = any_family.reference
     ours = run(any_family, selection=False, recompute=False)
     prompt = prompt_of(reference, LONG)
-    n, asked = len(prompt.ids), prompt.question_indices
+    n, question_rows = len(prompt.ids), prompt.question_indices
     visible = torch.zeros(n, dtype=torch.bool)
-    visible[[*ours.kept[0], *asked]] = True
+    visible[[*ours.kept[0], *question_rows]] = True
     masked = reference.stitched(
         prompt.ids,
         reference.placed(prompt),
-        [asked] * reference.layers,
+        [question_rows] * reference.layers,
         mask=lambda rows, n: torch.ones(n, n).tril().bool() & visible,
     )
     assert_close("samkv without the middle", ours.logits, masked.logits[-1])
@@ -108,13 +108,13 @@ def test_recomputed_rows_see_kept_tokens_only(any_family: Tiny) -> None:
     prompt = prompt_of(reference, LONG)
     rows = sorted(set(ours.kept[0]) - set(range(len(S))))
     assert ours.recomputed == ours.hidden == [rows] * 5
-    asked = prompt.question_indices
+    question_rows = prompt.question_indices
     visible = torch.zeros(len(prompt.ids), dtype=torch.bool)
-    visible[[*ours.kept[0], *asked]] = True
+    visible[[*ours.kept[0], *question_rows]] = True
     masked = reference.stitched(
         prompt.ids,
         reference.placed(prompt),
-        [sorted([*rows, *asked])] * reference.layers,
+        [sorted([*rows, *question_rows])] * reference.layers,
         mask=lambda rows, n: torch.ones(n, n).tril().bool() & visible,
     )
     assert_close("samkv of init and local", ours.logits, masked.logits[-1])
@@ -150,17 +150,18 @@ def test_the_question_first_sees_init_and_local(any_family: Tiny) -> None:
     reference, prompt = any_family.reference, prompt_of(any_family.reference, LONG)
     ours = run(any_family, stable_layers=range(5))
     assert ours.m > 0
-    asked, fixed = prompt.question_indices, run(any_family, selection=False).kept[0]
+    question_rows, fixed = prompt.question_indices, run(any_family, selection=False).kept[0]
     visible = torch.zeros(len(prompt.ids), dtype=torch.bool)
-    visible[[*fixed, *asked]] = True
+    visible[[*fixed, *question_rows]] = True
     masked = reference.stitched(
         prompt.ids,
         reference.placed(prompt),
-        [asked] * reference.layers,
+        [question_rows] * reference.layers,
         mask=lambda rows, n: torch.ones(n, n).tril().bool() & visible,
     )
     generic = [
-        reference.project(layer, x[asked])[0].mean(0) for layer, x in enumerate(masked.hidden)
+        reference.project(layer, x[question_rows])[0].mean(0)
+        for layer, x in enumerate(masked.hidden)
     ]
     sketches = [document_sketches(reference, d, (), 4, 3) for d in LONG]
     expected = select(generic, sketches, range(5))

@@ -24,7 +24,7 @@ VANILLA = Method("vanilla")
 
 
 class Rig:
-    """Submit, run, look."""
+    """Submits requests to an engine, runs it, and finds their events."""
 
     def __init__(self, engine: Engine, store: TieredStore) -> None:
         self.engine = engine
@@ -54,11 +54,11 @@ class Rig:
         return name
 
     def run(self) -> None:
-        """Until nothing is left, write-backs included."""
+        """Steps until nothing is left to do, write-backs included."""
         while not self.engine.scheduler.idle or self.engine.precompute_queue.pending:
             self.events.extend(self.engine.step())
             if self.engine.idle:
-                time.sleep(1e-4)  # the loader's threads have the work now
+                time.sleep(1e-4)  # only the loader's threads have work now
 
     def answer(self, *args: object, **kwargs: object) -> tuple[list[int], Report]:
         """Tokens and report of one request run alone."""
@@ -103,7 +103,12 @@ def rig(
     checks: GateSettings | None = None,
     decode: bool = True,
 ) -> Iterator[Rig]:
-    """planner: off, or what a busy machine takes for a tiny file would decide what is loaded."""
+    """An engine with a store.
+
+    Args:
+        planner: off by default, because on a busy machine the time that reading a tiny file takes
+            would decide what is loaded.
+    """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
     with TieredStore(chosen) as store:
         loader = Loader(store, threads=threads, decode=decode)

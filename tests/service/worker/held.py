@@ -1,4 +1,4 @@
-"""What a sequence holds in its pool."""
+"""Reads a sequence's KV entries in its pool, and copies them to another pool."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from service.worker.kv.pool import KVPool, SequenceKV
 
 
 def held(sequence: SequenceKV, layer: int) -> list[tuple[Tensor, Tensor]]:
-    """Filled K, V `[length, d]` of every KV head, where they lie."""
+    """Views of the filled keys and values `[length, head_dim]` of every KV head in the pool."""
     pool, runs = sequence.pool, zip(sequence.start[layer], sequence.length[layer], strict=True)
     spans = [slice(int(start), int(start + length)) for start, length in runs]
     return [(pool.k[layer][span], pool.v[layer][span]) for span in spans]
 
 
 def moved(sequence: SequenceKV, pool: KVPool) -> SequenceKV:
-    """The same entries and as much room in another pool."""
+    """Copies the entries to another pool, with the same capacity."""
     kv = pool.reserve(int(sequence.capacity.max()))
     assert kv is not None
     kv.length.copy_(sequence.length)

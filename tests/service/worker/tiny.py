@@ -64,7 +64,7 @@ Q = [9, 8, 7, 99, 2]
 # What a document sees when it is precomputed (bos_keep is none with BOS in the document's ids).
 PREFIXES = {"none": [], "bos": [BOS], "system": S}
 
-# (system, documents, numbers of the cold segments: 0 is S)
+# (system, documents, numbers of the uncached segments: 0 is S)
 EDGES: dict[str, tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]] = {
     "swapped order": (S, (D3, D1, D2), ()),
     "a document twice": (S, (D1, D2, D1), ()),
@@ -75,13 +75,13 @@ EDGES: dict[str, tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]]] =
     "no documents": (S, (), ()),
     "no system prompt": ([], (D1, D2), ()),
     "nothing but the question": ([], (), ()),
-    "first document cold": (S, (D1, D2, D3), (1,)),
-    "last document cold": (S, (D1, D2, D3), (3,)),
-    "two documents cold": (S, (D1, D2, D3), (1, 3)),
-    "system prompt cold": (S, (D1, D2, D3), (0,)),
-    "all cold": (S, (D1, D2, D3), (0, 1, 2, 3)),
-    "all documents cold": (S, (D1, D2, D3), (1, 2, 3)),
-    "one token cold": (S, ([11], D2), (1,)),
+    "first document uncached": (S, (D1, D2, D3), (1,)),
+    "last document uncached": (S, (D1, D2, D3), (3,)),
+    "two documents uncached": (S, (D1, D2, D3), (1, 3)),
+    "system prompt uncached": (S, (D1, D2, D3), (0,)),
+    "all uncached": (S, (D1, D2, D3), (0, 1, 2, 3)),
+    "all documents uncached": (S, (D1, D2, D3), (1, 2, 3)),
+    "one token uncached": (S, ([11], D2), (1,)),
 }
 
 largest: dict[str, float] = {}  # biggest difference seen per claim; printed after the run
@@ -209,22 +209,28 @@ class Tiny:
         question: Sequence[int] = Q,
         *,
         prefix: Sequence[int] = (),
-        cold: Sequence[int] = (),
+        uncached: Sequence[int] = (),
         eviction: EvictionMethod | None = None,
         stored: Sequence[StoredSegment | None] | None = None,
         room: int = 0,
         capture: Capture | None = None,
         on_pass: OnPass | None = None,
     ) -> Run:
-        """The prompt by `method`. `cold`: numbers of the segments without stored KV (0 is S)."""
+        """Prefills the prompt with `method`.
+
+        Args:
+            uncached: numbers of the segments without stored KV, 0 for S.
+        """
         segments = [system, *documents]
-        is_cold = [i in cold or not ids for i, ids in enumerate(segments)]
+        is_uncached = [i in uncached or not ids for i, ids in enumerate(segments)]
         if stored is None:
             stored = [
-                None if is_cold[i] else self.precompute(ids, prefix if i else ())
+                None if is_uncached[i] else self.precompute(ids, prefix if i else ())
                 for i, ids in enumerate(segments)
             ]
-        layout = PromptLayout.of(system, documents, question, uncached=is_cold, offset=len(prefix))
+        layout = PromptLayout.of(
+            system, documents, question, uncached=is_uncached, offset=len(prefix)
+        )
         pool = KVPool(
             self.adapter.layers,
             self.adapter.kv_heads,
@@ -262,11 +268,11 @@ class Tiny:
         question: Sequence[int] = Q,
         *,
         prefix: Sequence[int] = (),
-        cold: Sequence[int] = (),
+        uncached: Sequence[int] = (),
     ) -> Prompt:
         """The same prompt for the reference, precomputed by the reference."""
         stored: list[Stored | None] = [
-            None if i in cold else self.reference.precompute(ids, prefix if i else ())
+            None if i in uncached else self.reference.precompute(ids, prefix if i else ())
             for i, ids in enumerate([system, *documents])
         ]
         return Prompt(list(system), [list(d) for d in documents], list(question), stored)

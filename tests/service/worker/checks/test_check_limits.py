@@ -140,23 +140,23 @@ def test_an_explanation_is_of_what_would_run(model: Tiny) -> None:
         for _ in range(4):
             ask(r, BROKEN)
         r.engine.explain(Request("explained", S, DOCUMENTS, Q, BROKEN))
-        told = []
-        while not told:
-            told = [e for e in r.engine.step() if isinstance(e, ExplainedEvent)]
-    forecast = told[0].forecast
+        explained = []
+        while not explained:
+            explained = [e for e in r.engine.step() if isinstance(e, ExplainedEvent)]
+    forecast = explained[0].forecast
     assert [d.action for d in forecast.documents] == ["recompute"] * 3
     assert "does not trust" in forecast.warnings[0]
 
 
 def test_auto_is_at_least_the_raised_ratio(model: Tiny) -> None:
     """And with full prefill there is none to choose."""
-    asked = Method("a3", {"ratio": "auto"})
+    requested = Method("a3", {"ratio": "auto"})
     bounds = Bounds(min_checks=2, agreement=1.0, kl=1e-6, recovery=2)
     with rig(model, checks=GateSettings(1.0, bounds), planner=True) as r:
         r.precompute()
-        ratios = [ask(r, asked, max_tokens=1)[1].ratio for _ in range(12)]
-    told = [ratio for ratio in ratios if ratio is not None]
-    assert told[0] >= 0.15 and max(told) >= 0.3 and told == sorted(told)
+        ratios = [ask(r, requested, max_tokens=1)[1].ratio for _ in range(12)]
+    reported = [ratio for ratio in ratios if ratio is not None]
+    assert reported[0] >= 0.15 and max(reported) >= 0.3 and reported == sorted(reported)
     assert ratios[-1] is None
 
 

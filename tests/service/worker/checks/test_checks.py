@@ -74,12 +74,12 @@ def test_a_broken_method_trips_and_answers_are_full_prefills(model: Tiny) -> Non
 
 def test_a_ratio_is_raised_step_by_step(model: Tiny) -> None:
     """Each step is judged by checks of its own; the last one is full prefill."""
-    asked = Method("a3", {"ratio": 0.05})
+    requested = Method("a3", {"ratio": 0.05})
     seen = []
     with rig(model, checks=ALL) as r:
         r.precompute()
         for _ in range(60):
-            _, report = ask(r, asked)
+            _, report = ask(r, requested)
             if report.gate is None:
                 seen.append((0.05, "ok"))
             else:

@@ -55,8 +55,10 @@ def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
             rows = legolink_rows(prompt, method.first, method.last)
         case QuestionTrail():
             found = trail(reference, prompt, method.ratio)
-            begun, goes_on = (sorted({*r, *fixed}) for r in (found.begin, found.go_on))
-            return [begun] * 2 + [goes_on] * (layers - 2)
+            started_rows, continued_rows = (
+                sorted({*r, *fixed}) for r in (found.started, found.continued)
+            )
+            return [started_rows] * 2 + [continued_rows] * (layers - 2)
         case QuestionScout():
             rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
         case CacheBlend():
@@ -70,20 +72,22 @@ def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
 
 
 def settled_by(model: Tiny, method: FusionMethod) -> int:
-    """Layers in which the question stays as the first pass left it."""
+    """Layers in which the question stays as the question pass left it."""
     reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
     if isinstance(method, QuestionTrail):
-        begin = trail(reference, prompt, method.ratio).begin
-        return reused_question_layers(reference, prompt, begin, 0.33, layers - 1)
+        started = trail(reference, prompt, method.ratio).started
+        return reused_question_layers(reference, prompt, started, 0.33, layers - 1)
     if isinstance(method, QuestionScout):
         rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
         return reused_question_layers(reference, prompt, rows, 0.33, layers)
     return 0
 
 
-def without_question(rows: list[list[int]], settled: int) -> list[list[int]]:
+def without_question(rows: list[list[int]], reused_layers: int) -> list[list[int]]:
     first = len(IDS) - len(Q)
-    return [[t for t in own if layer >= settled or t < first] for layer, own in enumerate(rows)]
+    return [
+        [t for t in own if layer >= reused_layers or t < first] for layer, own in enumerate(rows)
+    ]
 
 
 METHODS = [
@@ -100,28 +104,28 @@ METHODS = [
 def first_pass(model: Tiny, rows: list[int], layers: int) -> float:
     """It scores whole rectangles; its last layer ends with the scores."""
     shape = shape_of(model)
-    cpu_linear = shape.heads * shape.head_dim
+    query_width = shape.heads * shape.head_dim
     linear = flops(shape, [rows] * layers, [[]] * layers) - 2 * shape.hidden * shape.vocabulary
-    mlp = 2 * cpu_linear * shape.hidden + 6 * shape.hidden * shape.mlp
+    mlp = 2 * query_width * shape.hidden + 6 * shape.hidden * shape.mlp
     pairs = len(rows) * len(IDS)
-    return linear + (layers - 1) * len(rows) * mlp + (2 * layers - 1) * pairs * 2 * cpu_linear
+    return linear + (layers - 1) * len(rows) * mlp + (2 * layers - 1) * pairs * 2 * query_width
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__module__.rpartition(".")[2])
 def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> None:
     computed = computed_by(any_family, method)
     finished = finished_rows(computed, LAST)
-    settled = settled_by(any_family, method)
-    assert bool(settled) == isinstance(method, QuestionScout)
-    computed, finished = (without_question(rows, settled) for rows in (computed, finished))
+    reused_layers = settled_by(any_family, method)
+    assert bool(reused_layers) == isinstance(method, QuestionScout)
+    computed, finished = (without_question(rows, reused_layers) for rows in (computed, finished))
     question = list(range(len(IDS) - len(Q), len(IDS)))
     scored = [question] if isinstance(method, A3) else []
     expected = flops(shape_of(any_family), computed, finished, scored)
     layers = any_family.adapter.layers
     if isinstance(method, QuestionTrail):
-        leads = trail(any_family.reference, any_family.prompt(), method.ratio).leads
+        seeds = trail(any_family.reference, any_family.prompt(), method.ratio).seeds
         expected += first_pass(any_family, question, layers - 1)
-        expected += first_pass(any_family, leads, layers - 1)
+        expected += first_pass(any_family, seeds, layers - 1)
     elif isinstance(method, QuestionScout):
         expected += first_pass(any_family, question, layers)
     assert any_family.stitch(method).result.flops == pytest.approx(expected, rel=1e-9)

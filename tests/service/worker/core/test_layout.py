@@ -29,7 +29,7 @@ def test_ranges() -> None:
     assert layout.cached_document_rows.tolist() == [5]
 
 
-def test_cold_system_is_forced_but_no_candidate() -> None:
+def test_uncached_system_is_forced_but_no_candidate() -> None:
     layout = PromptLayout.of([1, 2], [[3]], [4], uncached=[True, False])
     assert layout.forced_rows.tolist() == [0, 1, 3]
     assert layout.cached_document_rows.tolist() == [2]

@@ -33,11 +33,11 @@ def test_full_prefill_generates_what_transformers_generates(any_family: Tiny) ->
     assert report.cached_tokens == 0
 
 
-def test_a_cold_prompt_is_a_full_prefill_and_is_written_back(model: Tiny) -> None:
+def test_an_uncached_prompt_is_a_full_prefill_and_is_written_back(model: Tiny) -> None:
     with rig(model) as r:
         full, _ = r.answer(VANILLA)
-        cold, first = r.answer(A3)
-        assert cold == full
+        uncached, first = r.answer(A3)
+        assert uncached == full
         assert [d.tier for d in first.documents] == ["cold"] * 3
         assert r.store.stats().new_keys == 4  # S and three documents
         _, second = r.answer(A3)
@@ -56,7 +56,7 @@ def test_new_orders_and_combinations_write_no_key(model: Tiny) -> None:
         assert r.store.stats().new_keys == written == 4
 
 
-def test_a_partly_cold_prompt_recomputes_just_that_document(model: Tiny) -> None:
+def test_a_partly_uncached_prompt_recomputes_just_that_document(model: Tiny) -> None:
     with rig(model) as r:
         r.precompute(DOCUMENTS[:2])
         _, report = r.answer(PIE)
@@ -67,7 +67,7 @@ def test_a_partly_cold_prompt_recomputes_just_that_document(model: Tiny) -> None
 
 
 def test_answers_in_a_batch_are_those_given_alone(model: Tiny) -> None:
-    asked = [
+    requests = [
         (VANILLA, DOCUMENTS, None),
         (A3, DOCUMENTS[::-1], None),
         (PIE, DOCUMENTS[1:], None),
@@ -76,8 +76,8 @@ def test_answers_in_a_batch_are_those_given_alone(model: Tiny) -> None:
     ]
     with rig(model) as r:
         r.precompute()
-        alone = [r.answer(f, d, eviction=e, max_tokens=9)[0] for f, d, e in asked]
-        names = [r.submit(f, d, eviction=e, max_tokens=9) for f, d, e in asked]
+        alone = [r.answer(f, d, eviction=e, max_tokens=9)[0] for f, d, e in requests]
+        names = [r.submit(f, d, eviction=e, max_tokens=9) for f, d, e in requests]
         r.run()
         assert [r.tokens(name) for name in names] == alone
         assert r.engine.pool.free_share == 1.0
@@ -141,7 +141,7 @@ def test_sampling_depends_on_the_seed_and_not_on_company(model: Tiny) -> None:
         _, unseeded = r.answer(PIE, temperature=1.5)
     assert drawn[1] == alone and report.seed == 7
     assert len({tuple(d) for d in drawn}) == 3
-    assert unseeded.seed is not None  # told, so that the answer can be had again
+    assert unseeded.seed is not None  # reported, so that the answer can be repeated
 
 
 def test_what_does_not_fit_now_waits_and_keeps_its_turn(model: Tiny) -> None:

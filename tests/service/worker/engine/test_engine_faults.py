@@ -73,11 +73,11 @@ def test_a_restart_finds_everything_on_disk(model: Tiny, tmp_path: Path) -> None
         before, _ = r.answer(A3)
     with rig(model, tiers=[MemoryTier(1 << 24), disk(tmp_path)]) as r:
         after, report = r.answer(A3)
-        _, warm = r.answer(A3)
+        _, cached = r.answer(A3)
         assert r.store.stats().new_keys == 0
     assert after == before
     assert [d.tier for d in report.documents] == ["ssd"] * 3
-    assert [d.tier for d in warm.documents] == ["memory"] * 3  # promoted
+    assert [d.tier for d in cached.documents] == ["memory"] * 3  # promoted
 
 
 def test_a_second_worker_hits_what_the_first_put_into_redis(model: Tiny) -> None:
@@ -101,7 +101,7 @@ def test_redis_stopped_mid_run_and_back(model: Tiny) -> None:
         assert [d.tier for d in report.documents] == ["redis"] * 3
         server.stop()
         for _ in range(3):
-            tokens, cold = r.answer(A3)
-            assert tokens and [d.tier for d in cold.documents] == ["cold"] * 3
-        problems = [p for d in cold.documents for p in d.problems]
+            tokens, uncached = r.answer(A3)
+            assert tokens and [d.tier for d in uncached.documents] == ["cold"] * 3
+        problems = [p for d in uncached.documents for p in d.problems]
         assert problems and all(p.startswith("redis: ") for p in problems)

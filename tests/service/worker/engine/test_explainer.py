@@ -25,12 +25,12 @@ def explained(r: Rig, fusion: Method = PIE, **fields: object) -> Forecast:
 
 def test_nothing_stored_is_a_full_prefill(model: Tiny) -> None:
     with rig(model) as r:
-        told = explained(r)
-        assert [d.tier for d in told.documents] == ["cold"] * 3
-        assert {d.action for d in [told.system, *told.documents]} == {"recompute"}
-        assert told.recomputed_tokens == told.prompt_tokens
-        assert told.flops == pytest.approx(told.full_prefill_flops, rel=0.01)
-        assert not told.measured
+        forecast = explained(r)
+        assert [d.tier for d in forecast.documents] == ["cold"] * 3
+        assert {d.action for d in [forecast.system, *forecast.documents]} == {"recompute"}
+        assert forecast.recomputed_tokens == forecast.prompt_tokens
+        assert forecast.flops == pytest.approx(forecast.full_prefill_flops, rel=0.01)
+        assert not forecast.measured
         assert r.store.stats().new_keys == 0 and r.engine.scheduler.idle
 
 
@@ -39,17 +39,17 @@ def test_the_tier_of_every_document_and_its_bytes(model: Tiny, tmp_path: Path) -
     with rig(model, tiers=[MemoryTier(1 << 24), disk(tmp_path)]) as r:
         r.precompute(DOCUMENTS[:2])
     with rig(model, tiers=[MemoryTier(1 << 24), disk(tmp_path)]) as r:
-        told = explained(r)
-        assert [d.tier for d in told.documents] == ["ssd", "ssd", "cold"]
-        assert explained(r) == told
-        assert [d.chunk_id for d in told.documents] == [d.chunk_id for d in DOCUMENTS]
-        assert all(d.load_s > 0 for d in told.documents[:2])
+        forecast = explained(r)
+        assert [d.tier for d in forecast.documents] == ["ssd", "ssd", "cold"]
+        assert explained(r) == forecast
+        assert [d.chunk_id for d in forecast.documents] == [d.chunk_id for d in DOCUMENTS]
+        assert all(d.load_s > 0 for d in forecast.documents[:2])
         _, report = r.answer(PIE)
-        for before, then in zip(told.documents[:2], report.documents[:2], strict=True):
+        for before, then in zip(forecast.documents[:2], report.documents[:2], strict=True):
             assert before.load_bytes == before.stored_bytes
             assert 0 <= then.bytes - before.load_bytes < 2048, "the container's header"
-        assert report.documents[2].bytes == told.documents[2].load_bytes == 0
-        assert told.recomputed_tokens == report.recomputed_tokens
+        assert report.documents[2].bytes == forecast.documents[2].load_bytes == 0
+        assert forecast.recomputed_tokens == report.recomputed_tokens
         after = explained(r)
         assert [d.tier for d in after.documents] == ["memory"] * 3
         assert [d.load_s for d in after.documents] == [0.0] * 3
@@ -60,11 +60,11 @@ def test_operations_are_about_those_of_the_run(any_family: Tiny, name: str) -> N
     """Every method; a dry run counts rows, it does not choose them."""
     with rig(any_family) as r:
         r.precompute()
-        told = explained(r, Method(name))
+        forecast = explained(r, Method(name))
         _, report = r.answer(Method(name))
-        assert told.full_prefill_flops == report.full_prefill_flops
-        assert told.flops == pytest.approx(report.flops, rel=0.25)
-        assert told.flops <= told.full_prefill_flops
+        assert forecast.full_prefill_flops == report.full_prefill_flops
+        assert forecast.flops == pytest.approx(report.flops, rel=0.25)
+        assert forecast.flops <= forecast.full_prefill_flops
 
 
 def test_what_was_timed_is_expected_again(model: Tiny) -> None:
@@ -72,9 +72,9 @@ def test_what_was_timed_is_expected_again(model: Tiny) -> None:
         r.precompute()
         r.answer(VANILLA)
         r.answer(A3)
-        told = explained(r, A3)
-        assert told.measured
-        assert 0 < told.first_token_s < told.full_prefill_s
+        forecast = explained(r, A3)
+        assert forecast.measured
+        assert 0 < forecast.first_token_s < forecast.full_prefill_s
 
 
 def test_what_cannot_be_answered_cannot_be_explained(model: Tiny) -> None:

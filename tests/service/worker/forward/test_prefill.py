@@ -177,14 +177,14 @@ def test_run_drives_to_the_end(model: Tiny) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_work_is_counted(model: Tiny, method: str) -> None:
     """rows_per_layer never grows, ends with the answer's row; `rows` are the last layer's, Q in."""
-    ours = model.stitch(METHODS[method], cold=[2]).result
+    ours = model.stitch(METHODS[method], uncached=[2]).result
     assert len(ours.rows_per_layer) == model.adapter.layers
     assert ours.rows_per_layer == sorted(ours.rows_per_layer, reverse=True)
     assert ours.rows_per_layer[-1] == 1
     rows = ours.rows.tolist()
     assert rows == sorted(set(rows))
-    cold = range(len(S) + len(D1), len(S) + len(D1) + len(D2))
-    assert {*cold, *range(len(IDS) - len(Q), len(IDS))} <= set(rows)
+    uncached = range(len(S) + len(D1), len(S) + len(D1) + len(D2))
+    assert {*uncached, *range(len(IDS) - len(Q), len(IDS))} <= set(rows)
 
 
 def test_capture_sees_only_computed_rows(model: Tiny) -> None:

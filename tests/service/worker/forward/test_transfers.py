@@ -31,8 +31,8 @@ LAYERS = 3
 
 
 @dataclass
-class GatedMethod:
-    """A side that remembers what was asked of it."""
+class RecordingSide:
+    """A side that records the calls of its methods."""
 
     events: list[str] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ def every_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_layer_is_copied_ahead() -> None:
-    side = GatedMethod()
+    side = RecordingSide()
     chunks = [chunk_of("raw"), chunk_of("int8", seed=1)]
     transfers = Transfers(chunks, LAYERS, CPU, side)
     for layer in range(LAYERS):
@@ -87,16 +87,16 @@ def test_the_next_layer_is_copied_ahead() -> None:
     assert side.events == ["copy", *waits, "copy", *waits, "copy", *waits, "finish"]
 
 
-def test_a_layer_that_was_not_begun_is_copied_when_it_is_asked_for() -> None:
-    side = GatedMethod()
+def test_a_layer_that_was_not_copied_ahead_is_copied_when_it_is_needed() -> None:
+    side = RecordingSide()
     transfers = Transfers([chunk_of("raw")], LAYERS, CPU, side)
     transfers.begin(0)
     assert_same(transfers.layer(2)[0], chunk_of("raw").encoded_layer(2))
     assert side.events == ["copy", "copy", "wait for 1"]
 
 
-def test_what_has_not_arrived_is_not_begun(tmp_path: Path) -> None:
-    chunk, side = chunk_of("raw"), GatedMethod()
+def test_what_has_not_arrived_is_not_copied_ahead(tmp_path: Path) -> None:
+    chunk, side = chunk_of("raw"), RecordingSide()
     stream = in_parts(chunk, tmp_path, 2, decode=False)
     transfers = Transfers([chunk, stream], LAYERS, CPU, side)
     transfers.begin(1)

@@ -58,7 +58,7 @@ def test_a_bad_copy_met_by_the_prefetch_is_reported(loader: Loader, slow: FakeTi
     assert loaded(loader).problems == []
 
 
-def test_old_news_is_not_told(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_news_is_not_reported(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     loader.prefetch([ADDRESS])
     monkeypatch.setattr(module, "NOTE_S", -1.0)
     assert loaded(loader).tier == "memory"

@@ -1,5 +1,5 @@
-"""The background lane and purges: a prompt that began before its document was deleted does not
-bring the chunk back when it ends; whoever stores the document again does."""
+"""The precompute queue and purges: a prompt that started before its document was deleted does not
+store the chunk again when it ends; only storing the document again does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.worker.tiny import S, Tiny, random_model, tiny_config, tiny_o
 
 DOCUMENTS = [*engines.DOCUMENTS, Chunk(4, [71, 72, 73, 74, 75])]
 PURGED = 3
-# PIE's chunks are computed again in the lane; SamKV computes what it misses itself, if any
+# PIE's chunks are computed again in the queue; SamKV computes what it misses itself, if any
 # document is stored.
 METHODS = pytest.mark.parametrize("method", [PIE, Method("samkv")], ids=lambda m: m.name)
 

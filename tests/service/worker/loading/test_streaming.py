@@ -1,5 +1,5 @@
 """Prompts that start before their chunks are there: the same answers, whatever arrives late, bad or
-not at all, and nothing read twice or for nobody."""
+not at all, and nothing is read twice or without a use."""
 
 from __future__ import annotations
 
@@ -109,20 +109,20 @@ def test_from_redis_too_and_into_memory_afterwards(model: Tiny) -> None:
             tokens, report = r.answer(A3)
             while len(r.store.locate(keys(r))) < 3 or "redis" in r.store.locate(keys(r)).values():
                 pass
-            again, warm = r.answer(A3)
+            again, cached = r.answer(A3)
     assert tokens == again == expected
     assert [d.tier for d in report.documents] == ["redis"] * 3
-    assert [d.tier for d in warm.documents] == ["memory"] * 3
+    assert [d.tier for d in cached.documents] == ["memory"] * 3
 
 
 @pytest.mark.parametrize("method", METHODS, ids=names)
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_layer_damaged_on_disk_makes_its_document_cold(
+def test_a_layer_damaged_on_disk_makes_its_document_uncached(
     model: Tiny, tmp_path: Path, method: Method, layer: int
 ) -> None:
     with rig(model) as r:
         r.precompute([DOCUMENTS[0], DOCUMENTS[2]])
-        expected, cold = r.answer(method)
+        expected, uncached = r.answer(method)
     with streaming_rig(model, disk(tmp_path)) as r:
         flip_layer(chunk_file(tmp_path, r, 2), layer, model.adapter.layers)
         tokens, report = r.answer(method)
@@ -131,7 +131,7 @@ def test_a_layer_damaged_on_disk_makes_its_document_cold(
     assert tokens == expected
     assert [d.tier for d in report.documents] == ["ssd", "cold", "ssd"]
     assert report.documents[1].problems == ["ssd: corrupt"]
-    assert report.flops >= cold.flops
+    assert report.flops >= uncached.flops
     assert healed_tokens == expected_healed
     assert [d.tier for d in healed.documents] == ["ssd"] * 3  # written back
 
@@ -175,11 +175,11 @@ def test_a_tier_that_stalls_is_not_waited_for(model: Tiny, method: Method) -> No
         report = r.done(name).report
         assert r.engine.planner is not None
         late = r.engine.planner.counts["late"]
-    cold = [d for d in report.documents if d.tier == "cold"]
-    assert report.documents[1] in cold and late >= 1
-    assert all(d.plan == "recompute" and d.why == LATE for d in cold)
-    assert all("planner: the load was late, recompute is faster" in d.problems for d in cold)
-    if len(cold) == 1:
+    uncached = [d for d in report.documents if d.tier == "cold"]
+    assert report.documents[1] in uncached and late >= 1
+    assert all(d.plan == "recompute" and d.why == LATE for d in uncached)
+    assert all("planner: the load was late, recompute is faster" in d.problems for d in uncached)
+    if len(uncached) == 1:
         assert r.tokens(name) == expected
 
 
@@ -207,13 +207,13 @@ def test_two_requests_for_one_chunk_share_one_read(model: Tiny) -> None:
         alone, _ = r.answer(A3)
         tier.reads.clear()
         tier.block("read_ranges")
-        asked = [r.submit(A3), r.submit(PIE, [*DOCUMENTS[1:], DOCUMENTS[1]]), r.submit(A3)]
+        requests = [r.submit(A3), r.submit(PIE, [*DOCUMENTS[1:], DOCUMENTS[1]]), r.submit(A3)]
         while not all(s.loaded for s in r.engine.scheduler.active):
             r.events.extend(r.engine.step())
         tier.release()
         r.run()
-        reports = [r.done(name).report for name in asked]
-    assert r.tokens(asked[0]) == r.tokens(asked[2]) == alone
+        reports = [r.done(name).report for name in requests]
+    assert r.tokens(requests[0]) == r.tokens(requests[2]) == alone
     assert set(tier.reads.values()) == {model.adapter.layers}
     assert all(d.tier == "slow" for report in reports for d in report.documents)
 

@@ -1,4 +1,4 @@
-"""Alarms: in order, not before their time, on one thread however many there are."""
+"""Timers: calls come in order and not too early, all on one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.worker.loading.timers import Timers
 
 
 @pytest.fixture
-def alarms() -> Iterator[Timers]:
+def timers() -> Iterator[Timers]:
     out = Timers()
     yield out
     out.close()
@@ -22,7 +22,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "alarms"]
 
 
-def test_in_order_and_not_before_their_time(alarms: Timers) -> None:
+def test_in_order_and_not_before_their_time(timers: Timers) -> None:
     """Set in any order, also while it sleeps until a later one."""
     rang: list[tuple[float, float]] = []
     over = threading.Event()
@@ -34,28 +34,28 @@ def test_in_order_and_not_before_their_time(alarms: Timers) -> None:
             over.set()
 
     for after in (0.2, 0.05, 0.15, 0.1):
-        alarms.after(after, lambda after=after: ring(after))  # type: ignore[misc]
+        timers.after(after, lambda after=after: ring(after))  # type: ignore[misc]
         time.sleep(0.01)
     assert over.wait(10)
     assert [after for after, _ in rang] == [0.05, 0.1, 0.15, 0.2]
     assert all(at >= after for after, at in rang)
 
 
-def test_one_thread_for_many(alarms: Timers) -> None:
+def test_one_thread_for_many(timers: Timers) -> None:
     assert not threads()
     left = threading.Semaphore(0)
     for number in range(200):
-        alarms.after(number % 7 / 1000, left.release)
+        timers.after(number % 7 / 1000, left.release)
     assert len(threads()) == 1
     assert all(left.acquire(timeout=10) for _ in range(200))
-    alarms.after(0.0, left.release)  # it slept with nothing to wait for
+    timers.after(0.0, left.release)  # it slept with nothing to wait for
     assert left.acquire(timeout=10)
     assert len(threads()) == 1
 
 
-def test_closed_it_calls_nobody(alarms: Timers) -> None:
+def test_closed_it_calls_nobody(timers: Timers) -> None:
     called = threading.Event()
-    alarms.after(0.05, called.set)
-    alarms.close()
+    timers.after(0.05, called.set)
+    timers.close()
     assert not threads()
     assert not called.wait(0.1)

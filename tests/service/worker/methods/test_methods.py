@@ -103,19 +103,19 @@ def test_is_a_frozen_dataclass_of_parameters(cls: type[Any]) -> None:
 
 def test_describe_says_what_each_is() -> None:
     for methods in (FUSION, EVICTION):
-        told = describe(methods, FACTS)
-        assert [info.name for info in told] == sorted(methods)
-        for info in told:
+        infos = describe(methods, FACTS)
+        assert [info.name for info in infos] == sorted(methods)
+        for info in infos:
             assert len(info.doc) > 20
             schema = schema_of(methods[info.name])
             assert set(info.parameters) == set(schema)
             for name, facts in info.parameters.items():
                 assert facts["doc"] == schema[name]["doc"]
                 assert facts.get("le") == (11 if "layer" in facts else schema[name].get("le"))
-        unusable = {info.name for info in told if info.unavailable}
+        unusable = {info.name for info in infos if info.unavailable}
         assert unusable == ({"headkv"} if methods is EVICTION else set())
         parts = {n for n, cls in methods.items() if getattr(cls, "reads", None) is Reads.PARTS}
-        assert {info.name for info in told if info.sparse} == parts
+        assert {info.name for info in infos if info.sparse} == parts
 
 
 @pytest.mark.parametrize(("make", "where"), [(make_fusion, "fusion"), (make_eviction, "eviction")])
@@ -168,11 +168,11 @@ def test_fusion_is_finite_and_deterministic(model: Tiny, case: tuple[str, dict[s
 
 
 @pytest.mark.parametrize("case", FUSION_CASES, ids=identify)
-def test_all_cold_is_vanilla(model: Tiny, case: tuple[str, dict[str, Any]]) -> None:
+def test_all_uncached_is_vanilla(model: Tiny, case: tuple[str, dict[str, Any]]) -> None:
     """Nothing stored: every row is computed, whatever the method."""
     expected = model.reference.vanilla([*S, *D1, *D2, *D3, *Q])
-    ours = model.stitch(make_fusion(*case), cold=[0, 1, 2, 3])
-    assert_same("contract: all cold", ours, expected)
+    ours = model.stitch(make_fusion(*case), uncached=[0, 1, 2, 3])
+    assert_same("contract: all uncached", ours, expected)
 
 
 @pytest.mark.parametrize("case", FUSION_CASES, ids=identify)
@@ -181,17 +181,17 @@ def test_no_documents_is_vanilla(model: Tiny, case: tuple[str, dict[str, Any]]) 
     method = make_fusion(*case)
     expected = model.reference.vanilla([*S, *Q])
     assert_same("contract: no documents", model.stitch(method, documents=[]), expected)
-    cold = model.stitch(method, documents=[], cold=[0])
-    assert_same("contract: no documents, S cold", cold, expected)
+    uncached = model.stitch(method, documents=[], uncached=[0])
+    assert_same("contract: no documents, S uncached", uncached, expected)
     bare = model.stitch(method, system=[], documents=[])
     assert_same("contract: nothing but Q", bare, model.reference.vanilla(Q))
 
 
 @pytest.mark.parametrize("case", FUSION_CASES, ids=identify)
-def test_cold_segments_are_not_read(model: Tiny, case: tuple[str, dict[str, Any]]) -> None:
-    """Some segments cold, one empty: finite, and the cold rows are among those computed."""
+def test_uncached_segments_are_not_read(model: Tiny, case: tuple[str, dict[str, Any]]) -> None:
+    """Some segments uncached, one empty: finite, and the uncached rows are among those computed."""
     method = make_fusion(*case)
-    ours = model.stitch(method, documents=(D1, [], D2, D3), cold=[1, 4])
+    ours = model.stitch(method, documents=(D1, [], D2, D3), uncached=[1, 4])
     assert all(bool(torch.isfinite(t).all()) for t in (ours.logits, *ours.k, *ours.v))
     rows = set(ours.result.rows.tolist())
     assert {*range(7, 18), *range(24, 38)} <= rows

@@ -44,8 +44,8 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
         )
         for _ in range(documents)
     ]
-    cold = source.choice([0, 300])
-    tokens = 40 + cold + sum(load.tokens for load in loads)
+    uncached = source.choice([0, 300])
+    tokens = 40 + uncached + sum(load.tokens for load in loads)
     method = source.choice(
         [
             Pie(),
@@ -62,7 +62,7 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
         method,
         overhead_s=0.01,
         flop_s=10 ** source.uniform(-11, -8),
-        uncached_tokens=cold,
+        uncached_tokens=uncached,
     )
 
 
@@ -82,18 +82,20 @@ def test_the_decision_has_the_least_expected_time(model: Tiny, seed: int) -> Non
     plan = random_model(source, model, source.randint(0, EXHAUSTIVE))
     chosen = plan.seconds(cheapest(plan))
     numbers = range(len(plan.loads))
-    sets = (cold for size in range(len(numbers) + 1) for cold in combinations(numbers, size))
-    assert chosen == min(plan.seconds(cold) for cold in sets)
+    sets = (
+        uncached for size in range(len(numbers) + 1) for uncached in combinations(numbers, size)
+    )
+    assert chosen == min(plan.seconds(uncached) for uncached in sets)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_with_many_documents_no_single_change_is_better(model: Tiny, seed: int) -> None:
     source = random.Random(seed)
     plan = random_model(source, model, 14)
-    cold = cheapest(plan)
-    chosen = plan.seconds(cold)
+    uncached = cheapest(plan)
+    chosen = plan.seconds(uncached)
     assert chosen <= min(plan.seconds(), plan.seconds(range(14)))
-    assert all(chosen <= plan.seconds(cold ^ {i}) for i in range(14))
+    assert all(chosen <= plan.seconds(uncached ^ {i}) for i in range(14))
 
 
 def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:
@@ -225,13 +227,13 @@ def test_a_load_that_is_late_is_given_up(model: Tiny) -> None:
     """At most a 1/25 of what computing takes is lost by waiting for nothing."""
     planner = planner_at(model, 1e9)
     prompt = Prompt(1020, 20, Pie())
-    cold = planner._model(prompt, [Waiting(1000, "redis", MB)]).seconds([0])
+    uncached = planner._model(prompt, [Waiting(1000, "redis", MB)]).seconds([0])
 
     def given_up(quiet: float) -> bool:
         return bool(planner.recompute(prompt, [Waiting(1000, "redis", MB, 1, quiet)]))
 
     assert not given_up(0.01)
-    assert given_up(0.06 + cold / LATE_FACTOR)
+    assert given_up(0.06 + uncached / LATE_FACTOR)
 
 
 def test_a_load_that_waits_its_turn_is_not_late(model: Tiny) -> None:
@@ -268,10 +270,10 @@ def test_auto_takes_the_methods_own_ratio_from_memory(model: Tiny) -> None:
     auto = Method("a3", {"ratio": "auto"})
     with rig(model, planner=True) as r:
         r.precompute()
-        expected, told = r.answer(Method("a3"))
+        expected, first_report = r.answer(Method("a3"))
         tokens, report = r.answer(auto)
     assert tokens == expected
-    assert report.ratio == told.ratio == 0.15
+    assert report.ratio == first_report.ratio == 0.15
 
 
 def test_auto_needs_a_method_with_a_ratio(model: Tiny) -> None:

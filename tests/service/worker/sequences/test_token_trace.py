@@ -33,9 +33,9 @@ def check(report: Report) -> None:
     """Every count of the report is the sum of what is said of its tokens."""
     fates = report.token_fates
     assert fates is not None
-    told = [report.system, *report.documents]
+    reports = [report.system, *report.documents]
     *cached, question = segments(report)
-    for segment, runs in zip(told, cached, strict=True):
+    for segment, runs in zip(reports, cached, strict=True):
         assert sum(run.tokens for run in runs.runs) == segment.tokens
         recomputed = sum(run.tokens for run in runs.runs if run.recomputed)
         assert recomputed == segment.rows_recomputed
@@ -54,7 +54,7 @@ def check(report: Report) -> None:
 @pytest.mark.parametrize("eviction", EVICTIONS)
 @pytest.mark.parametrize("fusion", DENSE)
 def test_counts_are_the_reports(model: Tiny, fusion: str, eviction: str | None) -> None:
-    """For every method and eviction, one document of three being cold."""
+    """For every method and eviction, with one document of three uncached."""
     parameters = HALF if fusion_methods()[fusion].repair_parameter() else {}
     evicting = Method(eviction, {"budget": 20}) if eviction else None
     with rig(model) as r:
@@ -85,7 +85,7 @@ def test_computed_layers_are_those_where_the_cache_changed(model: Tiny, fusion: 
 
 
 @pytest.mark.parametrize("leads", [0.0, 1.0])
-def test_rows_that_a_first_pass_sent_are_computed_too(model: Tiny, leads: float) -> None:
+def test_rows_of_attention_passes_are_computed_too(model: Tiny, leads: float) -> None:
     """Their KV stays as that pass made it where nothing computes it again."""
     parameters = {"ratio": 0.3, "leads": leads, "sure": 0.0, "edge": 3}
     changed_layers(model, make_fusion("question_trail", parameters))
@@ -97,9 +97,9 @@ def changed_layers(model: Tiny, method: FusionMethod) -> None:
     ours = model.stitch(method, capture=trace.capture, on_pass=trace.on_pass)
     trace.prefilled(ours.layout, ours.result)
     reused = model.stitch(Pie())
-    told = trace.report()
-    assert told is not None
-    runs = [r for s in (told.system, *told.documents, told.question) for r in s.runs]
+    fates = trace.report()
+    assert fates is not None
+    runs = [r for s in (fates.system, *fates.documents, fates.question) for r in s.runs]
     computed = torch.tensor([r.computed_layers for r in runs for _ in range(r.tokens)])
     changed = torch.zeros(ours.layout.question_start, dtype=torch.long)
     for layer in range(1, layers):
@@ -149,12 +149,12 @@ def test_what_was_recomputed_scored_best(
 @pytest.mark.parametrize("fusion", DENSE)
 def test_looking_changes_nothing(model: Tiny, fusion: str) -> None:
     """Same tokens, same counts, same work as without; and none unless it is asked for."""
-    asked = Method(fusion, HALF if fusion_methods()[fusion].repair_parameter() else {})
+    requested = Method(fusion, HALF if fusion_methods()[fusion].repair_parameter() else {})
     evicting = Method("snapkv", {"budget": 20})
     with rig(model) as r:
         r.precompute()
-        plain, without = r.answer(asked, eviction=evicting)
-        looked, report = r.answer(asked, eviction=evicting, token_fates=True)
+        plain, without = r.answer(requested, eviction=evicting)
+        looked, report = r.answer(requested, eviction=evicting, token_fates=True)
     assert without.token_fates is None
     assert looked == plain
 

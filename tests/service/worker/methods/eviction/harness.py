@@ -195,7 +195,7 @@ def shrink(model: Tiny, run: Run, method: EvictionMethod, room: int) -> float:
     run.sequence.set_length(result.layout.tokens)
     scores = head_scores(adapter.layers, adapter.heads)
     facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, scores)
-    asked = None if result.kept_ids is None else run.layout.tokens
+    original_tokens = None if result.kept_ids is None else run.layout.tokens
     return evict(
         adapter,
         facts,
@@ -204,7 +204,7 @@ def shrink(model: Tiny, run: Run, method: EvictionMethod, room: int) -> float:
         layout=result.layout,
         observed=result.observed,
         room=room,
-        original_tokens=asked,
+        original_tokens=original_tokens,
     )
 
 

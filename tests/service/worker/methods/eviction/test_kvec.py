@@ -80,8 +80,8 @@ def test_all_heads_unfocused_is_the_longer_window() -> None:
     layers = random_layers(WIDE, 3)
     for delta in (2, 3, 99):
         ours = KVec(budget=60, delta=delta, lam=0.0)
-        cpu_linear = SnapKV(budget=60, window=32, kernel=1)
-        assert kept_by(ours, WIDE.layout, layers) == kept_by(cpu_linear, WIDE.layout, layers)
+        wide = SnapKV(budget=60, window=32, kernel=1)
+        assert kept_by(ours, WIDE.layout, layers) == kept_by(wide, WIDE.layout, layers)
     assert kept_by(KVec(budget=60, delta=1, lam=0.0), WIDE.layout, layers) != kept_by(
         KVec(budget=60, delta=2, lam=0.0), WIDE.layout, layers
     )
@@ -122,12 +122,12 @@ def test_least_focused_heads_use_the_longer_window() -> None:
     candidates = WIDE.tokens - 16
     for layer in range(4):
         prompt = prompt_of(method, WIDE, layer, torch.zeros(WIDE.tokens, dtype=torch.long))
-        cpu_linear = prompt.query_attention()[:, :, :candidates]
-        assert cpu_linear.shape[1] == 32
-        narrow = cpu_linear[:, -16:].mean(1)
+        wide = prompt.query_attention()[:, :, :candidates]
+        assert wide.shape[1] == 32
+        narrow = wide[:, -16:].mean(1)
         flat = int(narrow.std(1).argmin())
         expected = narrow.clone()
-        expected[flat] = cpu_linear.mean(1)[flat]
+        expected[flat] = wide.mean(1)[flat]
         assert_close("kvec: windows", method.score(prompt)[:, :candidates], expected)
 
 

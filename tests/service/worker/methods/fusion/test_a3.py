@@ -105,10 +105,10 @@ def test_other_selection_layers(any_family: Tiny, layer: int, ratio: float) -> N
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("ratio", [0.3, 1.0])
 def test_edges(any_family: Tiny, edge: str, ratio: float) -> None:
-    """Orders, repetitions, empty, tiny and cold segments. Cold rows are not counted."""
-    system, documents, cold = EDGES[edge]
-    ours = any_family.stitch(A3(ratio=ratio), system, documents, cold=cold)
-    prompt = any_family.prompt(system, documents, cold=cold)
+    """Orders, repetitions, empty, tiny and uncached segments. Uncached rows are not counted."""
+    system, documents, uncached = EDGES[edge]
+    ours = any_family.stitch(A3(ratio=ratio), system, documents, uncached=uncached)
+    prompt = any_family.prompt(system, documents, uncached=uncached)
     assert_same("a3, edges", ours, any_family.reference.a3(prompt, ratio))
 
 

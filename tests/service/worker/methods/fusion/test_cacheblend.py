@@ -78,11 +78,11 @@ def test_layers_zero_and_one_are_exact_for_all_tokens(any_model: Tiny, ratio: fl
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("schedule", [(), (0.7, 0.3)])
 def test_edges(any_family: Tiny, edge: str, schedule: tuple[float, ...]) -> None:
-    """Orders, repetitions, empty, tiny and cold segments. Cold rows are not counted."""
-    system, documents, cold = EDGES[edge]
+    """Orders, repetitions, empty, tiny and uncached segments. Uncached rows are not counted."""
+    system, documents, uncached = EDGES[edge]
     method = CacheBlend(ratio=0.3, schedule=schedule)
-    ours = any_family.stitch(method, system, documents, cold=cold)
-    prompt = any_family.prompt(system, documents, cold=cold)
+    ours = any_family.stitch(method, system, documents, uncached=uncached)
+    prompt = any_family.prompt(system, documents, uncached=uncached)
     expected = cacheblend(any_family.reference, prompt, schedule or [0.3])
     assert_same("cacheblend, edges", ours, expected)
 

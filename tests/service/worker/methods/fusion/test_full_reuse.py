@@ -31,9 +31,9 @@ def test_is_the_reference(any_model: Tiny, mode: str) -> None:
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges(any_family: Tiny, edge: str) -> None:
-    system, documents, cold = EDGES[edge]
-    prompt = any_family.prompt(system, documents, cold=cold)
-    ours = any_family.stitch(FullReuse(), system, documents, cold=cold)
+    system, documents, uncached = EDGES[edge]
+    prompt = any_family.prompt(system, documents, uncached=uncached)
+    ours = any_family.stitch(FullReuse(), system, documents, uncached=uncached)
     assert_same("full_reuse, edges", ours, any_family.reference.full_reuse(prompt))
 
 

@@ -36,10 +36,10 @@ def test_ends_over_whole_documents_are_full_prefill(any_model: Tiny) -> None:
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges(any_family: Tiny, edge: str) -> None:
-    """Orders, repetitions, empty, tiny and cold segments."""
-    system, documents, cold = EDGES[edge]
-    ours = any_family.stitch(LegoLink(first=2, last=1), system, documents, cold=cold)
-    prompt = any_family.prompt(system, documents, cold=cold)
+    """Orders, repetitions, empty, tiny and uncached segments."""
+    system, documents, uncached = EDGES[edge]
+    ours = any_family.stitch(LegoLink(first=2, last=1), system, documents, uncached=uncached)
+    prompt = any_family.prompt(system, documents, uncached=uncached)
     assert_same("legolink, edges", ours, legolink(any_family.reference, prompt, 2, 1))
 
 

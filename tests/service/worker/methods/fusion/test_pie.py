@@ -92,11 +92,11 @@ def test_one_document_behind_the_system_prompt_is_vanilla(any_model: Tiny) -> No
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges(any_family: Tiny, edge: str) -> None:
-    """Orders, repetitions, empty, tiny and cold segments: the reference still."""
-    system, documents, cold = EDGES[edge]
-    prompt = any_family.prompt(system, documents, cold=cold)
+    """Orders, repetitions, empty, tiny and uncached segments: the reference still."""
+    system, documents, uncached = EDGES[edge]
+    prompt = any_family.prompt(system, documents, uncached=uncached)
     for exact in (0, 2):
-        ours = any_family.stitch(Pie(exact_layers=exact), system, documents, cold=cold)
+        ours = any_family.stitch(Pie(exact_layers=exact), system, documents, uncached=uncached)
         assert_same("pie, edges", ours, any_family.reference.pie(prompt, exact))
 
 

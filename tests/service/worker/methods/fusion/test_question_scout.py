@@ -1,4 +1,4 @@
-"""Question scout against the reference: the first pass, the rows it chooses, the second pass."""
+"""Question scout against the reference: the question pass, the chosen rows, the layers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from tests.references.fusion import (
     attention_scores,
     edge_tokens,
+    question_scout,
     rows_after_question_pass,
-    scouted,
     share,
 )
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
 IDS = [*S, *D1, *D2, *D3, *Q]
-COLD = [name for name, (_, _, cold) in EDGES.items() if cold]
-WARM = [name for name in EDGES if name not in COLD]
+UNCACHED = [name for name, (_, _, uncached) in EDGES.items() if uncached]
+CACHED = [name for name in EDGES if name not in UNCACHED]
 
 
 class FromWeights(QuestionScout):
@@ -48,11 +48,13 @@ class FromWeights(QuestionScout):
 def question_scores(
     model: Tiny, method: QuestionScout | None = None, **changes: object
 ) -> torch.Tensor:
-    """Summed scores of the first pass alone."""
+    """Summed scores of the question pass alone."""
     run = model.stitch(Pie(), **changes)  # type: ignore[arg-type]
-    cold = [s.uncached for s in run.layout.segments]
+    uncached = [s.uncached for s in run.layout.segments]
     segments = [S, D1, D2, D3]
-    cached = [None if c else model.precompute(ids) for ids, c in zip(segments, cold, strict=True)]
+    cached = [
+        None if c else model.precompute(ids) for ids, c in zip(segments, uncached, strict=True)
+    ]
     method = method or QuestionScout()
     positions = method.key_positions(run.layout)
     loop = PromptLoop(
@@ -70,28 +72,28 @@ def question_scores(
     return finished(method.attention_scores(loop)).question
 
 
-def test_evidence_is_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:
+def test_scores_are_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:
     """The last row's and half the mean row's, summed over layers and heads."""
     expected = torch.tensor(attention_scores(any_model.reference, any_model.prompt())).sum(0)
-    assert_close("scout: evidence", question_scores(any_model), expected)
+    assert_close("question scout: scores", question_scores(any_model), expected)
 
 
 def test_a_method_may_look_at_the_weights(
     any_family: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And find nothing in a layer."""
-    whole = question_scores(any_family, cold=[2])
-    assert_close("from weights", question_scores(any_family, FromWeights(), cold=[2]), whole)
+    """And may give no scores in a layer."""
+    whole = question_scores(any_family, uncached=[2])
+    assert_close("from weights", question_scores(any_family, FromWeights(), uncached=[2]), whole)
     monkeypatch.setattr(FromWeights, "left_out", 1)
-    less = question_scores(any_family, FromWeights(), cold=[2])
+    less = question_scores(any_family, FromWeights(), uncached=[2])
     heads, layers = any_family.adapter.heads, any_family.adapter.layers
     assert float(less.sum()) == pytest.approx(1.5 * heads * (layers - 1), rel=1e-5)
 
 
-def test_cold_segments_are_not_seen(any_family: Tiny) -> None:
-    """Their keys do not exist in the first pass: nothing is read there, and every question row's
-    weights still add up to one."""
-    found = question_scores(any_family, cold=[2])
+def test_uncached_segments_are_not_seen(any_family: Tiny) -> None:
+    """Their keys do not exist in the question pass: nothing is read there, and every question
+    row's weights still add up to one."""
+    found = question_scores(any_family, uncached=[2])
     assert torch.isfinite(found).all()
     assert found[18:24].eq(0).all()
     heads = any_family.adapter.layers * any_family.adapter.heads
@@ -105,14 +107,16 @@ def test_is_the_reference(any_model: Tiny, ratio: float, edge: int) -> None:
     prompt = any_model.prompt()
     ours = any_model.stitch(QuestionScout(ratio=ratio, edge=edge))
     assert document_rows(ours) == rows_after_question_pass(any_model.reference, prompt, ratio, edge)
-    assert_same("question scout", ours, scouted(any_model.reference, prompt, ratio, edge))
+    assert_same("question scout", ours, question_scout(any_model.reference, prompt, ratio, edge))
 
 
 @pytest.mark.parametrize("again_from", [0, 0.5, 0.9])
 def test_the_question_runs_again_from_a_layer_on(any_family: Tiny, again_from: float) -> None:
-    """Before it, its KV is the first pass's; 0: it runs again in all layers."""
+    """Before it, its KV is that of the question pass; 0: it runs again in all layers."""
     ours = any_family.stitch(QuestionScout(ratio=0.3, again_from=again_from))
-    expected = scouted(any_family.reference, any_family.prompt(), 0.3, 2, again_from=again_from)
+    expected = question_scout(
+        any_family.reference, any_family.prompt(), 0.3, 2, again_from=again_from
+    )
     assert_same("question scout, again from", ours, expected)
 
 
@@ -124,7 +128,7 @@ def test_an_exact_first_document_is_left_alone(any_family: Tiny, edge: int) -> N
     assert not {*range(len(S), len(S) + len(D1))} & set(document_rows(run))
     assert len(document_rows(run)) == share(0.3, len(IDS))
     prompt = any_family.prompt(prefix=S)
-    expected = scouted(any_family.reference, prompt, 0.3, edge, prefix=S)
+    expected = question_scout(any_family.reference, prompt, 0.3, edge, prefix=S)
     assert_same("question scout, behind S", run, expected)
     alone = any_family.stitch(QuestionScout(ratio=0.5), documents=[D1], prefix=S)
     assert document_rows(alone) == []
@@ -154,37 +158,37 @@ def test_ratio_one_is_full_prefill(any_model: Tiny) -> None:
     assert_same("question scout, ratio 1", any_model.stitch(QuestionScout(ratio=1)), expected)
 
 
-@pytest.mark.parametrize("name", WARM)
+@pytest.mark.parametrize("name", CACHED)
 def test_edges(any_family: Tiny, name: str) -> None:
     """Orders, repetitions, empty and tiny segments."""
-    system, documents, cold = EDGES[name]
-    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=2), system, documents, cold=cold)
-    prompt = any_family.prompt(system, documents, cold=cold)
-    assert_same("question scout, edges", ours, scouted(any_family.reference, prompt, 0.3, 2))
+    system, documents, uncached = EDGES[name]
+    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=2), system, documents, uncached=uncached)
+    prompt = any_family.prompt(system, documents, uncached=uncached)
+    assert_same("question scout, edges", ours, question_scout(any_family.reference, prompt, 0.3, 2))
 
 
-@pytest.mark.parametrize("name", COLD)
-def test_cold_segments_are_computed_and_not_counted(any_family: Tiny, name: str) -> None:
+@pytest.mark.parametrize("name", UNCACHED)
+def test_uncached_segments_are_computed_and_not_counted(any_family: Tiny, name: str) -> None:
     """The second pass computes them with the chosen rows, exactly as any forced rows."""
-    system, documents, cold = EDGES[name]
-    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=1), system, documents, cold=cold)
-    prompt = any_family.prompt(system, documents, cold=cold)
+    system, documents, uncached = EDGES[name]
+    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=1), system, documents, uncached=uncached)
+    prompt = any_family.prompt(system, documents, uncached=uncached)
     chosen = document_rows(ours)
-    forced = set(prompt.indices(cold=True))
+    forced = set(prompt.indices(uncached=True))
     assert forced - set(range(len(system))) <= set(chosen)
-    candidates = len(prompt.indices(cold=False, documents_only=True))
+    candidates = len(prompt.indices(uncached=False, documents_only=True))
     wanted = min(candidates, share(0.3, len(prompt.ids)))
     assert len(set(chosen) - forced) == wanted
     expected = any_family.reference.forced_rows(prompt, [*chosen, *forced])
-    assert_same("question scout, cold", ours, expected)
+    assert_same("question scout, uncached", ours, expected)
 
 
 def test_long_question_is_scored_in_tiles(any_family: Tiny) -> None:
-    """150 question rows: three tiles add up to the same evidence."""
+    """150 question rows: three tiles add up to the same scores."""
     question = [(7 * i + 3) % 100 for i in range(150)]
     prompt = any_family.prompt(question=question)
     ours = any_family.stitch(QuestionScout(ratio=0.05, edge=1), question=question)
-    assert_same("question scout, long", ours, scouted(any_family.reference, prompt, 0.05, 1))
+    assert_same("question scout, long", ours, question_scout(any_family.reference, prompt, 0.05, 1))
 
 
 def test_pauses_after_every_layer_of_both_passes(model: Tiny) -> None:
@@ -194,8 +198,8 @@ def test_pauses_after_every_layer_of_both_passes(model: Tiny) -> None:
     assert sum(1 for _ in steps) == 2 * model.adapter.layers
 
 
-def test_all_cold_skips_the_first_pass(model: Tiny) -> None:
-    cold = model.stitch(QuestionScout(), cold=[0, 1, 2, 3])
+def test_all_uncached_skips_the_question_pass(model: Tiny) -> None:
+    uncached = model.stitch(QuestionScout(), uncached=[0, 1, 2, 3])
     layers = model.adapter.layers
-    assert cold.result.flops == pytest.approx(full_prefill(model.adapter, len(IDS)))
-    assert cold.result.rows_per_layer == [len(IDS)] * (layers - 1) + [1]
+    assert uncached.result.flops == pytest.approx(full_prefill(model.adapter, len(IDS)))
+    assert uncached.result.rows_per_layer == [len(IDS)] * (layers - 1) + [1]

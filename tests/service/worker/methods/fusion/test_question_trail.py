@@ -1,4 +1,4 @@
-"""Question trail against its reference: leads, evidence, the rows that begin and that go on."""
+"""Question trail against its reference: seeds, scores, and rows started and continued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
 IDS = [*S, *D1, *D2, *D3, *Q]
-WARM = [name for name, (_, _, cold) in EDGES.items() if not cold]
+CACHED = [name for name, (_, _, uncached) in EDGES.items() if not uncached]
 
 
 def views(model: Tiny, method: QuestionTrail, **changes: Any) -> list[LayerView]:
@@ -52,20 +52,20 @@ def test_is_the_reference(any_model: Tiny, ratio: float, given: dict[str, Any]) 
     """Rows, logits and KV at every layer."""
     expected = trail(any_model.reference, any_model.prompt(), ratio, **given)
     ours = any_model.stitch(QuestionTrail(ratio=ratio, **given))
-    assert document_rows(ours) == expected.go_on
+    assert document_rows(ours) == expected.continued
     assert_same("question trail", ours, expected.trace)
 
 
-def test_evidence_and_rows_by_layer(any_family: Tiny) -> None:
+def test_scores_and_rows_by_layer(any_family: Tiny) -> None:
     expected = trail(any_family.reference, any_family.prompt(), 0.3)
     shown = views(any_family, QuestionTrail(ratio=0.3))
     assert shown[0].attention_scores is not None
     assert_close(
-        "trail: evidence", shown[0].attention_scores.question, torch.tensor(expected.asked)
+        "trail: scores", shown[0].attention_scores.question, torch.tensor(expected.question_scores)
     )
-    assert documents_of(shown[0]) == documents_of(shown[1]) == expected.begin
-    assert documents_of(shown[2]) == documents_of(shown[-1]) == expected.go_on
-    assert set(expected.go_on) < set(expected.begin)
+    assert documents_of(shown[0]) == documents_of(shown[1]) == expected.started
+    assert documents_of(shown[2]) == documents_of(shown[-1]) == expected.continued
+    assert set(expected.continued) < set(expected.started)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.2, 0.3, 0.4])
@@ -79,16 +79,16 @@ def test_rows_are_the_ratio_on_average(model: Tiny, ratio: float) -> None:
     assert mean > ratio * len(IDS) - 2
 
 
-def test_following_brings_in_what_leads_read(any_family: Tiny) -> None:
-    """A token's evidence is the question's and, scaled to weigh the same, the leads'; a lead's own
-    evidence stays what it was."""
-    with_leads = trail(any_family.reference, any_family.prompt(), 0.3, leads=0.2)
+def test_following_brings_in_what_seeds_read(any_family: Tiny) -> None:
+    """A token's score is the question's plus the seeds', scaled to the same sum; the score of a
+    seed is only the question's."""
+    with_seeds = trail(any_family.reference, any_family.prompt(), 0.3, leads=0.2)
     without = trail(any_family.reference, any_family.prompt(), 0.3, leads=0.0)
-    assert without.leads == [] and len(with_leads.leads) == 2
-    for lead in with_leads.leads:
-        assert with_leads.total[lead] == without.total[lead]
+    assert without.seeds == [] and len(with_seeds.seeds) == 2
+    for seed in with_seeds.seeds:
+        assert with_seeds.total[seed] == without.total[seed]
     stale = range(len(S), len(IDS) - len(Q))
-    both, alone = (sum(t.total[i] for i in stale) for t in (with_leads, without))
+    both, alone = (sum(t.total[i] for i in stale) for t in (with_seeds, without))
     assert both == pytest.approx(2 * alone)
 
 
@@ -102,7 +102,7 @@ def test_an_exact_first_document_is_left_alone(any_family: Tiny) -> None:
     assert_same("one document", alone, any_family.reference.vanilla([*S, *D1, *Q]))
 
 
-@pytest.mark.parametrize("name", WARM)
+@pytest.mark.parametrize("name", CACHED)
 def test_edges(any_family: Tiny, name: str) -> None:
     """Orders, repetitions, empty and tiny segments."""
     system, documents, _ = EDGES[name]
@@ -116,7 +116,7 @@ def test_the_ends_of_the_ratio(any_model: Tiny) -> None:
     ours, pie = any_model.stitch(QuestionTrail(ratio=0)), any_model.stitch(Pie())
     assert_close("question trail 0 is pie", ours.logits, pie.logits, 1e-5)
     scout = any_model.stitch(QuestionScout(ratio=0)).result.flops
-    assert ours.result.flops < scout  # its first pass ends before the last layer
+    assert ours.result.flops < scout  # its question pass ends before the last layer
     expected = any_model.reference.vanilla(IDS)
     assert_same("question trail 1", any_model.stitch(QuestionTrail(ratio=1)), expected)
 
@@ -128,6 +128,6 @@ def test_pauses_after_every_layer_of_every_pass(model: Tiny) -> None:
     assert sum(1 for _ in steps) == 2 * (model.adapter.layers - 1) + model.adapter.layers
 
 
-def test_all_cold_skips_the_passes(model: Tiny) -> None:
-    cold = model.stitch(QuestionTrail(), cold=[0, 1, 2, 3])
-    assert cold.result.flops == pytest.approx(full_prefill(model.adapter, len(IDS)))
+def test_all_uncached_skips_the_passes(model: Tiny) -> None:
+    uncached = model.stitch(QuestionTrail(), uncached=[0, 1, 2, 3])
+    assert uncached.result.flops == pytest.approx(full_prefill(model.adapter, len(IDS)))

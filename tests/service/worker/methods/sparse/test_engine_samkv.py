@@ -96,7 +96,7 @@ def test_holds_only_what_it_keeps(long_model: Tiny, stored: Rig) -> None:
     assert report.recomputed_ratio == pytest.approx(ends / sum(LENGTHS))
 
 
-def test_all_cold_is_a_full_prefill(long_model: Tiny) -> None:
+def test_all_uncached_is_a_full_prefill(long_model: Tiny) -> None:
     with rig(long_model, tiers=[MemoryTier(1 << 26)], pool_tokens=4000) as r:
         expected, _ = answer(r, Method("vanilla"))
         tokens, report = answer(r)

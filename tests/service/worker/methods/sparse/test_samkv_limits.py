@@ -68,22 +68,22 @@ def test_what_is_reported(model: Tiny) -> None:
 
 def test_operations(model: Tiny) -> None:
     """Counted by hand: both passes of the question, and the rows of the plan; every row against
-    the keys it sees. Layer 0 of the first pass and the last layer's attention for one row."""
+    the keys it sees. Layer 0 of the question pass and the last layer's attention for one row."""
     ours = sparse_run(model, LONG, PAPER, stable_layers=(0, 1, 2, 3, 4))
-    plan, asked = ours.plan, len(Q)
+    plan, question = ours.plan, len(Q)
     layers = model.adapter.layers
     ends = len(sparse_run(model, LONG, replace(PAPER, selection=False)).plan.kept[0])
     flops = FlopCount(model.adapter)
     for layer in range(layers):
-        flops.project(asked)
+        flops.project(question)
         if layer < layers - 1:
-            flops.attend(asked * (ends + asked))
-            flops.finish(asked)
+            flops.attend(question * (ends + question))
+            flops.finish(question)
         later = plan.rows[layer + 1] if layer < layers - 1 else []
-        last = 1 if layer == layers - 1 else asked
-        flops.project(len(plan.rows[layer]) + asked)
+        last = 1 if layer == layers - 1 else question
+        flops.project(len(plan.rows[layer]) + question)
         seen = sorted({*plan.kept[layer], *plan.padding[layer]})
-        flops.attend(last * (len(plan.kept[layer]) + asked))
+        flops.attend(last * (len(plan.kept[layer]) + question))
         flops.attend(sum(sum(j <= t for j in seen) for t in later))
         flops.finish(len(later) + last)
     flops.unembed(1)

@@ -81,7 +81,7 @@ def test_alpha_of_vanishing_attention() -> None:
     assert alpha_of(column, -1) == math.inf
 
 
-def cpu_linear(
+def varied_sketch(
     blocks: int, layers: int = 3, kv_heads: int = 2, heads: int = 6, d: int = 16
 ) -> Sketch:
     """A made-up sketch whose layers and blocks differ in scale by orders of magnitude."""
@@ -111,7 +111,7 @@ def cpu_linear(
 def test_through_the_store(blocks: int) -> None:
     """Vectors come back to half a step of their own scale; the rest exactly. Means of init and
     local blocks, which nothing asks for, are zero."""
-    whole = cpu_linear(blocks)
+    whole = varied_sketch(blocks)
     stored = whole.tensors()
     back = Sketch.of(stored)
     assert back.mass.equal(whole.mass)
