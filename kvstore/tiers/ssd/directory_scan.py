@@ -1,6 +1,9 @@
 """Finds out at start what a directory of chunks holds, and removes what is not a whole chunk."""
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,11 +11,15 @@ from kvstore.errors import ChunkError
 from kvstore.format.chunk_header import parse_header
 from kvstore.format.chunk_keys import is_chunk_key, is_extra_name
 from kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
-from kvstore.tiers.ssd.file_io import read_fully
+from kvstore.tiers.ssd.file_io import DIRECTORY_MODE, FILE_MODE, open_regular, read_fully
 
 SUFFIX = ".safetensors"
 EXTRA_SUFFIX = ".extra"
 TEMPORARY = "tmp"
+LOCK = ".lock"
+
+_PREFIX = re.compile(r"[0-9a-f]{2}")
+_TEMPORARY_NAME = re.compile(rf"{TEMPORARY}(-[1-9])?")
 
 
 @dataclass
@@ -44,11 +51,19 @@ class ScanReport:
         removed_unreadable: number of files removed because they are no whole chunk, or extra
             tensors without a chunk.
         swept_temporary: number of temporary files removed.
+        foreign: what was skipped because it is no regular file where only those should be, or
+            could not be read or removed.
     """
 
     kept: int
     removed_unreadable: int
     swept_temporary: int
+    foreign: tuple[Path, ...] = ()
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether a directory for files being written may have that name."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def chunk_path(root: Path, key: str) -> Path:
@@ -61,50 +76,139 @@ def extra_path(root: Path, key: str, name: str) -> Path:
     return root / key[:2] / key[2:4] / f"{key}.{name}{EXTRA_SUFFIX}"
 
 
-def scan(root: Path) -> tuple[ScanReport, list[tuple[str, StoredFile]]]:
-    """Remove temporary files and files that are no whole chunk; list the chunks oldest first."""
-    swept = 0
-    for path in (root / TEMPORARY).iterdir():
-        path.unlink()
-        swept += 1
-    found: list[tuple[int, str, StoredFile]] = []
-    removed = 0
-    for path in root.glob(f"??/??/*{SUFFIX}"):
-        ours = is_chunk_key(path.stem) and path == chunk_path(root, path.stem)
-        file = _check_file(path) if ours else None
-        if file is None:
-            path.unlink()
-            removed += 1
-        else:
-            found.append((path.stat().st_mtime_ns, path.stem, file))
-    removed += _adopt_extras(root, {key: file for _, key, file in found})
-    found.sort(key=lambda item: item[:2])
-    report = ScanReport(kept=len(found), removed_unreadable=removed, swept_temporary=swept)
-    return report, [(key, file) for _, key, file in found]
+class DirectoryScan:
+    """One look at a directory of chunks: removes what is not whole, skips what is not ours.
+
+    Only regular files are opened or removed. Directories, FIFOs, sockets and symbolic links that
+    stand where files should be are left alone, and so is what the system does not let us remove.
+
+    Args:
+        root: the tier's directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._removed = 0
+        self._swept = 0
+        self._foreign: list[Path] = []
+
+    def run(self) -> tuple[ScanReport, list[tuple[str, StoredFile]]]:
+        """Remove temporary files and what is no whole chunk; list the chunks oldest first."""
+        chunks: list[Path] = []
+        extras: list[Path] = []
+        for path in self._files():
+            if path.suffix == SUFFIX:
+                chunks.append(path)
+            elif path.suffix == EXTRA_SUFFIX:
+                extras.append(path)
+        found: list[tuple[int, str, StoredFile]] = []
+        for path in chunks:
+            ours = is_chunk_key(path.stem) and path == chunk_path(self._root, path.stem)
+            file = _check_file(path) if ours else None
+            if file is None:
+                self._removed += self._unlink(path)
+            else:
+                found.append((path.stat().st_mtime_ns, path.stem, file))
+        self._adopt_extras(extras, {key: file for _, key, file in found})
+        found.sort(key=lambda item: item[:2])
+        report = ScanReport(
+            kept=len(found),
+            removed_unreadable=self._removed,
+            swept_temporary=self._swept,
+            foreign=tuple(self._foreign),
+        )
+        return report, [(key, file) for _, key, file in found]
+
+    def _files(self) -> Iterator[Path]:
+        """Every regular file two directories down; notes everything else that is not ours."""
+        for first in self._entries(self._root):
+            if is_temporary_name(first.name) and first.is_dir(follow_symlinks=False):
+                self._sweep(first)
+                continue
+            if not self._is_prefix(first):
+                continue
+            for second in self._entries(Path(first.path)):
+                if not self._is_prefix(second):
+                    continue
+                for entry in self._entries(Path(second.path)):
+                    if self._is_file(entry):
+                        yield Path(entry.path)
+
+    def _sweep(self, folder: os.DirEntry[str]) -> None:
+        """Remove the temporary files that a crash has left."""
+        _make_private(folder, DIRECTORY_MODE)
+        for entry in self._entries(Path(folder.path)):
+            if self._is_file(entry):
+                self._swept += self._unlink(Path(entry.path))
+
+    def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except OSError:  # not ours to read, or no directory
+            self._foreign.append(folder)
+            return []
+
+    def _is_prefix(self, entry: os.DirEntry[str]) -> bool:
+        """Whether it is a directory named by two characters of keys."""
+        try:
+            if entry.is_dir() and _PREFIX.fullmatch(entry.name):
+                _make_private(entry, DIRECTORY_MODE)
+                return True
+            if entry.is_file(follow_symlinks=False):
+                if entry.name == LOCK:
+                    _make_private(entry, FILE_MODE)
+            else:
+                self._foreign.append(Path(entry.path))
+        except OSError:  # a loop of symbolic links
+            self._foreign.append(Path(entry.path))
+        return False
+
+    def _is_file(self, entry: os.DirEntry[str]) -> bool:
+        if entry.is_file(follow_symlinks=False):
+            _make_private(entry, FILE_MODE)
+            return True
+        self._foreign.append(Path(entry.path))
+        return False
+
+    def _unlink(self, path: Path) -> int:
+        """Remove a file; returns how many were removed."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            self._foreign.append(path)
+            return 0
+        return 1
+
+    def _adopt_extras(self, paths: list[Path], chunks: dict[str, StoredFile]) -> None:
+        """Add extra tensor files to their chunks; remove those without a chunk."""
+        for path in paths:
+            key, _, name = path.stem.partition(".")
+            if key in chunks and is_extra_name(name) and path == extra_path(self._root, key, name):
+                chunks[key].extras[name] = path.stat().st_size
+            else:
+                self._removed += self._unlink(path)
 
 
-def _adopt_extras(root: Path, chunks: dict[str, StoredFile]) -> int:
-    """Add extra tensor files to their chunks; returns how many were removed without a chunk."""
-    removed = 0
-    for path in root.glob(f"??/??/*{EXTRA_SUFFIX}"):
-        key, _, name = path.stem.partition(".")
-        if key in chunks and is_extra_name(name) and path == extra_path(root, key, name):
-            chunks[key].extras[name] = path.stat().st_size
-        else:
-            path.unlink()
-            removed += 1
-    return removed
+def _make_private(entry: os.DirEntry[str], mode: int) -> None:
+    """Take what older versions wrote away from other users."""
+    if entry.stat().st_mode & 0o077:
+        with suppress(OSError):  # of another user: then it is theirs to protect
+            os.chmod(entry.path, mode)
 
 
 def _check_file(path: Path) -> StoredFile | None:
     """Sizes of a chunk file, or None when it is not a whole chunk of this format."""
     try:
-        with path.open("rb", buffering=0) as handle:
-            size = os.fstat(handle.fileno()).st_size
-            start = header_bytes(os.pread(handle.fileno(), LENGTH_BYTES, 0))
+        fd = open_regular(path)
+        try:
+            size = os.fstat(fd).st_size
+            start = header_bytes(os.pread(fd, LENGTH_BYTES, 0))
             header = bytearray(start)
-            read_fully(handle.fileno(), [memoryview(header)], 0)
+            read_fully(fd, [memoryview(header)], 0)
             parsed = parse_header(header)
+        finally:
+            os.close(fd)
     except (ChunkError, OSError):
         return None
     return StoredFile(start, size) if parsed.file_bytes == size else None

@@ -1,14 +1,75 @@
-"""Complete reads and durable writes of files."""
+"""Complete reads and durable writes of files that only this user may see.
 
+What is not a regular file (a directory, a FIFO, a socket, a symbolic link) is never read, replaced
+or removed here: it is not ours, and opening a FIFO would wait for ever.
+"""
+
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.errors import ChunkCorrupt
 from kvstore.format.byte_ranges import ByteProgress
 
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
 _CAN_ADVISE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading, without ever waiting.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ChunkCorrupt: it is not a regular file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
+            raise ChunkCorrupt(f"{path} is not a regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ChunkCorrupt(f"{path} is not a regular file")
+    return fd
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file of that name; a symbolic link is none."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def remove_regular(path: Path) -> None:
+    """Remove a regular file; anything else stays as it is."""
+    if is_regular(path):
+        path.unlink(missing_ok=True)
+
+
+def require_free_name(path: Path) -> None:
+    """Check that a file can be moved to that name: nothing or a regular file is there.
+
+    Raises:
+        FileExistsError: something else has the name.
+    """
+    if os.path.lexists(path) and not is_regular(path):
+        raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, for this user alone."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
 
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
@@ -71,7 +132,7 @@ def write_fully(fd: int, buffers: Sequence[memoryview]) -> None:
 
 def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None:
     """Write a new file, durable if `sync`; on failure no file is left."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     try:
         write_fully(fd, buffers)
         if sync:
@@ -94,7 +155,8 @@ def write_atomically(
     write_file(temporary, buffers, sync=sync)
     try:
         new_directory = not target.parent.is_dir()
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
+        require_free_name(target)
         os.replace(temporary, target)
         if sync:
             sync_directory(target.parent)
@@ -103,7 +165,7 @@ def write_atomically(
                 sync_directory(root)
     except BaseException:
         temporary.unlink(missing_ok=True)
-        target.unlink(missing_ok=True)  # otherwise a file would stay that the index does not count
+        remove_regular(target)  # otherwise a file would stay that the index does not count
         raise
 
 
@@ -122,7 +184,13 @@ def lock_file(path: Path) -> int:
     Raises:
         OSError: another process holds it.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            raise
+        # Something else has the name. Every process sees that, so all lock the directory instead.
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

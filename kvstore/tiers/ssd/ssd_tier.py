@@ -10,14 +10,18 @@ crash a file is either whole or absent. Extra tensors are not fsynced: if a cras
 fail their checksum and are computed again. At start the index is rebuilt from the files: headers
 and sizes are checked, data are verified when they are read. The order is that of the modification
 times, which every read renews.
+
+Files are readable by this user alone. What is not a regular file is not ours: it is never opened,
+replaced or removed, the scan reports it, and a chunk whose place it takes is not stored.
 """
 
 import errno
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -31,15 +35,32 @@ from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
 from kvstore.tiers.ssd.directory_scan import (
+    LOCK,
     TEMPORARY,
+    DirectoryScan,
     ScanReport,
     StoredFile,
     chunk_path,
     extra_path,
-    scan,
 )
 from kvstore.tiers.ssd.disk_index import DiskIndex
-from kvstore.tiers.ssd.file_io import lock_file, read_fully, write_atomically, write_file
+from kvstore.tiers.ssd.file_io import (
+    DIRECTORY_MODE,
+    lock_file,
+    make_directory,
+    open_regular,
+    read_fully,
+    remove_regular,
+    require_free_name,
+    write_atomically,
+    write_file,
+)
+
+_log = logging.getLogger(__name__)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# Something that is not ours has the name of a file or of a directory above it.
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 
 class SsdTier:
@@ -79,6 +100,7 @@ class SsdTier:
         self._index = DiskIndex(capacity_bytes)
         self._evictions = 0
         self._temporary = itertools.count()
+        self._temporary_root = self._root / TEMPORARY
         self._lock_fd: int | None = None
 
     def start(self) -> None:
@@ -87,19 +109,23 @@ class SsdTier:
         Raises:
             TierUnavailable: another process owns the directory.
         """
-        (self._root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+        make_directory(self._root)
+        with suppress(OSError):  # of another user, who let us in
+            self._root.chmod(DIRECTORY_MODE)
         try:
-            self._lock_fd = lock_file(self._root / ".lock")
+            self._lock_fd = lock_file(self._root / LOCK)
         except OSError as error:
             raise TierUnavailable(
                 f"{self._root} is in use: give each process its own directory"
             ) from error
         try:
             with self._lock:
-                self.scan, found = scan(self._root)
+                self._make_temporary_directory()
+                self.scan, found = DirectoryScan(self._root).run()
                 self._index.adopt(found)
                 self._make_room(0)
             self._files.start()
+            self._log_scan()
         except BaseException:
             self.close()
             raise
@@ -161,6 +187,7 @@ class SsdTier:
                 with self._lock:
                     # Under the lock, so that no delete in between can leave the file behind.
                     if key in self._index:
+                        require_free_name(target)
                         os.replace(temporary, target)
                         self._index.enter_extra(key, name, nbytes)
                         return True
@@ -178,7 +205,7 @@ class SsdTier:
         if file is None:
             return None
         try:
-            fd = os.open(path, os.O_RDONLY)
+            fd = open_regular(path)
         except FileNotFoundError:  # never written, removed by someone else, or just deleted
             with self._lock:
                 if self._index.get(key) is file:
@@ -214,7 +241,38 @@ class SsdTier:
             raise TierUnavailable(f"tier {self.name} is not started")
 
     def _temporary_path(self, key: str) -> Path:
-        return self._root / TEMPORARY / f"{key}.{next(self._temporary)}"
+        """A name that nothing has."""
+        while True:
+            path = self._temporary_root / f"{key}.{next(self._temporary)}"
+            if not os.path.lexists(path):
+                return path
+
+    def _make_temporary_directory(self) -> None:
+        """Make the directory for files being written, under another name if this one is taken."""
+        for name in (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10))):
+            self._temporary_root = self._root / name
+            if self._temporary_root.is_symlink():
+                continue
+            with suppress(FileExistsError):
+                self._temporary_root.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+                return
+        raise TierUnavailable(f"{self._root} has no room for a directory {TEMPORARY}: clear it up")
+
+    def _log_scan(self) -> None:
+        found = self.scan
+        if found.removed_unreadable:
+            _log.warning(
+                "%s: %d files removed that were no whole chunks of this format",
+                self._root,
+                found.removed_unreadable,
+            )
+        if found.foreign:
+            _log.warning(
+                "%s: %d things skipped that are not the store's files, the first is %s",
+                self._root,
+                len(found.foreign),
+                found.foreign[0],
+            )
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:
@@ -227,7 +285,7 @@ class SsdTier:
             yield None
             return
         try:
-            fd = os.open(path, os.O_RDONLY)
+            fd = open_regular(path)
         except FileNotFoundError:  # removed by someone else
             with self._lock:
                 if self._index.get(key) is file:
@@ -253,8 +311,10 @@ class SsdTier:
         except BaseException as error:
             with self._lock:
                 self._index.release(nbytes)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in _NO_SPACE:
                 raise TierFull(f"no space left under the SSD tier: {error.strerror}") from error
+            if isinstance(error, OSError) and error.errno in _IN_THE_WAY:
+                raise TierFull(f"{error.filename} is in the way: {error.strerror}") from error
             raise
 
     def _make_room(self, nbytes: int) -> None:
@@ -268,7 +328,7 @@ class SsdTier:
             return False
         # The index last: if an unlink fails, the chunk is still counted and can be deleted again.
         for name in file.extras:
-            extra_path(self._root, key, name).unlink(missing_ok=True)
-        chunk_path(self._root, key).unlink(missing_ok=True)
+            remove_regular(extra_path(self._root, key, name))
+        remove_regular(chunk_path(self._root, key))
         self._index.remove(key)
         return True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import shutil
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ from service.cli.output import size
 from service.settings import Settings
 
 GIB = 1024**3
+_KEY_PREFIX = re.compile(r"[0-9a-f]{2}")  # of the folders of chunk files
 DATABASES = ("catalog.db", "jobs.sqlite3", "keys.sqlite3")
 
 
@@ -33,6 +37,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         state += f"; process {pid} serves from it"
     yield ok("data folder", state)
     yield from _disk(settings, there)
+    yield from _kv_folder(settings.kv_dir)
     yield from _databases(folder)
 
 
@@ -62,6 +67,32 @@ def _disk(settings: Settings, there: Path) -> Iterator[Finding]:
                    f"--ssd-tier-gib {room}, or a data folder on a larger disk")  # fmt: skip
     else:
         yield ok("disk", text)
+
+
+def _kv_folder(folder: Path) -> Iterator[Finding]:
+    """Name what is not a regular file among the KV files; the SSD tier skips it."""
+    foreign: list[str] = []
+    for path, directories, files in os.walk(folder):
+        depth = len(Path(path).relative_to(folder).parts)
+        in_temporary = Path(path).name.startswith("tmp")
+        for name in list(directories):
+            ours = (
+                depth < 2
+                and not in_temporary
+                and (_KEY_PREFIX.fullmatch(name) or (depth == 0 and name.startswith("tmp")))
+            )
+            if not ours:
+                foreign.append(os.path.join(path, name))
+                directories.remove(name)
+        for name in files:
+            file = os.path.join(path, name)
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                if not stat.S_ISREG(os.lstat(file).st_mode):
+                    foreign.append(file)
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        yield warn("kv folder", f"not regular files, so skipped: {', '.join(foreign[:3])}{more}",
+                   "remove them: KV whose place they take is not stored")  # fmt: skip
 
 
 def _bytes_below(folder: Path) -> int:

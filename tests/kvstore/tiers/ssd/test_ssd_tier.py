@@ -176,7 +176,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     tier = started(tmp_path)
     key = make_key()
     (tmp_path / key[:2]).write_text("a file where a directory should be")
-    with pytest.raises(OSError):
+    with pytest.raises(TierFull, match="in the way"):
         tier.put(key, make_chunk())
     assert not list((tmp_path / "tmp").iterdir())
     assert (tier.usage().entries, tier.usage().used_bytes) == (0, 0)
