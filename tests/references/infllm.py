@@ -1,5 +1,5 @@
 """Multi-InfLLM (METHODS §1.8; InfLLM, Xiao et al. 2024, over concatenated chunks) on the slow
-decoder of reference.py: prefill of the question and decode steps.
+decoder of `prefill.py`: prefill of the question and decode steps.
 
 The context is S ‖ D_1 ‖ … ‖ D_k with its stored keys and values; only the question and generated
 tokens are computed. They run in chunks (the question in pieces of `chunk` tokens, then one token

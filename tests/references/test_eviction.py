@@ -1,4 +1,4 @@
-"""The yardstick of kept sets: METHODS §2's invariants, and small cases worked by hand."""
+"""The reference of kept sets: METHODS §2's invariants, and small cases worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The yardstick of Multi-InfLLM: METHODS §1.8."""
+"""The reference of Multi-InfLLM: METHODS §1.8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The yardstick itself: the reference agrees with transformers' own eager forward."""
+"""The reference decoder agrees with transformers' own eager forward."""
 
 from __future__ import annotations
 

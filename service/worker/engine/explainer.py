@@ -22,7 +22,12 @@ from service.worker.sequences.sequence import Sequence
 
 
 class Explainer:
-    """Makes the forecasts of one engine."""
+    """Makes the forecasts of one engine.
+
+    Args:
+        planner: estimates how long loads and prefills take.
+        deciding: whether requests are planned by it; if not, everything that is stored is loaded.
+    """
 
     def __init__(
         self,
@@ -33,12 +38,6 @@ class Explainer:
         *,
         deciding: bool,
     ) -> None:
-        """
-        Args:
-            planner: estimates how long loads and prefills take.
-            deciding: whether requests are planned by it; if not, everything that is stored is
-                loaded.
-        """
         self._adapter = adapter
         self._admission = admission
         self._streams = streams

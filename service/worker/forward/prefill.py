@@ -209,7 +209,7 @@ class PromptLoop:
             view = self._view(layer, rows, projected, (k_all, v_all), scores)
             complete = view
             if layer < reused.layers and (self.capture is not None or self.eviction is not None):
-                # The question's rows are not computed here, but whoever reads the view wants them.
+                # The question's rows are not computed here, but readers of the view need them.
                 complete = view.with_rows_behind(question, reused.projected[layer])
             if self.capture is not None:
                 self.capture(complete)

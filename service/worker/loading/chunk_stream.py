@@ -57,7 +57,7 @@ class ChunkStream:
         seconds: seconds that these reads took.
         problems: what went wrong in these reads.
         chunk: the chunk, if it was read whole.
-        lost: the chunk is missing or damaged, or nobody needs it any more.
+        lost: the chunk is missing or damaged, or no request needs it any more.
         last_news_at: when the read was requested or the last part arrived, by time.monotonic.
         turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
         users: number of requests that use the stream; counted by the loader.

@@ -27,7 +27,14 @@ Replace = Callable[[str, FusionMethod], GatedMethod | None]
 
 
 class Admission:
-    """Admits the requests of one engine. Errors name the wrong field and what to do about it."""
+    """Admits the requests of one engine. Errors name the wrong field and what to do about it.
+
+    Args:
+        facts: sizes and calibration of the model.
+        pool_tokens: size of the KV pool in tokens.
+        replace: from a method's name and the method, the one that the correctness gate allows
+            instead; None if there is no gate.
+    """
 
     def __init__(
         self,
@@ -38,13 +45,6 @@ class Admission:
         pool_tokens: int,
         replace: Replace | None = None,
     ) -> None:
-        """
-        Args:
-            facts: sizes and calibration of the model.
-            pool_tokens: size of the KV pool in tokens.
-            replace: from a method's name and the method, the one that the correctness gate allows
-                instead; None if there is no gate.
-        """
         self._adapter = adapter
         self._facts = facts
         self._addressing = addressing

@@ -131,7 +131,7 @@ class EvictionMethod:
     # -- implemented by the base ------------------------------------------------------------------
 
     def observed_rows(self, layout: PromptLayout) -> int:
-        """w: number of rows in the window.
+        """Number w of rows in the window.
 
         At most the question, because only its rows are computed by every fusion method. Without
         `protect` also less than the budget, so that at least one entry is left to choose.

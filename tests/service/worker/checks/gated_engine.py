@@ -1,4 +1,4 @@
-"""An engine with a gate, and what it says."""
+"""An engine with a gate, and helpers that read the gate's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate beside everything else: spare time, KV, aborts, purges, other parts of the engine."""
+"""The gate together with the rest of the engine: spare time, KV, aborts, purges, forecasts."""
 
 from __future__ import annotations
 

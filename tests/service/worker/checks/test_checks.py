@@ -1,4 +1,4 @@
-"""The gate in an engine: checks are true, a broken method is left, a good one stays."""
+"""The gate in an engine: checks are correct, a broken method is replaced, a good one is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""stable_topk: the k largest, the lower index among equals, ascending."""
+"""Tests of stable_topk: the k largest, the lower index among equals, ascending."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The engine end to end on a tiny model: every request ends once, alone or in company, and neither
-batching, nor the cache's state, nor aborts change anybody's answer."""
+"""The engine end to end on a tiny model: every request ends once, alone or with others, and neither
+batching, nor the cache's state, nor aborts of others change an answer."""
 
 from __future__ import annotations
 

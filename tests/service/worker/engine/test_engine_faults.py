@@ -1,5 +1,5 @@
-"""Bad chunks and dead tiers: the answer is the one given without that cache, and the report says
-what happened."""
+"""Damaged chunks and failing tiers: the answer is the same as without that cache, and the report
+says what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dry run says what a run then does, and changes nothing."""
+"""A forecast agrees with the request's later report, and making it changes nothing."""
 
 from __future__ import annotations
 

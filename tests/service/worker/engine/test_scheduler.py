@@ -1,4 +1,4 @@
-"""Who goes next and for how long, counted in steps."""
+"""Which sequence is served next and for how many steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded decode steps against the same not recorded. On a CPU a recording is played by running
+"""Recorded decode steps against unrecorded ones. On a CPU a recording is replayed by running
 the operations again on the tensors they were recorded with, which is what a CUDA graph does."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def decoder(model: Tiny, sequences: list[Running], recorder: Recorder) -> Decode
 
 @pytest.mark.parametrize("lengths", [(40, 9, 3, 12, 5), (3, 9, 20, 4)])
 def test_what_is_played_is_the_step(any_family: Tiny, lengths: tuple[int, ...]) -> None:
-    """Sizes that were not recorded are filled up; nobody's rows change nothing."""
+    """Batches are padded to a recorded size; padding rows change nothing."""
     plain, played, recorder = running(any_family, lengths), running(any_family, lengths), Recorder()
     expected = steps(lambda batch: decode_step(any_family.adapter, batch), plain)
     found = steps(decoder(any_family, played, recorder).step, played)

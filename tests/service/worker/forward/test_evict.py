@@ -1,4 +1,4 @@
-"""Eviction on a filled prompt and decoding after it, against masked attention on the full cache
+"""Eviction after a prefill and decoding after it, against masked attention on the full cache
 (METHODS §2.9) and the paper's A3(ex) (§1.6)."""
 
 from __future__ import annotations

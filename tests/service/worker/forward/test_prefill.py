@@ -1,5 +1,5 @@
-"""What the layer loop promises whatever the method: exact S, exact layer 0, cached KV untouched,
-index causality, window queries, and work counted as it was done."""
+"""What the layer loop guarantees for every method: exact S, exact layer 0, cached KV unchanged,
+causality by index, window queries, and a correct count of operations."""
 
 from __future__ import annotations
 

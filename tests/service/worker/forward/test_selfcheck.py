@@ -1,4 +1,4 @@
-"""The start-up check passes what is served and refuses what differs in one detail."""
+"""The start-up check accepts supported models and refuses one that differs in a detail."""
 
 from __future__ import annotations
 

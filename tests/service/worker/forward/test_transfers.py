@@ -1,5 +1,5 @@
-"""Stored layers on their way to a GPU. Here the device is the CPU: what is tested is what is copied
-when, in which form, and that answers do not depend on it."""
+"""Copies of stored layers to a GPU. Here the device is the CPU: tested is what is copied when and
+in which form, and that answers do not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request reports what its own prefetch met, and a note never outlives its moment."""
+"""A request reports the outcome of its own prefetch; old outcomes are not reported."""
 
 from __future__ import annotations
 

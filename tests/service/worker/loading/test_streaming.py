@@ -1,5 +1,5 @@
-"""Prompts that start before their chunks are there: the same answers, whatever arrives late, bad or
-not at all, and nothing is read twice or without a use."""
+"""Prompts that start before their chunks are loaded: the answers are the same, whatever arrives
+late, damaged or not at all, and nothing is read twice or without a use."""
 
 from __future__ import annotations
 

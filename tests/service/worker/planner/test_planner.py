@@ -1,5 +1,5 @@
-"""Load or recompute: decisions minimise the model's expected time, follow what was measured, and
-never touch what is free."""
+"""Load or recompute: decisions minimise the expected time, follow the measurements, and never
+recompute what is in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of every token, against the report, the cache and the method's choice."""
+"""Token traces against the report, the cache and the method's choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One SamKV prompt by the service and by the reference, held against one another."""
+"""Runs one SamKV prompt by the service and by the reference, and compares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every layer holds, computes and needs in passing, against sets made by hand."""
+"""The tokens that every layer holds, computes and has as padding, against sets made by hand."""
 
 from __future__ import annotations
 

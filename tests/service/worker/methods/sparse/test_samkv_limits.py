@@ -1,5 +1,4 @@
-"""Where SamKV is something known: full prefill, itself again; and what it reports (METHODS §1.9,
-T9, T10)."""
+"""SamKV where it must equal full prefill or itself, and its reports (METHODS §1.9, T9, T10)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sketches (METHODS §1.7, P2–P6) against the reference's, and what their way into the store
-costs."""
+"""Sketches (METHODS §1.7, P2–P6) against the reference's, and the loss from storing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SamKV's prompts on tiny models: stored tokens that must be asked for, own sketches or the
+"""SamKV's prompts on tiny models: stored tokens that must be read first, own sketches or the
 reference's, and a run from sketches to a cache that can be decoded on."""
 
 from __future__ import annotations
