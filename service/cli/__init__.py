@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 
 from service.cli.arguments import parser
 from service.cli.output import report_error
-from service.cli.service_client import CommandError
-from service.errors import KvstitchError
+from service.cli.service_client import CommandError, WrongArgument
+from service.errors import InvalidRequest, InvalidSetting, KvstitchError
+
+WRONG_ARGUMENTS = 2  # as argparse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,16 +35,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KvstitchError as error:
         report_error(error, as_json=args.json)
-        return 1
+        return WRONG_ARGUMENTS if _from_arguments(error) else 1
     except UnicodeEncodeError as error:
-        wrong = CommandError(
+        wrong = WrongArgument(
             f"an argument is not valid UTF-8: {error.object!r}", code=KvstitchError.code
         )
         report_error(wrong, as_json=args.json)
-        return 1
+        return WRONG_ARGUMENTS
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). Python must not fail on it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
         return 130
+
+
+def _from_arguments(error: KvstitchError) -> bool:
+    """Whether other arguments would have made the command succeed, as a service may tell too."""
+    if isinstance(error, CommandError):
+        return isinstance(error, WrongArgument) or error.http_status == InvalidRequest.status
+    return isinstance(error, InvalidSetting | InvalidRequest)

@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from service.cli.output import console, emit, table
+from service.cli.service_client import WrongArgument
 from service.gateway.auth.key_text import SCOPES
 from service.gateway.auth.keys import KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits
-from service.settings import load
+from service.settings import default_data_dir, load
 
 DAY_S = 86_400
 
@@ -82,7 +83,13 @@ def revoke(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
-    store = KeyStore(load(data_dir=args.data_dir).data_dir / "keys.sqlite3")
+    folder = load(data_dir=args.data_dir).data_dir
+    if folder != default_data_dir() and not folder.is_dir():
+        raise WrongArgument(
+            f"there is no folder {folder}, so no service would read keys from it: give the "
+            "--data-dir of the service, or make the folder first"
+        )
+    store = KeyStore(folder / "keys.sqlite3")
     store.start()
     try:
         yield store

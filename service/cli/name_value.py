@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from service.cli.service_client import CommandError
+from service.cli.service_client import WrongArgument
 
 
 def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
@@ -29,14 +29,14 @@ def _object(text: str, option: str) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"{option} {text} is not valid JSON: {error}") from None
+        raise WrongArgument(f"{option} {text} is not valid JSON: {error}") from None
     return value
 
 
 def _pair(text: str, option: str) -> dict[str, Any]:
     name, equals, value = text.partition("=")
     if not (equals and name.strip()):
-        raise CommandError(f"{option} {text}: write NAME=VALUE, or a JSON object")
+        raise WrongArgument(f"{option} {text}: write NAME=VALUE, or a JSON object")
     try:
         return {name.strip(): json.loads(value)}
     except (ValueError, RecursionError):

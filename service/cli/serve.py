@@ -6,23 +6,27 @@ import argparse
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from service import openmp
+from service.errors import KvstitchError, ModelRefused
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+CANNOT_BE_SERVED = 3
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 3 if the service failed.
+    """Serve until a signal; 3 if the service cannot be served.
 
     Raises:
-        KvstitchError: It cannot start.
+        InvalidSetting: A setting is wrong by itself.
     """
     openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
-    from service.gateway.composition import Gateway
-    from service.gateway.prompts.model_folder import resolve
-    from service.gateway.server import listen, serve
     from service.settings import Settings, load
 
     names = set(Settings.model_fields)
@@ -30,7 +34,31 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        failure = _serve(settings)
+    except KvstitchError as error:
+        failure = error.message
+    if failure is not None:
+        print(f"kvstitch: {failure}", file=sys.stderr)
+        return CANNOT_BE_SERVED
+    return 0
+
+
+def _serve(settings: Settings) -> str | None:
+    """Serve until a signal or a failure; returns why it failed.
+
+    Raises:
+        KvstitchError: It cannot start.
+    """
+    from service.cli.checks import model
+    from service.gateway.composition import Gateway
+    from service.gateway.prompts.model_folder import resolve
+    from service.gateway.server import listen, serve
+
     folder = resolve(settings.model)
+    # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
+    if (finding := model.unservable(folder, settings)) is not None:
+        raise ModelRefused(f"{finding.message}: {finding.remedy}")
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)
     port = bound.getsockname()[1]
@@ -40,8 +68,4 @@ def run(args: argparse.Namespace) -> int:
         f"listening on http://{settings.host}:{port} as soon as it is loaded",
         file=sys.stderr,
     )
-    failure = serve(gateway, bound)
-    if failure is not None:
-        print(f"kvstitch: {failure}", file=sys.stderr)
-        return 3
-    return 0
+    return serve(gateway, bound)

@@ -38,6 +38,10 @@ class CommandError(KvstitchError):
         self.http_status = http_status
 
 
+class WrongArgument(CommandError):
+    """What was given on the command line cannot be meant: exit code 2."""
+
+
 @contextmanager
 def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
     """A client for the service at --url, with --api-key or KVSTITCH_API_KEY.
@@ -47,7 +51,7 @@ def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
     """
     key = (args.api_key or os.environ.get("KVSTITCH_API_KEY", "")).strip()
     if not (key.isascii() and key.isprintable()):
-        raise CommandError(
+        raise WrongArgument(
             "the API key has characters that no key has: copy it again", code="bad_key"
         )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -60,8 +64,8 @@ def client(args: argparse.Namespace) -> Iterator[httpx.Client]:
             f"no service answers at {args.url}: start one with `kvstitch serve`, or give --url",
             code="unreachable",
         ) from None
-    except httpx.InvalidURL as error:
-        raise CommandError(f"{args.url} is not a URL: {error}") from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise WrongArgument(f"{args.url} is not a URL: {error}") from None
     except httpx.HTTPError as error:
         raise CommandError(
             f"the service at {args.url} failed: {error or type(error).__name__}",

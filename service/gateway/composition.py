@@ -147,11 +147,13 @@ class Gateway:
         """Take the data folder, for as long as this gateway is open.
 
         Raises:
-            InvalidSetting: Another gateway uses the folder, or strangers could use this one.
+            InvalidSetting: Another gateway uses the folder, strangers could use this one, or a
+                database in it cannot be used.
         """
         self._tracing.start()
         self._lock = self._lock or _lock_folder(self.settings.data_dir)
         self._keys.start()
+        self._database.start()
         self.access.check_exposure(self.settings.host)
 
     async def start(self) -> None:
@@ -161,7 +163,6 @@ class Gateway:
             InvalidSetting: As `claim`.
         """
         self.claim()
-        self._database.start()
         if self._worker_address:
             self.worker.connect(self._worker_address)
         else:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from service.cli.asking import answer_tables
 from service.cli.output import console, emit, milliseconds, plain, table
-from service.cli.service_client import CommandError, checked
+from service.cli.service_client import CommandError, WrongArgument, checked
 
 FULL_PREFILL = "vanilla"
 PATH = "/v1/rag/generate"
@@ -79,14 +79,14 @@ def _fusion(text: str, offered: dict[str, Any], ratio: float | None) -> dict[str
     name, colon, own = text.partition(":")
     if name not in offered:
         known = ", ".join(sorted(offered))
-        raise CommandError(
+        raise WrongArgument(
             f"--compare {name}: known methods: {known}", code="unknown_method", field="compare"
         )
     if colon:
         try:
             return {"method": name, "ratio": float(own)}
         except ValueError:
-            raise CommandError(
+            raise WrongArgument(
                 f"--compare {text}: the ratio is not a number", field="compare"
             ) from None
     takes = "ratio" in offered[name]["parameters"]

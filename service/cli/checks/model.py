@@ -41,6 +41,17 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from _weights(folder, settings)
 
 
+def unservable(folder: Path, settings: Settings) -> Finding | None:
+    """What makes it useless to load the model, None if nothing does. Reads no weights."""
+    try:
+        config = _json(folder / "config.json")
+    except (ValueError, OSError) as error:
+        return fail("model", f"{folder}/config.json cannot be read: {error}",
+                    "copy the model folder again")  # fmt: skip
+    found = (*_architecture(folder, config), *_weights(folder, settings))
+    return next((finding for finding in found if finding.level == "fail"), None)
+
+
 def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     family = str(config.get("model_type"))
     if family not in families():

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from service.cli.name_value import parse_pairs
 from service.cli.output import console, emit, moment, plain, table
-from service.cli.service_client import CommandError, checked, client, pages
+from service.cli.service_client import CommandError, WrongArgument, checked, client, pages
 
 
 def listing(args: argparse.Namespace) -> int:
@@ -24,7 +24,15 @@ def listing(args: argparse.Namespace) -> int:
         emit(found)
         return 0
     if not found:
-        print("no documents")
+        known = args.collection is None
+        print(
+            "no documents"
+            if known
+            else plain(
+                f"there is no collection {args.collection}: `kvstitch documents collections` "
+                "lists them"
+            )
+        )
         return 0
     numbers = ("characters", "chunks", "tokens")
     shown = table("document", "title", *numbers, "pinned", "updated", "metadata", numbers=numbers)
@@ -74,10 +82,12 @@ def delete(args: argparse.Namespace) -> int:
     """
     chosen = [bool(args.doc_id), args.filter is not None, args.all]
     if sum(chosen) != 1:
-        raise CommandError("say what to delete: either DOC_ID…, --filter, or --all of a collection")
+        raise WrongArgument(
+            "say what to delete: either DOC_ID…, --filter, or --all of a collection"
+        )
     where = parse_pairs(args.filter, "--filter")
     if args.filter is not None and not where:
-        raise CommandError("--filter is empty: --all deletes all documents of a collection")
+        raise WrongArgument("--filter is empty: --all deletes all documents of a collection")
     collection = args.collection or "default"
     if not args.doc_id and not args.yes:
         _confirm(collection, where)
@@ -173,7 +183,7 @@ def _confirm(collection: str, where: dict[str, Any]) -> None:
     """
     what = f"documents where {json.dumps(where)}" if where else "all documents"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CommandError(
+        raise WrongArgument(
             f"this deletes {what} of collection {collection}: add --yes if that is meant"
         )
     print(plain(f"Delete {what} of collection {collection}? [y/N] "), end="", file=sys.stderr)
@@ -189,7 +199,7 @@ def _path(route: str, name: str) -> str:
         CommandError: The path would lead to another route.
     """
     if any(part in (".", "..") for part in name.split("/")):
-        raise CommandError(
+        raise WrongArgument(
             f"{name} cannot be named in a URL: use `documents delete --filter` or --all"
         )
     return f"/admin/{route}/{quote(name, safe='/')}"

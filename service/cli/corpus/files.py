@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.cli.service_client import CommandError
+from service.cli.service_client import WrongArgument
 
 MEDIA_TYPES = {
     ".txt": "text/plain", ".text": "text/plain",
@@ -86,7 +86,7 @@ def find(paths: Sequence[str]) -> tuple[list[SourceFile], int]:
             chosen = [SourceFile(file, file.relative_to(path).as_posix()) for file in known]
         elif path.exists() or not glob.has_magic(text):
             if not path.exists():
-                raise CommandError(f"{text} cannot be read: there is no such file or folder")
+                raise WrongArgument(f"{text} cannot be read: there is no such file or folder")
             chosen = [SourceFile(path, path.name)]
         else:
             chosen = _matching(text)
@@ -104,7 +104,7 @@ def _matching(pattern: str) -> list[SourceFile]:
     root = Path(*fixed)
     files = [Path(f) for f in sorted(glob.glob(pattern, recursive=True)) if Path(f).is_file()]
     if not files:
-        raise CommandError(f"{pattern} matches no file")
+        raise WrongArgument(f"{pattern} matches no file")
     return [SourceFile(file, file.relative_to(root).as_posix()) for file in files]
 
 

@@ -186,7 +186,7 @@ class RequestPreparer:
         max_tokens, lowered = self._max_tokens(validated, plan)
         warnings = [*result.warnings, *lowered]
         if validated.search is not None and not result.passages:
-            warnings.append("there are no documents to answer from: the answer cites nothing")
+            warnings.append(self._nothing_found(validated))
         generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
             system=plan.system,
@@ -205,6 +205,15 @@ class RequestPreparer:
         if request.rerank:
             stages["rerank"] = result.rerank_s
         return PreparedRequest(generate, result.passages, citations, plan.tokens, stages, warnings)
+
+    def _nothing_found(self, validated: ValidatedRequest) -> str:
+        collection = validated.scope.collection
+        if validated.request.collection and not self._retriever.has_documents(validated.scope):
+            return (
+                f"there is no collection {collection!r}, so the answer cites nothing: "
+                "GET /admin/collections lists those that have documents"
+            )
+        return "there are no documents to answer from: the answer cites nothing"
 
     def _hint(self, validated: ValidatedRequest, documents: list[Chunk]) -> Prefetch:
         return Prefetch(

@@ -95,25 +95,33 @@ class JobDatabase:
         self._connection: sqlite3.Connection | None = None
 
     def start(self) -> None:
-        """Open the file, and migrate it if need be.
+        """Open the file, and migrate it if need be; does nothing if it is open.
 
         Raises:
-            InvalidSetting: A later release has written the file.
+            InvalidSetting: The file is damaged, or a later release has written it.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            self._path, check_same_thread=False, isolation_level=None, timeout=10
-        )
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA secure_delete = ON")
+        if self._connection is not None:
+            return
         try:
-            _create_or_migrate(connection, self._path)
-        except BaseException:
-            connection.close()
-            raise
-        connection.execute("PRAGMA foreign_keys = ON")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self._path, check_same_thread=False, isolation_level=None, timeout=10
+            )
+            try:
+                connection.row_factory = sqlite3.Row
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA secure_delete = ON")
+                _create_or_migrate(connection, self._path)
+                connection.execute("PRAGMA foreign_keys = ON")
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise InvalidSetting(
+                f"the job store {self._path} cannot be used ({error}): restore it from a backup, "
+                "or move it away, which forgets jobs and the deletions that are still owed"
+            ) from error
         self._connection = connection
 
     def close(self) -> None:

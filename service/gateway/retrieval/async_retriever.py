@@ -196,6 +196,10 @@ class AsyncRetriever:
         """Those of `doc_ids` that are not stored. Blocks: call it within `run_blocking`."""
         return [d for d in doc_ids if self._retriever.get_document(d, scope=scope) is None]
 
+    def has_documents(self, scope: Scope) -> bool:
+        """Whether the collection has any. Blocks: call it within `run_blocking`."""
+        return self._retriever.counts(scope=scope).documents > 0
+
     # -- changing --------------------------------------------------------------------------------
 
     async def ingest(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
-from service.gateway.schemas.fields import DocId, StrictModel, Title, Unicode, encodable
+from service.gateway.schemas.fields import DocId, NewDocId, StrictModel, Title, Unicode, encodable
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
@@ -15,7 +15,7 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dea
 class DocumentIn(StrictModel):
     """A document to ingest; the same doc_id again is a new revision."""
 
-    doc_id: DocId
+    doc_id: NewDocId
     text: Unicode
     title: Title = ""
     metadata: Annotated[dict[str, JsonValue], AfterValidator(encodable)] = Field(

@@ -55,7 +55,18 @@ Unicode = Annotated[str, AfterValidator(encodable)]
 StopString = Annotated[
     str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(encodable)
 ]
+
+
+def _one_line(value: str) -> str:
+    """Refuse a name that would break lines of logs and headers."""
+    if "\r" in value or "\n" in value:
+        raise ValueError("holds a line break: name the document on one line")
+    return value
+
+
 DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(encodable)]
+# Documents that are stored already may have any name.
+NewDocId = Annotated[DocId, AfterValidator(_one_line)]
 Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 Stops = Annotated[

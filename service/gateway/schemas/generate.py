@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.schemas.fields import STRICT, DocId, Stops, StrictModel, Title, Unicode
+from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.schemas.tokens import TokenReport
 from service.prompt import Turn
 from service.records import GateStateName
@@ -51,7 +51,7 @@ class InlineDocument(StrictModel):
 
     text: Unicode
     title: Title = ""
-    doc_id: DocId | None = Field(None, description="what citations call it; else inline-1, …")
+    doc_id: NewDocId | None = Field(None, description="what citations call it; else inline-1, …")
 
 
 class Choices(StrictModel):

@@ -13,12 +13,12 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service import openmp
+from service.gateway.worker_client import socket_folder
 from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
 from service.worker_settings import WorkerSettings
 
@@ -63,6 +63,7 @@ class Supervisor:
         self._backoff_s = backoff_s
         self._stop_timeout_s = stop_timeout_s
         self._folder: Path | None = None
+        self._folder_lock = -1
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -73,7 +74,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Begin; does not wait until the worker is ready."""
-        self._folder = Path(tempfile.mkdtemp(prefix="kvstitch-"))  # mode 0700
+        self._folder, self._folder_lock = socket_folder.make()
         self._task = asyncio.create_task(self._run(self._folder))
         self._task.add_done_callback(self._ended)
 
@@ -88,6 +89,7 @@ class Supervisor:
             self._process = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._folder_lock)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

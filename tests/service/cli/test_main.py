@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 from service.cli import main
 from service.cli.output import plain
+from service.settings import demo_model
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -47,18 +50,18 @@ def test_every_event_as_a_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_errors_are_one_readable_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     url = ["--url", rig.url]
-    assert main(["ask", "x", "--method", "magic", *url]) == 1
+    assert main(["ask", "x", "--method", "magic", *url]) == 2
     assert "known methods: a3, pie, vanilla (HTTP 422)" in capsys.readouterr().err
-    assert main(["ask", "x", "--filter", "year", *url]) == 1
+    assert main(["ask", "x", "--filter", "year", *url]) == 2
     assert "write NAME=VALUE" in capsys.readouterr().err
-    assert main(["ask", "x", "--compare", "magic", *url]) == 1
+    assert main(["ask", "x", "--compare", "magic", *url]) == 2
     assert "known methods: a3, pie, vanilla" in capsys.readouterr().err
-    assert main(["ask", "half of \ud800", *url]) == 1
+    assert main(["ask", "half of \ud800", *url]) == 2
     assert "not valid UTF-8" in capsys.readouterr().err
 
 
 def test_errors_of_scripts_are_objects(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ask", "x", "--method", "magic", "--json", "--url", rig.url]) == 1
+    assert main(["ask", "x", "--method", "magic", "--json", "--url", rig.url]) == 2
     found = capsys.readouterr()
     error = json.loads(found.err)["error"]
     assert found.out == "" and error["field"] == "fusion.method"
@@ -94,7 +97,7 @@ def test_unreachable_service(free_port: int, capsys: pytest.CaptureFixture[str])
     for command in (["ask", "x"], ["status"], ["jobs"], ["documents"]):
         assert main([*command, "--url", f"http://127.0.0.1:{free_port}"]) == 1
         assert "kvstitch serve" in capsys.readouterr().err
-    assert main(["status", "--url", "no url"]) == 1
+    assert main(["status", "--url", "no url"]) == 2
     assert "kvstitch: " in capsys.readouterr().err
 
 
@@ -112,17 +115,72 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_serve_says_what_is_wrong(folder: Path, data: Path) -> None:
     wrong = serve("--port", "99999")
-    assert wrong.returncode == 1 and "KVSTITCH_PORT" in wrong.stderr
+    assert wrong.returncode == 2 and "KVSTITCH_PORT" in wrong.stderr
     missing = serve("--model", str(data))
-    assert missing.returncode == 1 and "no config.json" in missing.stderr
+    assert missing.returncode == 3 and "no config.json" in missing.stderr
     assert "Traceback" not in wrong.stderr + missing.stderr
 
 
-def test_port_in_use(folder: Path, data: Path) -> None:
+def test_port_in_use(data: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        found = serve("--model", str(folder), "--data-dir", str(data / "d"), "--port", port)
-    assert found.returncode == 1 and "give another --port" in found.stderr
+        found = serve("--data-dir", str(data / "d"), "--port", port)
+    assert found.returncode == 3 and "give another --port" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def last_line(found: subprocess.CompletedProcess[str]) -> str:
+    assert found.returncode == 3, found.stderr
+    assert "Traceback" not in found.stderr
+    return found.stderr.strip().splitlines()[-1]
+
+
+def test_a_model_that_cannot_be_served_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Before a worker is started, which would die of it again and again."""
+    copy = tmp_path / "model"
+    shutil.copytree(demo_model(), copy)
+    options = ("--model", str(copy), "--data-dir", str(tmp_path / "data"), "--port", "0")
+    config = json.loads((copy / "config.json").read_text())
+    for family in ("gemma2", "gpt_oss"):
+        (copy / "config.json").write_text(json.dumps({**config, "model_type": family}))
+        assert f"model_type {family}" in last_line(serve(*options))
+    (copy / "config.json").write_text(json.dumps(config))
+    (weights,) = copy.glob("*.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    said = last_line(serve(*options))
+    assert "is damaged" in said and "copy the file again" in said
+
+
+def test_a_job_store_that_cannot_be_used_is_named_in_the_last_line(data: Path) -> None:
+    options = ("--data-dir", str(data), "--port", "0")
+    with sqlite3.connect(data / "jobs.sqlite3") as newer:
+        newer.execute("PRAGMA user_version = 99")
+    said = last_line(serve(*options))
+    assert "jobs.sqlite3 has schema version 99" in said and "--data-dir" in said
+    (data / "jobs.sqlite3").write_bytes(b"no database " * 1000)
+    said = last_line(serve(*options))
+    assert "jobs.sqlite3 cannot be used" in said and "restore it" in said
+
+
+def test_keys_are_not_made_where_no_service_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for action in (["create"], ["list"], ["revoke", "abc"]):
+        assert main(["keys", *action, "--data-dir", str(tmp_path / "typo")]) == 2
+        assert "there is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_collection_that_is_not_there_is_said_to_be(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig.ingest()
+    url = ["--url", rig.url]
+    assert main(["documents", "list", "--collection", "nope", *url]) == 0
+    assert "there is no collection nope" in capsys.readouterr().out
+    assert main(["ask", "Where?", "--collection", "nope", "--json", *url]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "there is no collection 'nope'" in warning

@@ -111,6 +111,8 @@ def test_unreadable_json(shared: Rig, path: str, content: bytes, message: str) -
             "doc_id, text, title, metadata",
         ),
         ({"documents": [{"doc_id": "a", "text": "x"}] * 2}, "documents[1].doc_id", "once"),
+        ({"documents": [{"doc_id": "a\nb", "text": "x"}]}, "documents[0].doc_id", "line break"),
+        ({"documents": [{"doc_id": "a\r", "text": "x"}]}, "documents[0].doc_id", "line break"),
         ({"docs": []}, "documents", "missing"),
         ({"documents": [{"doc_id": "a", "text": "x"}], "sync": 1}, "sync", "documents"),
     ],
@@ -172,8 +174,11 @@ def test_body_and_media_type_limits(shared: Rig) -> None:
         for _ in range(len(big) // 65536 + 1):
             yield b"x" * 65536
 
-    response = shared.http.post("/admin/precompute", content=pieces())
-    assert response.status_code == 413, response.text
+    for path in ("/admin/precompute", "/v1/rag/generate", "/v1/chat/completions"):
+        response = shared.http.post(
+            path, content=pieces(), headers={"Content-Type": "application/json"}
+        )
+        assert response.status_code == 413, response.text
     response = shared.http.post(
         "/admin/precompute", content=b"x", headers={"Content-Type": "image/png"}
     )

@@ -138,7 +138,7 @@ def test_wrong_input_sends_nothing(rig: Rig, capsys: pytest.CaptureFixture[str])
         ([str(Path(__file__).parent / "__init__.py"), "--metadata", "x"], "NAME=VALUE"),
         ([str(Path(__file__)), "--collection", "x" * 200], "collection"),
     ):
-        assert main(["ingest", *given, "--url", rig.url]) == 1
+        assert main(["ingest", *given, "--url", rig.url]) == 2
         assert part in capsys.readouterr().err
     assert rig.http.get("/admin/jobs").json()["jobs"] == []
 
