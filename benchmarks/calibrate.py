@@ -1,4 +1,5 @@
-"""Measures which heads of a model retrieve, for `eviction.method` headkv (METHODS §2.6):
+"""Measures which heads of a model retrieve, for `eviction.method` headkv (docs/specification.md
+§2.6):
 
     python -m benchmarks.calibrate MODEL_FOLDER [--probes needle|demo] [--samples 32] [--seed 0]
 

@@ -1,4 +1,5 @@
-"""Finds the layer at which A3 ranks best on a model (`selection_layer`, METHODS §1.5).
+"""Finds the layer at which A3 ranks best on a model (`selection_layer`, docs/specification.md
+§1.5).
 
     python -m benchmarks.fidelity.selection_layer MODEL_FOLDER [--prompts FILE.jsonl] [--ratio 0.15]
 

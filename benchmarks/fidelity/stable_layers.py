@@ -1,4 +1,5 @@
-"""Finds the layers in which SamKV should decide what a question needs (METHODS §1.7, P7, N*).
+"""Finds the layers in which SamKV should decide what a question needs (docs/specification.md §1.7,
+P7, N*).
 
     python -m benchmarks.fidelity.stable_layers MODEL_FOLDER [--documents FILE.jsonl] [--samples 32]
 

@@ -2,16 +2,16 @@
 
 S, the first document tokens (init) and a window before the row are always seen; of the blocks in
 between, every chunk of the question *and every decode step* picks those anew that its mean query
-scores highest by a few representative tokens. Nothing is recomputed (METHODS §1.8; InfLLM, Xiao et
-al. 2024).
+scores highest by a few representative tokens. Nothing is recomputed (docs/specification.md §1.8;
+InfLLM, Xiao et al. 2024).
 
 The service cannot run it: its decode attends to a cache that is fixed when the prompt is in place,
 here every layer would attend to another set of blocks at every step, keys of blocks unrotated and
 the query turned by a constant distance. So it is a measured comparator, with its own decode loop
-over the same adapter, that holds everything and only attends to part. What METHODS leaves open is
-decided as in the test suite's reference: S stays beside init, blocks are a grid across documents,
-one can be picked once it lies outside the window of the chunk's first row, and tokens that no block
-can bring back (the grid's rest, the question, the answer so far) stay visible.
+over the same adapter, that holds everything and only attends to part. What docs/specification.md
+leaves open is decided as in the test suite's reference: S stays beside init, blocks are a grid
+across documents, one can be picked once it lies outside the window of the chunk's first row, and
+tokens that no block can bring back (the grid's rest, the question, the answer so far) stay visible.
 """
 
 from __future__ import annotations

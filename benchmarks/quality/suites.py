@@ -16,7 +16,7 @@ from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, PromptTooLong
 
 CHUNK_TOKENS = 512
-"""Chunk size of all suites but our own (METHODS §5.3)."""
+"""Chunk size of all suites but our own (docs/specification.md §5.3)."""
 SHORT_CONTEXT = 1024
 """Models and prompts with at most this many tokens get their own needle grid and budgets."""
 SHORT_LENGTHS, SHORT_DEPTHS = (150, 200, 250, 300, 350, 400), (0, 20, 40, 60, 80, 100)

@@ -1,5 +1,5 @@
-"""Head scores of HeadKV (METHODS §2.6): by hand, against the reference's attention, and as a file
-that the worker takes."""
+"""Head scores of HeadKV (docs/specification.md §2.6): by hand, against the reference's attention,
+and as a file that the worker takes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""METHODS T12 on the demo model: on average, computing rows anew brings answer and KV nearer to
-full prefill, positions not recovered take them further away. (That A3 and CacheBlend come before
-LegoLink is the papers' finding on their models; benchmarks/results/fidelity has this one's.)"""
+"""docs/specification.md T12 on the demo model: on average, computing rows anew brings answer and KV
+nearer to full prefill, positions not recovered take them further away. (That A3 and CacheBlend come
+before LegoLink is the papers' finding on their models; benchmarks/results/fidelity has this
+one's.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many entries each layer and KV head keeps, in exact arithmetic (METHODS §2.4–§2.6).
+"""How many entries each layer and KV head keeps, in exact arithmetic (docs/specification.md
+§2.4–§2.6).
 
 All real-valued allocations are fractions; they become whole numbers in one place, `allocate`.
 """

@@ -1,4 +1,4 @@
-"""Which prompt entries every eviction method keeps, by loops over lists (METHODS §2).
+"""Which prompt entries every eviction method keeps, by loops over lists (docs/specification.md §2).
 
 Methods take one attention tensor per layer, `[heads, n, n]` (query head, query row, key; rows that
 were not computed are NaN and may not be asked for), as `Trace.attention` holds them, and return

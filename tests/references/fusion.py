@@ -1,4 +1,4 @@
-"""LegoLink, CacheBlend, question_scout and the exact operation count (METHODS §1.3,
+"""LegoLink, CacheBlend, question_scout and the exact operation count (docs/specification.md §1.3,
 §1.4, §4), on the slow decoder of `prefill.py`.
 
 A method is a list of token sets, one per layer: the rows whose K and V are computed there
@@ -40,7 +40,7 @@ def always_computed(prompt: Prompt) -> list[int]:
     return sorted({*prompt.indices(uncached=True), *prompt.question_indices})
 
 
-# -- LegoLink / EPIC (METHODS §1.4) ---------------------------------------------------------------
+# -- LegoLink / EPIC (docs/specification.md §1.4) --------------------------------------------------
 
 
 def legolink_rows(
@@ -74,7 +74,7 @@ def legolink(
     return reference.forced_rows(prompt, [*rows, *always_computed(prompt)])
 
 
-# -- CacheBlend (METHODS §1.3) --------------------------------------------------------------------
+# -- CacheBlend (docs/specification.md §1.3) -------------------------------------------------------
 
 
 def deviation(prompt: Prompt, trace: Trace, layer: int, metric: str = "V") -> list[float]:
@@ -293,7 +293,7 @@ def pass_with_reused_question(
     return trace
 
 
-# -- operations (METHODS §4) ----------------------------------------------------------------------
+# -- operations (docs/specification.md §4) ---------------------------------------------------------
 
 
 @dataclass(frozen=True)

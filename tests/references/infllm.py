@@ -1,5 +1,5 @@
-"""Multi-InfLLM (METHODS §1.8; InfLLM, Xiao et al. 2024, over concatenated chunks) on the slow
-decoder of `prefill.py`: prefill of the question and decode steps.
+"""Multi-InfLLM (docs/specification.md §1.8; InfLLM, Xiao et al. 2024, over concatenated chunks) on
+the slow decoder of `prefill.py`: prefill of the question and decode steps.
 
 The context is S ‖ D_1 ‖ … ‖ D_k with its stored keys and values; only the question and generated
 tokens are computed. They run in chunks (the question in pieces of `chunk` tokens, then one token
@@ -9,7 +9,7 @@ each). At every layer a chunk picks its top blocks, and each of its rows has one
     far   of all earlier tokens: init, the picked blocks and what no block can bring back; keys at
           position 0, the query at position `local`, a constant distance
 
-What METHODS leaves open are arguments of `infllm`.
+What docs/specification.md leaves open are arguments of `infllm`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""K-VEC (METHODS §2.8; the paper's eq. 8–16 and algorithm 1), step by step on lists."""
+"""K-VEC (docs/specification.md §2.8; the paper's eq. 8–16 and algorithm 1), step by step on
+lists."""
 
 from __future__ import annotations
 

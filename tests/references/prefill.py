@@ -1,4 +1,5 @@
-"""A slow eager decoder and the fusion and eviction methods on it, written from METHODS alone.
+"""A slow eager decoder and the fusion and eviction methods on it, written from
+docs/specification.md alone.
 
 It shares no code with service/ and none with transformers' modules: it sees a state dict and a
 config dict. Every step runs over all n rows with full [n, n] masks; the hidden state of a row that
@@ -22,7 +23,7 @@ MaskRule = Callable[[list[int], int], Tensor]
 
 
 def index_mask(rows: list[int], n: int) -> Tensor:
-    """Row t sees key j iff j <= t (METHODS §0)."""
+    """Row t sees key j iff j <= t (docs/specification.md §0)."""
     mask = torch.zeros(n, n, dtype=torch.bool)
     for t in range(n):
         mask[t, : t + 1] = True
@@ -30,7 +31,8 @@ def index_mask(rows: list[int], n: int) -> Tensor:
 
 
 def bottom_right_mask(rows: list[int], n: int) -> Tensor:
-    """The bug of public code (METHODS §1.3 a): the i-th of m rows sees the first n - m + i + 1."""
+    """The bug of public code (docs/specification.md §1.3 a): the i-th of m rows sees the first n -
+    m + i + 1."""
     mask = torch.zeros(n, n, dtype=torch.bool)
     for i, t in enumerate(rows):
         mask[t, : n - len(rows) + i + 1] = True
@@ -263,7 +265,7 @@ class Reference:
             out.append((k, v))
         return out
 
-    # -- fusion methods (METHODS §1) --------------------------------------------------------------
+    # -- fusion methods (docs/specification.md §1) -------------------------------------------------
 
     def pie(self, prompt: Prompt, exact_layers: int = 0, *, local: bool = False) -> Trace:
         """PIE (§1.2): everything cached but Q; the KV of the first layers exact if asked for."""
@@ -382,7 +384,7 @@ def frequencies(rope: Mapping[str, Any], d: int) -> tuple[list[float], float]:
     raise ValueError(f"no formula for rope_type {kind!r}")
 
 
-# -- eviction (METHODS §2) ------------------------------------------------------------------------
+# -- eviction (docs/specification.md §2) -----------------------------------------------------------
 
 
 def snapkv_kept(

@@ -1,4 +1,5 @@
-"""SamKV as a whole (METHODS §1.7, Q1–Q8; paper, section 3) on the slow decoder of `prefill.py`.
+"""SamKV as a whole (docs/specification.md §1.7, Q1–Q8; paper, section 3) on the slow decoder of
+`prefill.py`.
 
 S is exact, always kept, never recomputed and outside all ratios. A segment that has no stored KV
 would be precomputed first, so here every segment has some. Token indices are the prompt's.

@@ -1,5 +1,5 @@
-"""SamKV's precompute P1–P6 (METHODS §1.7) on the slow decoder of `prefill.py`: what is known of a
-document before any question.
+"""SamKV's precompute P1–P6 (docs/specification.md §1.7) on the slow decoder of `prefill.py`: what
+is known of a document before any question.
 
 One `Sketch` per document and layer. A document is prefilled alone behind its prefix; the prefix
 rows are keys like any other in that pass, but are neither scored nor part of a block.

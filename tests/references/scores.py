@@ -1,5 +1,5 @@
 """What a budget means on a prompt, and how eviction methods score its tokens, by loops over lists
-(METHODS §2 "Common" and §2.3)."""
+(docs/specification.md §2 "Common" and §2.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The reference of counts: sums, bounds, order, and the numbers METHODS §2.4–§2.6 states."""
+"""The reference of counts: sums, bounds, order, and the numbers docs/specification.md §2.4–§2.6
+states."""
 
 from __future__ import annotations
 

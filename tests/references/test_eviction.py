@@ -1,4 +1,5 @@
-"""The reference of kept sets: METHODS §2's invariants, and small cases worked by hand."""
+"""The reference of kept sets: docs/specification.md §2's invariants, and small cases worked by
+hand."""
 
 from __future__ import annotations
 

@@ -296,7 +296,8 @@ def test_flops_by_hand() -> None:
 
 
 def test_flops_of_the_methods() -> None:
-    """METHODS §4's figures for 6000 tokens, 50 of them question, 512-token chunks, r = 0.15."""
+    """docs/specification.md §4's figures for 6000 tokens, 50 of them question, 512-token chunks, r
+    = 0.15."""
     every = list(range(TOKENS))
     question = every[-QUESTION:]
     vanilla = tera([every] * LAYERS, every)

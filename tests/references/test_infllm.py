@@ -1,4 +1,4 @@
-"""The reference of Multi-InfLLM: METHODS §1.8."""
+"""The reference of Multi-InfLLM: docs/specification.md §1.8."""
 
 from __future__ import annotations
 

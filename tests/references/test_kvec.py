@@ -1,4 +1,5 @@
-"""The reference of K-VEC: the invariants of METHODS §2.8 and the coverage it is meant to raise."""
+"""The reference of K-VEC: the invariants of docs/specification.md §2.8 and the coverage it is meant
+to raise."""
 
 from __future__ import annotations
 

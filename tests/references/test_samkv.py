@@ -1,4 +1,5 @@
-"""The reference of SamKV as a whole (METHODS §1.7 Q1–Q5, Q8; §1.9 T10): limits, kept sets."""
+"""The reference of SamKV as a whole (docs/specification.md §1.7 Q1–Q5, Q8; §1.9 T10): limits, kept
+sets."""
 
 from __future__ import annotations
 

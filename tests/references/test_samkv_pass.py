@@ -1,4 +1,5 @@
-"""The reference of SamKV's sets, recomputation and update (METHODS §1.7 Q6, Q7; §1.9 T5, T10)."""
+"""The reference of SamKV's sets, recomputation and update (docs/specification.md §1.7 Q6, Q7; §1.9
+T5, T10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The reference of SamKV's choice of blocks, on made-up numbers (METHODS §1.7 Q2–Q5; §1.9 T11)."""
+"""The reference of SamKV's choice of blocks, on made-up numbers (docs/specification.md §1.7 Q2–Q5;
+§1.9 T11)."""
 
 from __future__ import annotations
 

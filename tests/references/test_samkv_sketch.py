@@ -1,4 +1,5 @@
-"""The reference of SamKV's precompute, on numbers made by hand (METHODS §1.7 P2–P6; §1.9 T11)."""
+"""The reference of SamKV's precompute, on numbers made by hand (docs/specification.md §1.7 P2–P6;
+§1.9 T11)."""
 
 from __future__ import annotations
 

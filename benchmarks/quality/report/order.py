@@ -1,4 +1,4 @@
-"""Tests the papers' ranking of methods on the data, pair by pair (METHODS §6)."""
+"""Tests the papers' ranking of methods on the data, pair by pair (docs/specification.md §6)."""
 
 from __future__ import annotations
 

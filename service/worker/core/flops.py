@@ -1,4 +1,5 @@
-"""Counts the floating-point operations of a prompt as they are scheduled (METHODS §4).
+"""Counts the floating-point operations of a prompt as they are scheduled (docs/specification.md
+§4).
 
 A multiply and an add are two operations. Norms, RoPE and softmax are not counted, as is usual in
 FLOP counts of transformers.

@@ -36,7 +36,7 @@ class ModelFacts:
             empty if not measured.
 
     Source:
-        METHODS §1.7 (N*) for `stable_layers`.
+        docs/specification.md §1.7 (N*) for `stable_layers`.
     """
 
     layers: int

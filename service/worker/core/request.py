@@ -22,7 +22,7 @@ class Request:
         fusion: fusion method and its parameters.
         eviction: eviction method and its parameters; None for none.
         sampling: how answer tokens are chosen.
-        prefix_mode: what documents are precomputed behind (METHODS §0).
+        prefix_mode: what documents are precomputed behind (docs/specification.md §0).
         tenant: whose chunks are used; "" for the default tenant.
         token_fates: whether to report what happened to every prompt token.
         arrived: when the request arrived, in seconds of time.monotonic.

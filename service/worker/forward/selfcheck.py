@@ -4,8 +4,8 @@ A model whose architecture differs in any detail (a norm, a bias, a RoPE variant
 instead of answering wrongly. So two facts are tested on a probe prompt:
 1. the layer loop's full prefill gives the logits of transformers' own forward pass;
 2. a document that is precomputed behind S, stored before RoPE and placed at its position gives the
-   logits of a full prefill (exact in theory, METHODS T4). This tests capture, rotation and
-   placement.
+   logits of a full prefill (exact in theory, docs/specification.md T4). This tests capture,
+   rotation and placement.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From token ids to the KV store: a chunk's key, its spec, and the prefix it is precomputed behind.
 
-Prefix modes are those of METHODS §0.
+Prefix modes are those of docs/specification.md §0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rotary position embedding: cos and sin tables in fp32, one rotation to the request's positions.
 
-Keys are stored before RoPE and rotated once, in fp32, before they are cast (METHODS §0). The
-frequencies come from a freshly built copy of the model's own rotary module, because casting the
-model to another dtype may have rounded the original's.
+Keys are stored before RoPE and rotated once, in fp32, before they are cast (docs/specification.md
+§0). The frequencies come from a freshly built copy of the model's own rotary module, because
+casting the model to another dtype may have rounded the original's.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Sequence:
     def position(self) -> int:
         """RoPE position of the last generated token.
 
-        It differs from the number of KV entries after an eviction (METHODS §0).
+        It differs from the number of KV entries after an eviction (docs/specification.md §0).
         """
         assert self.layout is not None
         return self.layout.tokens + len(self.tokens) - 1

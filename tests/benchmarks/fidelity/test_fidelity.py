@@ -102,7 +102,7 @@ def test_reuse_has_a_distance_and_codecs_add_to_it(model: Tiny) -> None:
 
 
 def test_exact_layers_are_exact_in_the_record(model: Tiny) -> None:
-    """METHODS T3, through the bench: layer 0 for all, layer 1 for A3."""
+    """docs/specification.md T3, through the bench: layer 0 for all, layer 1 for A3."""
     a3, scout = measured(
         model,
         Configuration("a3", A3(0.2), prefix_mode="none"),

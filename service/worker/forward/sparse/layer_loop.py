@@ -10,7 +10,7 @@ A layer's KV cache holds its kept tokens in ascending order, then the question; 
 at every layer. The loop pauses after every layer.
 
 Source:
-    METHODS §1.7, steps Q1 to Q8.
+    docs/specification.md §1.7, steps Q1 to Q8.
 """
 
 from __future__ import annotations

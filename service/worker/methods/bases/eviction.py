@@ -2,9 +2,9 @@
 
 A prompt is evicted once, after the logits of the first answer token, so that this token is exactly
 the fusion method's. Generated tokens are never evicted and do not count towards the budget. By
-default the instruction S and the question Q are kept (A3(ex), METHODS §1.6); with `protect` off
-only the scoring window is, as in the methods' papers. A method returns the kept indices; the KV
-pool moves the entries.
+default the instruction S and the question Q are kept (A3(ex), docs/specification.md §1.6); with
+`protect` off only the scoring window is, as in the methods' papers. A method returns the kept
+indices; the KV pool moves the entries.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ AdaKV's public code computes the layers' sizes once, from the first prompt; here
 for every prompt.
 
 Source:
-    METHODS §2.5; Feng et al. 2024.
+    docs/specification.md §2.5; Feng et al. 2024.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ drifts from the budget. Scores are not normalised per head, as in AdaKV's settin
 much memory as they have entries; nothing is padded.
 
 Source:
-    METHODS §2.5; Feng et al. 2024 (AdaKV).
+    docs/specification.md §2.5; Feng et al. 2024 (AdaKV).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ computed. The pool pads with zeros, which favours tokens at the edges where logi
 public code does the same.
 
 Source:
-    METHODS §2.7; Shi et al. 2024.
+    docs/specification.md §2.7; Shi et al. 2024.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Only rows that the fusion method computed at a layer have queries there: all row
 the question and the recomputed rows otherwise.
 
 Source:
-    METHODS §2.2; Zhang et al. 2023.
+    docs/specification.md §2.2; Zhang et al. 2023.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ numbers until the end, as in the paper's text, and then rounded by largest remai
 and heads. (The public code floors b/β, uses B instead of b, and overspends by the window.)
 
 Source:
-    METHODS §2.6; Fu et al. 2024.
+    docs/specification.md §2.6; Fu et al. 2024.
 """
 
 from __future__ import annotations

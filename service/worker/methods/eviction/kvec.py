@@ -17,7 +17,7 @@ follow the text. Equation 16 sets P' to 1, but other P' can be larger (up to 1 +
 are ranked first instead. With λ = 0 and δ = 0 the method is SnapKV.
 
 Source:
-    METHODS §2.8; "Coverage-Driven KV Cache Eviction" (anonymous, under review).
+    docs/specification.md §2.8; "Coverage-Driven KV Cache Eviction" (anonymous, under review).
 """
 
 from __future__ import annotations

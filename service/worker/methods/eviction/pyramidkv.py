@@ -6,7 +6,7 @@ budget 128 of 32 layers). Here the line is rounded by largest remainder, so the 
 exact.
 
 Source:
-    METHODS §2.4; Cai et al. 2024.
+    docs/specification.md §2.4; Cai et al. 2024.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SnapKV: keeps the tokens that the last prompt queries attend to.
 
 Source:
-    METHODS §2.3; Li et al. 2024.
+    docs/specification.md §2.3; Li et al. 2024.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ renumbers the kept entries 0..B-1 and rotates their keys again, so that a stream
 model's context. A prompt here never grows beyond it, so this is not offered.
 
 Source:
-    METHODS §2.1; Xiao et al. 2023.
+    docs/specification.md §2.1; Xiao et al. 2023.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ The only difference from CacheBlend is the ranking. With ratio 0 it is PIE with 
 0..selection_layer, which is more than plain PIE.
 
 Source:
-    METHODS §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion".
+    docs/specification.md §1.5; Zhou et al., "A³: Attention-Aware Accurate KV Cache Fusion".
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Method(DenseMethod):
         return self._question_attention(view) if view.layer == self.selection_layer else None
 
     def _question_attention(self, view: LayerView) -> Tensor:
-        """s(t) of METHODS §1.5 step 3: `[n]` fp32, summed over question rows and query heads."""
+        """s(t) of docs/specification.md §1.5 step 3: `[n]` fp32, summed over question rows and
+        query heads."""
         start = view.layout.question_start
         # All rows are computed at this layer, so a row's place in the view is its prompt index.
         rows = view.rows[start:]

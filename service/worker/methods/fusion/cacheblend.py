@@ -10,7 +10,7 @@ With a `schedule` this is the paper's gradual filtering: for as many layers as t
 entries, the remaining rows are ranked again by their deviation at that layer.
 
 Source:
-    METHODS §1.3; Yao et al. 2024.
+    docs/specification.md §1.3; Yao et al. 2024.
 """
 
 from __future__ import annotations

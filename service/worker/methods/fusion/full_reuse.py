@@ -1,7 +1,7 @@
 """FullReuse: cached keys keep the positions at which they were precomputed.
 
 Source:
-    METHODS §1.1.
+    docs/specification.md §1.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Precomputing a document without its context damages these tokens most. They are 
 layers from their embeddings, together with the question. Nothing is scored.
 
 Source:
-    METHODS §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching".
+    docs/specification.md §1.4; Hu et al., "EPIC: Efficient Position-Independent Caching".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 must equal at ratio 0.
 
 Source:
-    METHODS §1.2.
+    docs/specification.md §1.2.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ and they attend only to what is kept. `service.worker.methods.sparse` scores the
 the tokens.
 
 Source:
-    METHODS §1.7; "Semantic-aware multi-context KV".
+    docs/specification.md §1.7; "Semantic-aware multi-context KV".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The 64-token blocks of a document and their roles (METHODS §1.7)."""
+"""The 64-token blocks of a document and their roles (docs/specification.md §1.7)."""
 
 from __future__ import annotations
 

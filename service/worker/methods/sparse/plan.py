@@ -1,7 +1,7 @@
 """The plan of a sparse method: which tokens each layer holds, and which it computes anew.
 
 Source:
-    METHODS §1.7, steps Q5 and Q6.
+    docs/specification.md §1.7, steps Q5 and Q6.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Selects the middle blocks that a question needs, by the documents' sketches.
 
 Source:
-    METHODS §1.7, steps Q2 to Q5.
+    docs/specification.md §1.7, steps Q2 to Q5.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It is computed while the chunk is precomputed, in tiles of queries, so that a T 
 never exists in memory.
 
 Source:
-    METHODS §1.7, steps P1 to P6.
+    docs/specification.md §1.7, steps P1 to P6.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole parts of a whole, by largest remainder (METHODS §2.4–§2.6)."""
+"""Whole parts of a whole, by largest remainder (docs/specification.md §2.4–§2.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of every method against an exact count from token sets (METHODS §4)."""
+"""Operations of every method against an exact count from token sets (docs/specification.md §4)."""
 
 from __future__ import annotations
 

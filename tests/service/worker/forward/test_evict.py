@@ -1,5 +1,5 @@
 """Eviction after a prefill and decoding after it, against masked attention on the full cache
-(METHODS §2.9) and the paper's A3(ex) (§1.6)."""
+(docs/specification.md §2.9) and the paper's A3(ex) (§1.6)."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def test_system_rows_are_exact(any_family: Tiny, method: str) -> None:
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "full_reuse"])
 def test_layer_zero_is_exact(any_family: Tiny, method: str) -> None:
-    """METHODS T3: layer-0 KV depends on the token alone, so a cached one is exact once its key
-    is at its place."""
+    """docs/specification.md T3: layer-0 KV depends on the token alone, so a cached one is exact
+    once its key is at its place."""
     ours, full = any_family.stitch(METHODS[method]), any_family.reference.vanilla(IDS)
     assert_close("layer 0 exact: K", ours.k[0], full.k[0])
     assert_close("layer 0 exact: V", ours.v[0], full.v[0])
@@ -60,8 +60,8 @@ def test_layer_zero_is_exact(any_family: Tiny, method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_cached_kv_is_untouched_off_the_rows(model: Tiny, method: str) -> None:
-    """METHODS T7: at layers after any selection, a row not recomputed holds the stored V bit for
-    bit, and the stored K rotated once to the method's position for it."""
+    """docs/specification.md T7: at layers after any selection, a row not recomputed holds the
+    stored V bit for bit, and the stored K rotated once to the method's position for it."""
     made = METHODS[method]
     stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
     ours = model.stitch(made, stored=stored)
@@ -84,7 +84,7 @@ def test_forced_rows_are_the_reference(any_family: Tiny, rows: tuple[int, ...]) 
     assert_same("forced rows", any_family.stitch(ForcedRows(rows)), expected)
 
 
-# -- causality (METHODS T5) -----------------------------------------------------------------------
+# -- causality (docs/specification.md T5) ----------------------------------------------------------
 
 EARLY = (8, 9, 14, 20, 22)  # in D_1 and D_2
 OTHER_D3 = [71, 72, 4, 74, 6, 76, 77, 78, 79]

@@ -269,7 +269,7 @@ def test_random_life_of_many_sequences(seed: int) -> None:
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [7, 2, 5]])
 def test_attention_after_keep_is_masked_attention_on_the_full_cache(lengths: list[int]) -> None:
-    """METHODS §2.9: what eviction removed is exactly what a mask would hide."""
+    """docs/specification.md §2.9: what eviction removed is exactly what a mask would hide."""
     group, n = 2, 12
     pool = pool_of(20, layers=1)
     sequence = pool.reserve(16)

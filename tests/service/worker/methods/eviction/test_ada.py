@@ -1,4 +1,4 @@
-"""Ada-SnapKV and Ada-PyramidKV (METHODS §2.5): heads of one layer share by need."""
+"""Ada-SnapKV and Ada-PyramidKV (docs/specification.md §2.5): heads of one layer share by need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GemFilter (METHODS §2.7): an early layer's choice, then a full prefill of it."""
+"""GemFilter (docs/specification.md §2.7): an early layer's choice, then a full prefill of it."""
 
 from __future__ import annotations
 

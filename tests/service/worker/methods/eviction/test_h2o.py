@@ -1,4 +1,4 @@
-"""H2O (METHODS §2.2): column sums over all computed rows, in tiles."""
+"""H2O (docs/specification.md §2.2): column sums over all computed rows, in tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HeadKV (METHODS §2.6): fixed shares per head from the model's calibration."""
+"""HeadKV (docs/specification.md §2.6): fixed shares per head from the model's calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every method's kept sets equal the eager reference's, over random attention (METHODS §2.9)."""
+"""Every method's kept sets equal the eager reference's, over random attention
+(docs/specification.md §2.9)."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_every_method_is_here() -> None:
     ],
 )
 def test_defaults_are_those_of_the_papers(name: str, defaults: dict[str, Any]) -> None:
-    """METHODS §2: what a request without parameters gets."""
+    """docs/specification.md §2: what a request without parameters gets."""
     assert asdict(make_eviction(name, {})) == {"budget": 1024, "protect": True, **defaults}
 
 

@@ -1,5 +1,5 @@
-"""K-VEC (METHODS §2.8): its identities, its guaranteed share, and coverage where heads repeat each
-other."""
+"""K-VEC (docs/specification.md §2.8): its identities, its guaranteed share, and coverage where
+heads repeat each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PyramidKV's schedule (METHODS §2.4): linear, exact in sum, never more than there is."""
+"""PyramidKV's schedule (docs/specification.md §2.4): linear, exact in sum, never more than there
+is."""
 
 from __future__ import annotations
 

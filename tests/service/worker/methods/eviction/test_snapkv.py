@@ -1,4 +1,5 @@
-"""SnapKV against the reference (METHODS §2.3 with §1.6): which entries every KV head keeps."""
+"""SnapKV against the reference (docs/specification.md §2.3 with §1.6): which entries every KV head
+keeps."""
 
 from __future__ import annotations
 
@@ -81,8 +82,9 @@ def test_kept_sets_are_the_references(
 
 
 def test_window_columns_are_not_pooled_into_the_last_document_tokens() -> None:
-    """METHODS §2: candidates come first, then the pool. The question's tokens attend to each other
-    most; were their columns in the pool, the last kernel // 2 document tokens would always win."""
+    """docs/specification.md §2: candidates come first, then the pool. The question's tokens attend
+    to each other most; were their columns in the pool, the last kernel // 2 document tokens would
+    always win."""
     layout = layout_of(5, 40, 6)
     n = layout.tokens
     k = torch.zeros(n, 1, D)
@@ -144,7 +146,7 @@ def test_ties_are_deterministic_and_go_to_the_lower_index() -> None:
 
 
 def test_two_prompts_of_different_length_in_a_row() -> None:
-    """No state is left from the first (the AdaKV bug of METHODS §2.4)."""
+    """No state is left from the first (the AdaKV bug of docs/specification.md §2.4)."""
     method = SnapKV(budget=20)
     for system, document, question in ((5, 80, 6), (3, 25, 4), (5, 80, 6)):
         layout = layout_of(system, document, question)

@@ -1,5 +1,6 @@
-"""Every eviction method after every fusion method on tiny models (METHODS §2.9): what the pool
-holds and gives back, the first token, decoding against masked attention on the reference's cache.
+"""Every eviction method after every fusion method on tiny models (docs/specification.md §2.9): what
+the pool holds and gives back, the first token, decoding against masked attention on the reference's
+cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""StreamingLLM (METHODS §2.1): sinks and recent tokens, by hand."""
+"""StreamingLLM (docs/specification.md §2.1): sinks and recent tokens, by hand."""
 
 from __future__ import annotations
 

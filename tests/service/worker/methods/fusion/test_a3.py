@@ -1,4 +1,4 @@
-"""A3 against the reference (METHODS §1.5, T1, T3, T8)."""
+"""A3 against the reference (docs/specification.md §1.5, T1, T3, T8)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_is_the_reference(any_model: Tiny, ratio: float) -> None:
 
 
 def test_ratio_one_is_full_prefill(any_model: Tiny) -> None:
-    """METHODS T1, against transformers' forward and the reference's KV."""
+    """docs/specification.md T1, against transformers' forward and the reference's KV."""
     ids = [*S, *D1, *D2, *D3, *Q]
     ours = any_model.stitch(A3(ratio=1))
     theirs = any_model.model(torch.tensor([ids])).logits[0, -1]
@@ -66,7 +66,7 @@ def test_ratio_zero_is_pie_with_two_exact_layers(any_model: Tiny) -> None:
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_selected_rows_are_the_references(any_model: Tiny, ratio: float) -> None:
-    """METHODS T8: the top ⌊ratio · n⌋ by eager attention of Q at layer 1."""
+    """docs/specification.md T8: the top ⌊ratio · n⌋ by eager attention of Q at layer 1."""
     expected = any_model.reference.a3_selected(any_model.prompt(), ratio)
     assert selected(any_model.stitch(A3(ratio=ratio))) == expected
 
@@ -84,7 +84,7 @@ def test_selected_rows_are_those_of_output_attentions(any_family: Tiny) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5])
 def test_layers_zero_and_one_are_exact_for_all_tokens(any_model: Tiny, ratio: float) -> None:
-    """METHODS T3, at any ratio."""
+    """docs/specification.md T3, at any ratio."""
     ours = any_model.stitch(A3(ratio=ratio))
     full = any_model.reference.vanilla(ours.layout.ids.tolist())
     for layer in (0, 1):
@@ -140,7 +140,7 @@ def test_count_is_floor_of_the_decimal_product(
 
 
 def test_two_layers_are_vanilla_at_any_ratio() -> None:
-    """METHODS §1.5: layers 0 and 1 are exact, and there is no other."""
+    """docs/specification.md §1.5: layers 0 and 1 are exact, and there is no other."""
     made = tiny_of(random_model(tiny_config("llama", num_hidden_layers=2)))
     expected = made.reference.vanilla([*S, *D1, *D2, *D3, *Q])
     for ratio in (0.0, 0.4, 1.0):

@@ -1,4 +1,4 @@
-"""CacheBlend against the reference (METHODS §1.3, T1, T3)."""
+"""CacheBlend against the reference (docs/specification.md §1.3, T1, T3)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_metrics_choose_differently(model: Tiny) -> None:
 
 
 def test_ratio_one_is_full_prefill(any_model: Tiny) -> None:
-    """METHODS T1."""
+    """docs/specification.md T1."""
     expected = any_model.reference.vanilla(IDS)
     assert_same("cacheblend, ratio 1", any_model.stitch(CacheBlend(ratio=1)), expected)
 
@@ -68,7 +68,7 @@ def test_gradual_filtering(any_family: Tiny, schedule: tuple[float, ...], metric
 
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5])
 def test_layers_zero_and_one_are_exact_for_all_tokens(any_model: Tiny, ratio: float) -> None:
-    """METHODS T3, at any ratio."""
+    """docs/specification.md T3, at any ratio."""
     ours, full = any_model.stitch(CacheBlend(ratio=ratio)), any_model.reference.vanilla(IDS)
     for layer in (0, 1):
         assert_close("cacheblend: exact K", ours.k[layer], full.k[layer])

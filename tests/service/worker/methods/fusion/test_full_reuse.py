@@ -1,4 +1,4 @@
-"""FullReuse against the reference, and against PIE (METHODS T6)."""
+"""FullReuse against the reference, and against PIE (docs/specification.md T6)."""
 
 from __future__ import annotations
 

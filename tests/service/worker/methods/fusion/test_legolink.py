@@ -1,4 +1,4 @@
-"""LegoLink against the reference (METHODS §1.4, T1, T2)."""
+"""LegoLink against the reference (docs/specification.md §1.4, T1, T2)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_is_the_reference(any_model: Tiny, first: int, last: int, skip: bool) ->
 
 
 def test_no_ends_is_pie(any_model: Tiny) -> None:
-    """METHODS T2."""
+    """docs/specification.md T2."""
     ours, pie = any_model.stitch(LegoLink(first=0, last=0)), any_model.stitch(Pie())
     assert ours.logits.equal(pie.logits)
 
 
 def test_ends_over_whole_documents_are_full_prefill(any_model: Tiny) -> None:
-    """METHODS T1: k_b >= T_i."""
+    """docs/specification.md T1: k_b >= T_i."""
     expected = any_model.reference.vanilla([*S, *D1, *D2, *D3, *Q])
     assert_same("legolink, whole", any_model.stitch(LegoLink(first=11, last=0)), expected)
 

@@ -85,7 +85,7 @@ def test_first_document_is_not_exact_without_the_prefix(any_family: Tiny) -> Non
 
 
 def test_one_document_behind_the_system_prompt_is_vanilla(any_model: Tiny) -> None:
-    """METHODS T4."""
+    """docs/specification.md T4."""
     ours = any_model.stitch(Pie(), documents=[D1], prefix=S)
     assert_same("system mode, k = 1", ours, any_model.reference.vanilla([*S, *D1, *Q]))
 
@@ -107,7 +107,7 @@ def test_one_token_question(any_family: Tiny) -> None:
 
 
 def test_stored_segments_are_reused_in_any_order() -> None:
-    """METHODS T9: one precompute serves every placement and is never written to."""
+    """docs/specification.md T9: one precompute serves every placement and is never written to."""
     model = tiny("llama", "yarn")
     segments = [model.precompute(ids) for ids in (S, D1, D2)]
     before = [t.clone() for s in segments for t in (*s.k, *s.v)]

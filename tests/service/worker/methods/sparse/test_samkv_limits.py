@@ -1,4 +1,5 @@
-"""SamKV where it must equal full prefill or itself, and its reports (METHODS §1.9, T9, T10)."""
+"""SamKV where it must equal full prefill or itself, and its reports (docs/specification.md §1.9,
+T9, T10)."""
 
 from __future__ import annotations
 
