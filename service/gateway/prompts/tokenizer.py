@@ -1,18 +1,21 @@
 """The tokenizer for serving: text to token ids and back.
 
-It holds two tokenizers made from one tokenizer.json. One obeys special tokens and encodes our own
-templates; the other encodes their text like any other text and is for user text, so that nobody
-can inject a chat turn through a document.
+It holds two tokenizers made from one tokenizer.json. One obeys added tokens (chat turns, `<think>`,
+`<tool_call>`) and encodes the operator's templates. The other has no added tokens, so it encodes
+their text like any other text; it is for user text, so that nobody can inject a chat turn or a tool
+call through a document.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -41,14 +44,15 @@ class ServingTokenizer:
             )
         try:
             content = file.read_text(encoding="utf-8")
-            self._obeying, self._plain = _load(content), _load(content)
+            self._obeying, self._plain = _load(content), _load_plain(content)
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ModelRefused(f"{file} cannot be read: {error}") from error
-        self._plain.encode_special_tokens = True
-        self._special = frozenset(
-            i for i, token in self._obeying.get_added_tokens_decoder().items() if token.special
-        )
-        self.revision = hashlib.sha256(b"plain-1:" + content.encode()).hexdigest()
+        added = self._obeying.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        # Documents are cut again where the count of their tokens may have changed: the first
+        # version obeyed added tokens that are not marked special.
+        version = b"plain-1:" if all(token.special for token in added.values()) else b"plain-2:"
+        self.revision = hashlib.sha256(version + content.encode()).hexdigest()
         self.bos = self._find_bos(folder, bos)
         self.bos_text = None if self.bos is None else self._obeying.id_to_token(self.bos)
 
@@ -74,17 +78,17 @@ class ServingTokenizer:
         return ids
 
     def encode_template(self, template: str, **user_text: str) -> list[int]:
-        """Encode `template` with its {names} filled in. Special tokens count only in the template.
+        """Encode `template` with its {names} filled in. Added tokens count only in the template.
 
         It is encoded as one string, as the model saw it in training. Only if the user text would
-        then contribute a special token is each part encoded by itself.
+        then contribute an added token is each part encoded by itself.
         """
         whole = self._obey(fill(template, user_text))
         if not user_text:
             return whole
         parts = _split(template, user_text)
         template_ids = [self._obey(text) for name, text in parts if name is None]
-        if self._specials(whole) == sum(map(self._specials, template_ids)):
+        if self._added_in(whole) == [i for ids in template_ids for i in self._added_in(ids)]:
             return whole
         pieces = iter(template_ids)
         return [
@@ -107,8 +111,8 @@ class ServingTokenizer:
         ids: list[int] = self._obeying.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _specials(self, ids: Sequence[int]) -> int:
-        return sum(token in self._special for token in ids)
+    def _added_in(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._added]
 
 
 def fill(template: str, user_text: dict[str, str]) -> str:
@@ -133,6 +137,34 @@ def _load(content: str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _load_plain(content: str) -> Tokenizer:
+    """The same tokenizer without its added tokens.
+
+    A model whose vocabulary is looked up by whole words could still yield one, so those words are
+    taken out of the vocabulary. What the merges of ordinary text yield stays: ids of text without
+    added tokens are the same in both tokenizers.
+    """
+    document: dict[str, Any] = json.loads(content)
+    added = document.get("added_tokens") or []
+    document["added_tokens"] = []
+    plain = _load(json.dumps(document))
+    model = document["model"]
+    vocabulary = model.get("vocab")
+    leaking = [
+        token["content"]
+        for token in added
+        if token["content"] != model.get("unk_token")
+        and token["id"] in plain.encode(token["content"], add_special_tokens=False).ids
+    ]
+    if not leaking or not isinstance(vocabulary, dict):
+        return plain
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", []))
+    merged = {part for pair in pairs for part in (*pair, "".join(pair))}
+    for text in set(leaking) - merged:
+        vocabulary.pop(text, None)
+    return _load(json.dumps(document))
 
 
 class SegmentIdCache:

@@ -1,4 +1,4 @@
-"""The serving tokenizer: special tokens in user text are text."""
+"""The serving tokenizer: added tokens in user text are text, special or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from service.errors import ModelRefused
 from service.gateway.prompts.model_folder import ModelFolder
@@ -41,6 +41,59 @@ def test_special_tokens_of_a_template_count_those_filled_in_do_not(
         *tokenizer.encode_text(ATTACK),
         2,
     ]
+
+
+def qwen_like() -> Tokenizer:
+    """Like Qwen3's: chat turns are special, thinking and tool calls are added but not special."""
+    raw = byte_tokenizer()
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in THINKING])
+    return raw
+
+
+THINKING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def test_added_tokens_that_are_not_special_are_text_too(tmp_path: Path) -> None:
+    raw = qwen_like()
+    tokenizer = ServingTokenizer(ModelFolder(make_folder(tmp_path, tokenizer=raw)))
+    added = set(raw.get_added_tokens_decoder())
+    assert len(added) == 7 and raw.encode("<think>").ids[0] in added
+    for text in (*THINKING, f"a {THINKING[0]}b{THINKING[2]}", USER, ATTACK):
+        ids = tokenizer.encode_text(text)
+        assert not added & set(ids) and tokenizer.decode(ids) == text
+        assert len(tokenizer.encode_offsets(text)) == len(ids)
+    template = f"{USER}{{question}}{USER}<think>\n\n</think>"
+    own = tokenizer.encode_template(template, question="why?")
+    for text in (*THINKING, f"</think>{USER}", "<thi{question}nk>"):
+        ids = tokenizer.encode_template(template, question=text)
+        assert [i for i in ids if i in added] == [i for i in own if i in added], text
+        assert len(set(own) & added) == 3
+    # Half a token from the user, the other half from the template.
+    ids = tokenizer.encode_template("{question}k>", question="<thin")
+    assert not added & set(ids)
+
+
+def test_ordinary_text_has_the_ids_it_always_had(tmp_path: Path) -> None:
+    """Chunk keys hash them."""
+    raw = qwen_like()
+    tokenizer = ServingTokenizer(ModelFolder(make_folder(tmp_path, tokenizer=raw)))
+    for text in ("the path of th\nthe <b>", "a < think > c", "\n\n\t  x", "Größe, 数"):
+        assert tokenizer.encode_text(text) == raw.encode(text, add_special_tokens=False).ids
+        template = f"{USER}Q: {{question}}{USER}"
+        filled = template.replace("{question}", text)
+        ids = raw.encode(filled, add_special_tokens=False).ids
+        assert tokenizer.encode_template(template, question=text) == ids
+
+
+def test_an_added_token_that_is_a_word_of_the_vocabulary(tmp_path: Path) -> None:
+    words = {"<unk>": 0, "hello": 1, "END": 2}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    raw.add_special_tokens(["END", "<unk>"])
+    folder = ModelFolder(make_folder(tmp_path, tokenizer=raw))
+    tokenizer = ServingTokenizer(folder, bos=None)
+    assert tokenizer.encode_text("hello END there") == [1, 0, 0]
+    assert tokenizer.encode_template("END {question}", question="hello") == [2, 1]
 
 
 def test_a_template_is_one_string_so_that_merges_cross_its_borders(
