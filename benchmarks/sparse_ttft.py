@@ -32,7 +32,15 @@ from benchmarks.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.api import DecoderAdapter, DoneEvent, Engine, Request, TokenEvent, open_engine
+from service.worker.api import (
+    DecoderAdapter,
+    DoneEvent,
+    Engine,
+    Request,
+    TokenEvent,
+    open_engine,
+    precompute_now,
+)
 
 FULL = "full prefill"
 METHODS = {
@@ -158,7 +166,7 @@ def measure(
                 )
                 for address in addresses:
                     assert address is not None
-                    where.engine.precompute_queue.compute_now(address)
+                    precompute_now(where.engine, address)
                 where.store.flush(60)
         for turn in range(repetitions):
             run = {FULL: ask(nowhere, f"full-{turn}", prompt, Method("vanilla"))}

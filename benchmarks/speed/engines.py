@@ -23,6 +23,7 @@ from service.worker.api import (
     Request,
     TokenEvent,
     open_engine,
+    precompute_now,
 )
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
@@ -155,7 +156,7 @@ def precompute(engine: Engine, prompt: Prompt) -> None:
     """Computes and stores every chunk of the prompt."""
     with torch.inference_mode():
         for address in prompt.addresses(engine):
-            engine.precompute_queue.compute_now(address)
+            precompute_now(engine, address)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
 from service.tracing import tracing
-from service.worker.checks.gate import GateSettings
+from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.model_facts import read_calibration
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine

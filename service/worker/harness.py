@@ -5,6 +5,7 @@ They are part of `service.worker.api`, from where they should be imported.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -81,6 +82,18 @@ def open_engine(
         )
     finally:
         loader.close()
+
+
+def precompute_now(engine: Engine, address: Address) -> None:
+    """Compute and store one chunk at once, before anything else the engine has to do."""
+    queue = engine.precompute_queue
+    queue.add(address, id="now")
+    while queue.pending:
+        if queue.idle:
+            time.sleep(0.001)  # everything is computed, and being written
+        else:
+            queue.advance()
+        queue.finished()
 
 
 def kv_pool(adapter: DecoderAdapter, tokens: int) -> KVPool:

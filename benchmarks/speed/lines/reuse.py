@@ -18,7 +18,7 @@ from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier, TieredStore
 from service.records import Chunk, Method, Sampling
-from service.worker.api import Request, adapter_for, open_engine
+from service.worker.api import Request, adapter_for, open_engine, precompute_now
 
 TOKENS, DRAWN, ENDS = 48, 4, 100
 METHOD = Method("a3", {"ratio": 0.15})
@@ -42,7 +42,7 @@ def run(setup: Setup) -> Outcome:
             with torch.inference_mode():
                 for address in engine.admission.addresses(system, documents, "none", ""):
                     assert address is not None
-                    engine.precompute_queue.compute_now(address)
+                    precompute_now(engine, address)
             store.flush(60)
             known = store.stats().new_keys
             for number in range(shape.requests):

@@ -14,7 +14,7 @@ import torch
 
 from kvstore import TieredStore
 from service.errors import KvstitchError
-from service.worker.checks.gate import Gate, GateSettings
+from service.worker.checks.correctness_gate import Gate, GateSettings
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent

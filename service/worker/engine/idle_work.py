@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from service.worker.checks.gate import Gate
+from service.worker.checks.correctness_gate import Gate
 from service.worker.loading.precompute_queue import PrecomputeQueue
 
 log = logging.getLogger("kvstitch.engine")

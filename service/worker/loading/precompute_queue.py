@@ -118,16 +118,6 @@ class PrecomputeQueue:
             if task.write is not None and task.id is None and task.address.key in keys:
                 task.write.exception()  # waits: the purge must come after a write that has started
 
-    def compute_now(self, address: Address) -> None:
-        """Computes and stores one chunk at once, for tests and benchmarks."""
-        self.add(address, id="now")
-        while self.pending:
-            if not self.idle:
-                self.advance()
-            elif self._writing and self._writing[0].write is not None:
-                self._writing[0].write.result()
-            self.finished()
-
     def advance(self) -> None:
         """Runs one step (at most a layer) of the current chunk, or starts the next chunk."""
         if self._steps is None:

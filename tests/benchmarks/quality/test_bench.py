@@ -16,7 +16,14 @@ from kvstore import MemoryTier, TieredStore
 from service.errors import PromptTooLong, WorkerFault
 from service.records import Chunk, Method, Sampling
 from service.settings import demo_model
-from service.worker.api import DoneEvent, Request, TokenEvent, add_folder, open_engine
+from service.worker.api import (
+    DoneEvent,
+    Request,
+    TokenEvent,
+    add_folder,
+    open_engine,
+    precompute_now,
+)
 
 FULL = Configuration("full", Method("vanilla"))
 GUESS = Configuration("guess", Method("vanilla"), documents=False)
@@ -75,7 +82,7 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
         documents = [Chunk(i, list(ids)) for i, ids in enumerate(sample.documents)]
         for address in engine.admission.addresses(sample.system, documents, asked.prefix_mode, ""):
             assert address is not None
-            engine.precompute_queue.compute_now(address)
+            precompute_now(engine, address)
         engine.submit(
             Request(
                 "alone",

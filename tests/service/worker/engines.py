@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
-from service.worker.checks.gate import GateSettings
+from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader

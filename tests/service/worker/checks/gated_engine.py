@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.records import GateState, Method, Report
-from service.worker.checks.gate import Gate, GateSettings
+from service.worker.checks.correctness_gate import Gate, GateSettings
 from service.worker.gate.policy import Bounds
 from tests.service.worker.engines import Rig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from service.records import Chunk, Method
-from service.worker.checks.gate import MAX_PENDING, GateSettings
+from service.worker.checks.correctness_gate import MAX_PENDING, GateSettings
 from service.worker.core.request import ExplainedEvent, Request
 from service.worker.gate.method_trust import MAX_KNOWN
 from service.worker.gate.policy import Bounds
