@@ -8,15 +8,13 @@ drain ── new requests are refused, open ones finish ── close
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from retriever import Embedder, Retriever
-from service.errors import InvalidSetting, KvstitchError
+from service.errors import KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.answers.preparation import RequestPreparer
@@ -27,6 +25,7 @@ from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
 from service.gateway.corpus.job_database import JobDatabase
+from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -151,7 +150,8 @@ class Gateway:
                 database in it cannot be used.
         """
         self._tracing.start()
-        self._lock = self._lock or _lock_folder(self.settings.data_dir)
+        self._lock = self._lock or lock_folder(self.settings.data_dir)
+        make_private(self.settings.data_dir, beside=self.settings.kv_dir)
         self._keys.start()
         self._database.start()
         self.access.check_exposure(self.settings.host)
@@ -224,26 +224,3 @@ class Gateway:
         self.metrics.worker_up.set(int(up))
         if not up:
             self.metrics.worker.forget()
-
-
-def _lock_folder(folder: Path) -> IO[str]:
-    """Lock a data folder for as long as the returned file is open.
-
-    Two gateways on one folder would undo each other's work.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise InvalidSetting(f"data_dir {folder} cannot be used: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise InvalidSetting(
-            f"another kvstitch serves from {folder}: stop it, or give another --data-dir"
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
