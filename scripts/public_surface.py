@@ -101,12 +101,9 @@ def command_help(*words: str) -> dict[str, str]:
     command = [sys.executable, "-m", "service.cli", *words, "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {" ".join(words) or "kvstitch": text}
-    below = re.search(r"\{([a-z_,-]+)\}", text.split("\n\n")[0])
-    for word in below.group(1).split(",") if below and len(words) < 2 else ():
-        try:
-            found |= command_help(*words, word)
-        except subprocess.CalledProcessError:
-            continue  # a choice of a parameter, no command
+    below = re.search(r"\n  (?:COMMAND|ACTION)\n((?:    .*\n)+)", text)
+    for word in re.findall(r"^    ([a-z-]+)", below.group(1), re.MULTILINE) if below else ():
+        found |= command_help(*words, word)
     return found
 
 
