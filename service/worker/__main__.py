@@ -18,7 +18,7 @@ import sys
 import threading
 from pathlib import Path
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
+from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, TierUnavailable
 from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
@@ -66,6 +66,11 @@ def main() -> int:
         return serve(settings)
     except KvstitchError as error:
         print(error.message, file=sys.stderr)
+        return REFUSED
+    except TierUnavailable:  # the folder is in use, perhaps only until its last owner has ended
+        raise
+    except TierError as error:
+        print(error, file=sys.stderr)
         return REFUSED
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvstore.errors import TierFull, TierUnavailable
+from kvstore.errors import TierError, TierFull, TierUnavailable
 from kvstore.format.buffers import allocate, view_bytes
 from kvstore.format.byte_ranges import ByteRange
 from kvstore.format.chunk import EncodedChunk
@@ -107,8 +107,11 @@ class SsdTier:
         """Lock the directory, remove what a crash left, rebuild the index.
 
         Raises:
+            TierError: the root is something else than a directory.
             TierUnavailable: another process owns the directory.
         """
+        if self._root.exists() and not self._root.is_dir():
+            raise TierError(f"{self._root} is not a directory: give another, or remove it")
         make_directory(self._root)
         with suppress(OSError):  # of another user, who let us in
             self._root.chmod(DIRECTORY_MODE)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.checks.memory import available_bytes
@@ -16,7 +13,8 @@ from service.errors import KvstitchError
 from service.gateway.prompts.model_folder import resolve
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.settings import Settings, demo_model
-from service.worker.model.supported import STATIC_ROPE_TYPES, families
+from service.worker.model.folder_checks import family_fault, read_config, weights_fault
+from service.worker.model.supported import STATIC_ROPE_TYPES
 from service.worker_settings import MIB
 
 
@@ -29,7 +27,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         return
     try:
         folder = resolve(name)
-        config = _json(folder / "config.json")
+        config = read_config(folder)
     except KvstitchError as error:
         yield fail("model", error.message, "give another --model")
         return
@@ -44,7 +42,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 def unservable(folder: Path, settings: Settings) -> Finding | None:
     """What makes it useless to load the model, None if nothing does. Reads no weights."""
     try:
-        config = _json(folder / "config.json")
+        config = read_config(folder)
     except (ValueError, OSError) as error:
         return fail("model", f"{folder}/config.json cannot be read: {error}",
                     "copy the model folder again")  # fmt: skip
@@ -54,10 +52,8 @@ def unservable(folder: Path, settings: Settings) -> Finding | None:
 
 def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     family = str(config.get("model_type"))
-    if family not in families():
-        served = ", ".join(sorted(families()))
-        yield fail("model", f"model_type {family} of {folder} is not served",
-                   f"give a model of the families {served}")  # fmt: skip
+    if fault := family_fault(folder, config):
+        yield fail("model", fault.problem, fault.remedy)
         return
     refused = sorted(set(_rope_types(config)) - set(STATIC_ROPE_TYPES))
     if refused:
@@ -96,26 +92,10 @@ def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
 
 
 def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
+    if fault := weights_fault(folder):
+        yield fail("weights", fault.problem, fault.remedy)
+        return
     files = sorted(folder.glob("*.safetensors"))
-    try:
-        index = folder / "model.safetensors.index.json"
-        wanted = set(_json(index)["weight_map"].values()) if index.is_file() else set()
-    except (ValueError, KeyError, OSError, AttributeError) as error:
-        yield fail("weights", f"{folder}: the index of the weights is damaged ({error!r})",
-                   "copy the model folder again")  # fmt: skip
-        return
-    missing = sorted(wanted - {file.name for file in files})
-    if missing or not (files or list(folder.glob("pytorch_model*.bin"))):
-        what = ", ".join(missing) or "*.safetensors"
-        yield fail("weights", f"{folder} lacks {what}", "copy the model folder again")
-        return
-    for file in files:
-        try:
-            with safe_open(file, "np"):
-                pass
-        except (SafetensorError, OSError) as error:
-            yield fail("weights", f"{file} is damaged: {error}", "copy the file again")
-            return
     total = sum(file.stat().st_size for file in files)
     need, free = total + settings.memory_tier_mib * MIB, available_bytes()
     if settings.device.startswith("cuda") or free is None or need <= free:
@@ -126,10 +106,3 @@ def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
             f"weights and memory tier may take {size(need)}, and {size(free)} of memory is free",
             "on a CPU: lower --memory-tier-mib or take a smaller model",
         )
-
-
-def _json(file: Path) -> dict[str, Any]:
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content

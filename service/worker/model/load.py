@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.model.folder_checks import family_fault, read_config, weights_fault
 
 # Files up to this size are hashed whole. Of larger ones, the size and evenly spaced samples are
 # hashed, the first of which holds the header (names, shapes, offsets); reading all of a 16 GB
@@ -44,19 +45,50 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
         raise ModelRefused(
             f"{folder} holds no config.json: give a Hugging Face model folder", field="model"
         )
+    _check_folder(path)
     place = torch.device(_device(device))
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=_dtype(dtype, config, place),
             local_files_only=True,
             attn_implementation="sdpa",
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        if _may_pass(error):
+            raise
         raise ModelRefused(f"{folder} cannot be loaded: {error}", field="model") from error
+    if missing := sorted(loaded["missing_keys"]):
+        # transformers would fill them with random numbers, and every answer would be wrong.
+        raise ModelRefused(
+            f"the weights of {folder} lack {', '.join(missing[:3])}: copy the model folder again",
+            field="model",
+        )
     return adapter_for(model.to(place).eval().requires_grad_(False))
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse what cannot be served before any weights are read.
+
+    Raises:
+        ModelRefused: config.json is damaged, the family is not served, or weights are damaged.
+    """
+    try:
+        config = read_config(path)
+    except (OSError, ValueError) as error:
+        raise ModelRefused(
+            f"config.json cannot be read: {error}: copy the model folder again", field="model"
+        ) from error
+    if fault := family_fault(path, config) or weights_fault(path):
+        raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether loading may succeed later: there was not enough memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
 
 
 def fingerprint(folder: str) -> str:

@@ -1,0 +1,134 @@
+"""Model folders that can never be served are refused: exit code 3 and one line that says why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from service.errors import ModelRefused
+from service.worker.model.load import load
+from service.worker_settings import WorkerSettings
+from tests.service.worker.tiny import random_model, tiny_config
+
+START_S = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    random_model(tiny_config("llama")).save_pretrained(path)
+    return path
+
+
+def weights(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+def truncate(folder: Path) -> None:
+    content = weights(folder).read_bytes()
+    weights(folder).write_bytes(content[: len(content) // 2])
+
+
+def garbage(folder: Path) -> None:
+    weights(folder).write_bytes(b"\xff" * 4096)
+
+
+def lose_a_tensor(folder: Path) -> None:
+    tensors = load_file(weights(folder))
+    del tensors["model.layers.2.self_attn.k_proj.weight"]
+    save_file(tensors, weights(folder), {"format": "pt"})
+
+
+def another_shape(folder: Path) -> None:
+    tensors = load_file(weights(folder))
+    tensors["model.layers.2.self_attn.k_proj.weight"] = torch.ones(3, 3)
+    save_file(tensors, weights(folder), {"format": "pt"})
+
+
+def lose_a_shard(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def bad_pickle(folder: Path) -> None:
+    weights(folder).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"no pickle")
+
+
+def config_cut_off(folder: Path) -> None:
+    content = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(content[:40])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (truncate, "model.safetensors is damaged: "),
+    "garbage": (garbage, "model.safetensors is damaged: "),
+    "a tensor missing": (lose_a_tensor, "layers.2.self_attn.k_proj"),
+    "another shape": (another_shape, "cannot be loaded"),
+    "a shard missing": (lose_a_shard, "lacks model-00002-of-00002.safetensors"),
+    "bad pickle": (bad_pickle, "cannot be loaded"),
+    "config cut off": (config_cut_off, "config.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_folders(folder: Path, kind: str) -> None:
+    damage, says = DAMAGE[kind]
+    assert load(str(folder), device="cpu").layers == 5
+    damage(folder)
+    with pytest.raises(ModelRefused) as refused:
+        load(str(folder), device="cpu")
+    assert says in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]},
+        {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
+        {"model_type": "of tomorrow"},
+    ],
+)
+def test_other_families_are_refused_before_their_weights_are_read(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelRefused, match=f"model_type {config['model_type']}.* is not served"):
+        load(str(tmp_path), device="cpu")
+
+
+def test_the_process_ends_with_3_and_the_reason_last(folder: Path, tmp_path: Path) -> None:
+    truncate(folder)
+    settings = WorkerSettings(
+        model=str(folder), address=f"ipc://{tmp_path}/w", kv_dir="", device="cpu"
+    )
+    assert "model.safetensors is damaged: " in ended(settings)
+
+
+def test_a_kv_folder_that_is_a_file(folder: Path, tmp_path: Path) -> None:
+    kv = tmp_path / "kv"
+    kv.write_text("somebody's")
+    settings = WorkerSettings(
+        model=str(folder), address=f"ipc://{tmp_path}/w", kv_dir=str(kv), device="cpu"
+    )
+    assert f"{kv} is not a directory" in ended(settings)
+
+
+def ended(settings: WorkerSettings) -> str:
+    """The last line of a worker that refuses to start."""
+    process = subprocess.run(
+        [sys.executable, "-m", "service.worker"],
+        input=settings.to_json().encode() + b"\n",
+        capture_output=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert process.returncode == 3, process.stderr.decode()
+    return process.stderr.decode().strip().splitlines()[-1]
