@@ -21,6 +21,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
 ├── WorkerUnavailable         503  worker_unavailable      the worker is starting or gone
 │   └── TierUnreached         503  worker_unavailable      a storage tier did not take a purge
+├── DiskFull                  507  disk_full               nothing can be stored until there is room
 ├── DeadlineExceeded          504  deadline_exceeded       no token before the client's deadline
 ├── WorkerFault               500  worker_fault            the engine failed on this request
 ├── ModelRefused              500  model_refused           at start: the model cannot be served
@@ -38,6 +39,7 @@ __all__ = [
     "BodyTooLarge",
     "Conflict",
     "DeadlineExceeded",
+    "DiskFull",
     "Forbidden",
     "ForeignOrigin",
     "InternalError",
@@ -187,6 +189,11 @@ class WorkerUnavailable(KvstitchError):
 
 class TierUnreached(WorkerUnavailable):
     pass
+
+
+class DiskFull(KvstitchError):
+    code = "disk_full"
+    status = 507
 
 
 class DeadlineExceeded(KvstitchError):

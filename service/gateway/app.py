@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from service import __version__
+from service.errors import KvstitchError
 from service.gateway import problems
 from service.gateway.composition import Gateway
 from service.gateway.http.browser_guard import BrowserGuard
@@ -35,7 +36,11 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await gateway.start()
+        try:
+            await gateway.start()
+        except KvstitchError as error:
+            gateway.give_up(error.message)
+            raise
         try:
             yield
         finally:

@@ -26,6 +26,7 @@ from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
 from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.data_folder import lock_folder, make_private
+from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -70,6 +71,7 @@ class Gateway:
         """
         self.settings = settings
         self.failure: str | None = None
+        self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self.prompts = PromptBuilder(model_folder, settings)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
@@ -116,7 +118,7 @@ class Gateway:
             metrics=self.metrics,
             tracing=self._tracing,
         )
-        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3")
+        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3", self.disk)
         self.corpus = Corpus(
             database=self._database,
             retriever=self.retriever,
@@ -125,6 +127,7 @@ class Gateway:
             quotas=quotas,
             metrics=self.metrics,
             settings=settings,
+            disk=self.disk,
         )
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
@@ -136,6 +139,7 @@ class Gateway:
             timed,
             make_reranker(self.settings),
             rerank_deadline_s=self.settings.rerank_deadline_s,
+            disk=self.disk,
         )
 
     @property
@@ -148,13 +152,18 @@ class Gateway:
         Raises:
             InvalidSetting: Another gateway uses the folder, strangers could use this one, or a
                 database in it cannot be used.
+            DiskFull: There is no room in it.
         """
+        with self.disk.translated():
+            self._claim()
+        self.access.check_exposure(self.settings.host)
+
+    def _claim(self) -> None:
         self._tracing.start()
         self._lock = self._lock or lock_folder(self.settings.data_dir)
         make_private(self.settings.data_dir, beside=self.settings.kv_dir)
         self._keys.start()
         self._database.start()
-        self.access.check_exposure(self.settings.host)
 
     async def start(self) -> None:
         """Begin loading; `not_ready` tells when it is done.

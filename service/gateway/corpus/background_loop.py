@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from service.errors import Overloaded, WorkerUnavailable
+from service.errors import DiskFull, Overloaded, WorkerUnavailable
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5  # pause after an expected failure
 RETRY_UNEXPECTED_S = 5.0
+RETRY_FULL_S = 2.0  # pause while the disk is full
 
 
 class BackgroundLoop:
@@ -53,6 +54,9 @@ class BackgroundLoop:
             except (WorkerUnavailable, Overloaded) as error:
                 logger.info("%s waits: %s", self._name, error)
                 await asyncio.sleep(RETRY_S)
+            except DiskFull as error:
+                logger.warning("%s waits: %s", self._name, error)
+                await asyncio.sleep(RETRY_FULL_S)
             except Exception:
                 logger.exception("%s failed unexpectedly; it is tried again", self._name)
                 await asyncio.sleep(RETRY_UNEXPECTED_S)

@@ -20,6 +20,7 @@ from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -46,6 +47,7 @@ class Corpus:
         quotas: Quotas,
         metrics: GatewayMetrics,
         settings: Settings,
+        disk: DiskGuard,
     ) -> None:
         self._store = JobStore(database)
         deletions = DeletionStore(database)
@@ -80,6 +82,7 @@ class Corpus:
             quotas=quotas,
             indexing=self._indexing,
             gauges=self._gauges,
+            disk=disk,
         )
         self.documents = DocumentService(
             retriever=retriever,

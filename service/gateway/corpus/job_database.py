@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from service.errors import InternalError, InvalidSetting
+from service.gateway.disk_guard import DiskGuard
 
 VERSION = 2
 _TABLES = """
@@ -89,8 +90,9 @@ DROP TABLE contents_1;
 class JobDatabase:
     """Opened by start(). Thread-safe; every transaction blocks for one or two disk writes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: DiskGuard | None = None) -> None:
         self._path = path
+        self._disk = disk or DiskGuard(path.parent)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
@@ -99,6 +101,7 @@ class JobDatabase:
 
         Raises:
             InvalidSetting: The file is damaged, or a later release has written it.
+            DiskFull: There is no room for the files beside it.
         """
         if self._connection is not None:
             return
@@ -118,6 +121,8 @@ class JobDatabase:
                 connection.close()
                 raise
         except (OSError, sqlite3.Error) as error:
+            if (full := self._disk.recognise(error)) is not None:
+                raise full from error
             raise InvalidSetting(
                 f"the job store {self._path} cannot be used ({error}): restore it from a backup, "
                 "or move it away, which forgets jobs and the deletions that are still owed"
@@ -132,20 +137,24 @@ class JobDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit the whole block or nothing. One thread at a time."""
-        with self._lock:
+        """Commit the whole block or nothing. One thread at a time.
+
+        Raises:
+            DiskFull: There is no room.
+        """
+        with self._lock, self._disk.translated():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
+                connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                connection.rollback()  # SQLite may have done it already
                 raise
-            connection.execute("COMMIT")
 
     def scrub(self) -> None:
         """Remove the remains of deleted text from disk."""
-        with self._lock:
+        with self._lock, self._disk.translated():
             self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _open(self) -> sqlite3.Connection:

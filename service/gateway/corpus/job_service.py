@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 
-from service.errors import Conflict, InvalidRequest, NotFound
+from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.corpus.corpus_gauges import CorpusGauges
@@ -18,6 +18,7 @@ from service.gateway.corpus.indexing_loop import IndexingLoop
 from service.gateway.corpus.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.disk_guard import DiskGuard
 
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
 DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
@@ -33,8 +34,11 @@ class JobService:
         quotas: Quotas,
         indexing: IndexingLoop,
         gauges: CorpusGauges,
+        disk: DiskGuard,
     ) -> None:
         self._jobs = jobs
+        self._disk = disk
+        self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
         self._purges = purges
         self._quotas = quotas
         self._indexing = indexing
@@ -57,11 +61,13 @@ class JobService:
         Raises:
             Conflict: A request with the same key is in flight.
             InvalidRequest: The key was used for other documents.
+            DiskFull: There is no room for them.
             QuotaExceeded: The sender's key or tenant may not have so many documents or bytes.
             KvstitchError: Whatever reading the documents raises.
         """
         tenant = principal.tenant
         with self._exclusive_use(tenant, idempotency_key):
+            await self._drop()
             job_id = await asyncio.to_thread(self._jobs.begin, tenant)
             try:
                 digest = await self._spool(job_id, documents)
@@ -74,7 +80,8 @@ class JobService:
                 self._quotas.check_stored(principal.limits, count, size)
                 await asyncio.to_thread(self._jobs.accept, job_id, idempotency_key, digest)
             except BaseException:
-                await asyncio.shield(asyncio.to_thread(self._jobs.drop, job_id))
+                self._not_dropped.add(job_id)
+                await asyncio.shield(self._drop())
                 raise
         self._indexing.wake()
         return await self.get(principal, job_id)
@@ -124,6 +131,17 @@ class JobService:
         await self._gauges.refresh()
         await asyncio.to_thread(self._jobs.scrub)
         return await self.get(principal, job_id)
+
+    async def waiting(self) -> str | None:
+        """Why open jobs do not go on at the moment, None if they do."""
+        return await asyncio.to_thread(self._disk.reason)
+
+    async def _drop(self) -> None:
+        """Forget jobs that were refused; deleting, too, needs some room."""
+        with contextlib.suppress(DiskFull):
+            for job_id in list(self._not_dropped):
+                await asyncio.to_thread(self._jobs.drop, job_id)
+                self._not_dropped.discard(job_id)
 
     async def states(self) -> dict[str, int]:
         """How many jobs of all tenants are in each state."""

@@ -12,6 +12,7 @@ from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.auth.access import Access
 from service.gateway.corpus.corpus import Corpus
+from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -33,6 +34,9 @@ class GatewayServices(Protocol):
 
     @property
     def corpus(self) -> Corpus: ...
+
+    @property
+    def disk(self) -> DiskGuard: ...
 
     @property
     def limiter(self) -> ConcurrencyLimiter: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +22,7 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
         corpus = {**asdict(counts), "jobs": await gateway.corpus.jobs.states()}
     return {
         "state": "ready" if reason is None else "not ready",
-        "reason": reason,
+        "reason": reason or await asyncio.to_thread(gateway.disk.reason),
         "model": None if ready is None else {**asdict(ready.model), "id": gateway.prompts.model},
         "prompt": {
             "chunk_tokens": fmt.chunk_tokens,

@@ -6,6 +6,7 @@ Searches have threads of their own, so that a long ingest does not delay them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,11 +32,13 @@ from retriever import (
 from retriever.errors import RetrieverError
 from retriever.filters import MATCH_ALL
 from retriever.scope import DEFAULT_SCOPE, Scope
-from service.errors import InvalidRequest, WorkerUnavailable
+from service.errors import DiskFull, InvalidRequest, KvstitchError, WorkerUnavailable
+from service.gateway.disk_guard import DiskGuard
 from service.gateway.retrieval.error_translation import service_error
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 SEARCH_THREADS = 4
 # A reranker gets this many candidates per wanted passage, and at least so many.
@@ -92,6 +95,7 @@ class AsyncRetriever:
         reranker: Reranker | None = None,
         *,
         rerank_deadline_s: float = 0.3,
+        disk: DiskGuard | None = None,
     ) -> None:
         """Wrap `retriever`.
 
@@ -100,7 +104,9 @@ class AsyncRetriever:
             embedder: The one that `retriever` uses; its times are reported.
             reranker: Asked by `rerank`; None: the service has none.
             rerank_deadline_s: A reranker that takes longer is ignored.
+            disk: Recognises errors of a full disk; None: they are errors like any other.
         """
+        self._disk = disk
         self._retriever = retriever
         self._embedder = embedder
         self._reranker = reranker
@@ -125,7 +131,10 @@ class AsyncRetriever:
         """Save and close, after the work under way."""
         if self.started:
             self.started = False
-            await self.save()
+            try:
+                await self.save()
+            except KvstitchError as error:  # the next start rebuilds the index from the catalog
+                logger.warning("the index was not saved: %s", error)
             await self._in(self._change_thread, self._retriever.close)
             if self._reranker is not None:
                 await self._reranker.close()
@@ -205,8 +214,17 @@ class AsyncRetriever:
     async def ingest(
         self, documents: Sequence[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
+        """Ingest documents; returns what became of each.
+
+        Raises:
+            DiskFull: There is no room; documents that are stored already are not stored twice.
+        """
         run = partial(self._retriever.ingest, documents, scope=scope)
-        return await self._in(self._change_thread, run)
+        results = await self._in(self._change_thread, run)
+        for result in results:
+            if result.error is not None and (full := self._disk_full(result.error)) is not None:
+                raise full
+        return results
 
     async def delete(self, *doc_ids: str, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Delete documents; returns the ids of the chunks that were removed."""
@@ -264,5 +282,12 @@ class AsyncRetriever:
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
-        except RetrieverError as error:
-            raise service_error(error) from error
+        except Exception as error:
+            if (full := self._disk_full(error)) is not None:
+                raise full from error
+            if isinstance(error, RetrieverError):
+                raise service_error(error) from error
+            raise
+
+    def _disk_full(self, error: Exception) -> DiskFull | None:
+        return None if self._disk is None else self._disk.recognise(error)

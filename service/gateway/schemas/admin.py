@@ -64,6 +64,7 @@ class JobOut(BaseModel):
     chunks: int
     changes: dict[str, int]
     errors: list[JobErrorOut]
+    waiting: str | None = Field(None, description="why it does not go on at the moment")
     created: float
     updated: float
 

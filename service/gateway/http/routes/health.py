@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -30,8 +31,11 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", responses={503: {"model": NotReady}})
 async def ready(gateway: GatewayDep) -> JSONResponse:
-    """200 while requests are served, else 503 with the reason."""
+    """200 while requests are served, else 503 with the reason. `degraded`: questions are answered,
+    but nothing can be stored."""
     if (reason := gateway.not_ready()) is None:
+        if (full := await asyncio.to_thread(gateway.disk.reason)) is not None:
+            return JSONResponse({"status": "degraded", "reason": full})
         return JSONResponse({"status": "ready"})
     headers = {"Retry-After": str(round(RETRY_AFTER_S))}
     return JSONResponse({"status": "not ready", "reason": reason}, 503, headers)

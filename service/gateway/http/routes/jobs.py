@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter
 
-from service.gateway.corpus.job_records import Job
+from service.gateway.corpus.job_records import OPEN_STATES, Job
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit
 from service.gateway.schemas import JobList, JobOut, JobProgress, JobState
 
@@ -23,13 +23,14 @@ async def jobs(
 ) -> JobList:
     """Jobs newest first; pass `next_cursor` as `cursor` for the next page."""
     page = await job_service.page(principal, limit, cursor, state)
-    return JobList(jobs=[job_out(job) for job in page.jobs], next_cursor=page.next_cursor)
+    waiting = await job_service.waiting()
+    return JobList(jobs=[job_out(job, waiting) for job in page.jobs], next_cursor=page.next_cursor)
 
 
 @router.get("/{job_id}")
 async def job(principal: Ingesting, job_id: str, job_service: JobsDep) -> JobOut:
     """How far a job is, and what is wrong with documents that failed."""
-    return job_out(await job_service.get(principal, job_id))
+    return job_out(await job_service.get(principal, job_id), await job_service.waiting())
 
 
 @router.delete("/{job_id}")
@@ -38,7 +39,12 @@ async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> Job
     return job_out(await job_service.cancel(principal, job_id))
 
 
-def job_out(job: Job) -> JobOut:
+def job_out(job: Job, waiting: str | None = None) -> JobOut:
+    """A job for the response; `waiting` says why open jobs do not go on."""
     fields = asdict(job)
     counts = {name: fields.pop(name) for name in ("done", "failed", "cancelled", "total")}
-    return JobOut(**fields, progress=JobProgress(**counts))
+    return JobOut(
+        **fields,
+        progress=JobProgress(**counts),
+        waiting=waiting if job.state in OPEN_STATES else None,
+    )
