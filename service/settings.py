@@ -139,6 +139,9 @@ class Settings(BaseSettings):
         "", description="OpenTelemetry collector, http://host:4318; empty: nothing is traced"
     )
     pin_check_s: float = Field(60.0, gt=0, description="pause between looks at pinned KV")
+    job_retention_days: float = Field(
+        30.0, ge=0, description="then ended jobs and their idempotency keys are forgotten; 0: never"
+    )
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 

@@ -1,4 +1,4 @@
-"""Documents in and out: builds the parts of the corpus and runs its two loops.
+"""Documents in and out: builds the parts of the corpus and runs its loops.
 
 jobs.submit ── job store ── indexing loop ── retriever ── precompute loop ── worker ── done
 documents.delete ── purge queue ─────────────────────────────┘
@@ -7,8 +7,10 @@ documents.delete ── purge queue ──────────────�
 from __future__ import annotations
 
 import asyncio
+import time
 
 from service.gateway.auth.quotas import Quotas
+from service.gateway.corpus.background_loop import BackgroundLoop
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.deletion_store import DeletionStore
 from service.gateway.corpus.document_service import DocumentService
@@ -28,9 +30,12 @@ from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.worker_settings import MIB
 
+DAY_S = 86_400
+PRUNE_PAUSE_S = 3600.0
+
 
 class Corpus:
-    """The corpus of one gateway; between start() and close() two loops work off what was accepted.
+    """The corpus of one gateway; between start() and close() its loops work off what was accepted.
 
     Attributes:
         jobs: Accepts documents.
@@ -50,6 +55,8 @@ class Corpus:
         disk: DiskGuard,
     ) -> None:
         self._store = JobStore(database)
+        self._job_retention_s = settings.job_retention_days * DAY_S
+        self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, retriever, worker, prompts)
         self._gauges = CorpusGauges(self._store, retriever, metrics)
@@ -98,9 +105,19 @@ class Corpus:
         await asyncio.to_thread(self._store.drop_unaccepted)
         await self._gauges.refresh()
         self._indexing.start()
+        self._pruning.start()
         self._precompute.start()
 
     async def close(self) -> None:
         """Cancel the step under way; the next start continues with what is left."""
+        await self._pruning.close()
         await self._indexing.close()
         await self._precompute.close()
+
+    async def _prune(self) -> bool:
+        """Forget jobs that ended long ago; the loop then waits."""
+        if self._job_retention_s:
+            before = time.time() - self._job_retention_s
+            if await asyncio.to_thread(self._store.prune, before):
+                await self._gauges.refresh()
+        return False

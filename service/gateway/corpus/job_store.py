@@ -19,6 +19,7 @@ from typing import Any
 
 from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.corpus.job_records import (
+    OPEN_STATES,
     Job,
     JobPage,
     SpooledDocument,
@@ -89,6 +90,14 @@ class JobStore:
                 (tenant, idempotency_key),
             ).fetchone()
         return None if row is None else (row["job_id"], row["digest"])
+
+    def prune(self, before: float) -> int:
+        """Forget jobs that ended before a time, in Unix seconds; returns how many."""
+        with self._database.transaction() as write:
+            return write.execute(
+                "DELETE FROM jobs WHERE updated < ? AND state NOT IN ('spooling', ?, ?)",
+                (before, *OPEN_STATES),
+            ).rowcount
 
     # -- jobs ------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""Files to text: Markdown in a thread, HTML and PDF in a process with limits."""
+"""Files to text: Markdown, HTML and PDF are parsed in a process with limits."""

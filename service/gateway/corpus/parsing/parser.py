@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from retriever import Document
 from service.errors import InvalidRequest
 from service.gateway.corpus.job_records import SpooledDocument
-from service.gateway.corpus.parsing import markdown, sandbox
+from service.gateway.corpus.parsing import sandbox
 from service.gateway.corpus.parsing.parsed_file import ParsedFile
 
 OUTLINE = "outline"
@@ -46,7 +46,8 @@ class DocumentParser:
     async def _parse(self, kind: str, content: bytes) -> ParsedFile:
         match kind:
             case "md":
-                return await asyncio.to_thread(markdown.parse, content.decode())
+                parsed = await sandbox.parse(kind, content, self._limits)
+                return replace(parsed, text=content.decode())
             case "html" | "pdf":
                 return await sandbox.parse(kind, content, self._limits)
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from service.errors import InvalidRequest
@@ -45,6 +45,11 @@ def _parse(kind: str, content: bytes, max_pages: int, max_chars: int) -> dict[st
         from service.gateway.corpus.parsing import pdf
 
         return asdict(pdf.parse(content, max_pages, max_chars))
+    if kind == "md":
+        from service.gateway.corpus.parsing import markdown
+
+        # The caller has the text; only what was found in it goes back.
+        return asdict(replace(markdown.parse(content.decode()), text=""))
     from service.gateway.corpus.parsing import html
 
     parsed = html.parse(content)

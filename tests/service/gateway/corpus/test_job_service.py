@@ -223,3 +223,31 @@ def test_jobs_of_the_first_release_go_on(tmp_path: Path) -> None:
         assert item.content == "Grüße".encode() and item.collection == "default"
     finally:
         database.close()
+
+
+def test_jobs_that_ended_long_ago_are_forgotten(folder: Path, data: Path) -> None:
+    """Those that are open stay, however old, and so do documents and receipts."""
+    with running(folder, data) as rig:
+        for number in range(3):
+            rig.ingest([{"doc_id": f"doc{number}", "text": f"Document {number}."}])
+        receipt = rig.http.delete("/admin/documents/doc0").json()["receipt_id"]
+        ids = [job["job_id"] for job in rig.http.get("/admin/jobs").json()["jobs"]]
+    with sqlite3.connect(data / "jobs.sqlite3") as database:
+        database.execute("UPDATE jobs SET updated = updated - 40 * 86400")
+        database.execute(
+            "UPDATE jobs SET updated = updated + 20 * 86400 WHERE job_id = ?", (ids[0],)
+        )
+        database.execute(
+            "UPDATE jobs SET state = 'running' WHERE job_id = ?",
+            (ids[1],),
+        )
+    database.close()
+    with running(folder, data) as rig:
+        until(lambda: len(rig.http.get("/admin/jobs").json()["jobs"]) == 2, "the job is forgotten")
+        assert rig.http.get(f"/admin/jobs/{ids[2]}").status_code == 404
+        assert rig.http.get(f"/admin/receipts/{receipt}").status_code == 200
+        assert rig.http.get("/admin/documents/doc1").status_code == 200
+    with sqlite3.connect(data / "jobs.sqlite3") as database:
+        (rows,) = database.execute("SELECT count(*) FROM documents").fetchone()
+    database.close()
+    assert rows == 2, "its documents' rows went with it"
