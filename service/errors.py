@@ -17,6 +17,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── NotFound                  404  not_found               unknown document, job or receipt
 │   └── ModelNotFound         404  model_not_found         a model name that is not served
 ├── Conflict                  409  conflict                forbidden in the current state
+├── BodyTimeout               408  body_timeout            the body came in too slowly
 ├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
 ├── WorkerUnavailable         503  worker_unavailable      the worker is starting or gone
@@ -36,6 +37,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 __all__ = [
+    "BodyTimeout",
     "BodyTooLarge",
     "Conflict",
     "DeadlineExceeded",
@@ -156,6 +158,11 @@ class ForeignOrigin(Forbidden):
 class UnknownHost(KvstitchError):
     code = "unknown_host"
     status = 421
+
+
+class BodyTimeout(KvstitchError):
+    code = "body_timeout"
+    status = 408
 
 
 class QuotaExceeded(KvstitchError):

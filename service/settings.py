@@ -120,6 +120,15 @@ class Settings(BaseSettings):
     max_upload_bytes: int = Field(
         1024 * MIB, ge=1024, description="JSON lines and forms, which are read as they come"
     )
+    header_timeout_s: float = Field(
+        20.0, gt=0, description="for the header of a request; then the connection is closed"
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="for a body, and a second more for every 16 KiB of it; then 408"
+    )
+    max_in_flight_per_key: int = Field(
+        0, ge=0, description="answers of one API key at a time; 0: half of all that may be"
+    )
     max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
     max_document_bytes: int = Field(32 * MIB, ge=1024, description="one document that is no PDF")
     max_pdf_bytes: int = Field(64 * MIB, ge=1024)

@@ -59,6 +59,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             request=gateway.settings.max_request_bytes,
             ingest=gateway.settings.max_body_bytes,
             upload=gateway.settings.max_upload_bytes,
+            timeout_s=gateway.settings.body_timeout_s,
         ),
         metrics=gateway.metrics,
     )

@@ -108,6 +108,7 @@ class Gateway:
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
             metrics=self.metrics,
+            max_per_key=settings.max_in_flight_per_key,
         )
         self.answers = AnswerService(
             worker=self.worker,

@@ -66,6 +66,8 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="kvstitch"'
+    if error.status == 408:
+        headers["Connection"] = "close"  # the rest of the body would come as slowly
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
     if request.url.path.startswith("/v1/"):

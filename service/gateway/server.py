@@ -15,6 +15,7 @@ import uvicorn
 from service.errors import InvalidSetting
 from service.gateway.app import create_app
 from service.gateway.composition import Gateway
+from service.gateway.header_deadline import with_header_deadline
 
 
 class DrainingServer(uvicorn.Server):
@@ -70,6 +71,7 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
         # Streams had their time in drain(); what is still open is cut off.
         timeout_graceful_shutdown=2,
         server_header=False,
+        http=with_header_deadline(settings.header_timeout_s),
     )
     return DrainingServer(config, gateway)
 

@@ -68,7 +68,7 @@ class AnswerService:
         try:
             validated = self._validator.validate(request, call)
             fusion_label = validated.fusion.name
-            slot = self._limiter.acquire(validated.estimated_tokens)
+            slot = self._limiter.acquire(validated.estimated_tokens, call.principal.key_id)
             preparing = self._preparer.prepare(validated, traceparent=span.traceparent)
             prepared = await _before_deadline(preparing, call)
             call.principal.spend_tokens(prepared.prompt_tokens)
@@ -102,7 +102,7 @@ class AnswerService:
                 "stream: an explanation comes in one piece, leave stream out", field="stream"
             )
         validated = self._validator.validate(request, call)
-        slot = self._limiter.acquire(0)
+        slot = self._limiter.acquire(0, call.principal.key_id)
         try:
             preparing = self._preparer.prepare(validated, prefetch=False)
             prepared = await _before_deadline(preparing, call)

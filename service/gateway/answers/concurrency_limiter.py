@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from service.errors import Overloaded, WorkerUnavailable
+from collections import Counter
+
+from service.errors import Overloaded, QuotaExceeded, WorkerUnavailable
 from service.gateway.prometheus import GatewayMetrics
 
 MEAN_WEIGHT = 0.1  # of the newest answer in the running mean
@@ -13,8 +15,9 @@ MAX_RETRY_S = 60.0
 class RequestSlot:
     """One request in flight; its prompt tokens count as waiting until the first answer token."""
 
-    def __init__(self, limiter: ConcurrencyLimiter, tokens: int) -> None:
+    def __init__(self, limiter: ConcurrencyLimiter, tokens: int, key_id: str) -> None:
         self._limiter = limiter
+        self._key_id = key_id
         self._waiting_tokens = tokens
         self._open = True
 
@@ -32,7 +35,7 @@ class RequestSlot:
         if self._open:
             self._open = False
             self.prefilled()
-            self._limiter.release(seconds)
+            self._limiter.release(seconds, self._key_id)
 
 
 class ConcurrencyLimiter:
@@ -45,7 +48,19 @@ class ConcurrencyLimiter:
         max_waiting: int,
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
+        max_per_key: int = 0,
     ) -> None:
+        """Set the limits.
+
+        Args:
+            max_running: Sequences that are decoded together.
+            max_waiting: Requests that may wait besides them.
+            max_waiting_tokens: Prompt tokens that may wait.
+            metrics: Where requests are counted.
+            max_per_key: Requests of one API key; 0: half of all that may be in flight.
+        """
+        self._max_per_key = max_per_key or max(1, (max_running + max_waiting) // 2)
+        self._of_key: Counter[str] = Counter()
         self._max_running = max_running
         self._max_in_flight = max_running + max_waiting
         self._max_waiting_tokens = max_waiting_tokens
@@ -63,13 +78,14 @@ class ConcurrencyLimiter:
         rounds = self.in_flight / self._max_running
         return min(MAX_RETRY_S, max(MIN_RETRY_S, self._mean_answer_s * rounds))
 
-    def acquire(self, tokens: int) -> RequestSlot:
-        """Take a slot for a prompt of about `tokens`.
+    def acquire(self, tokens: int, key_id: str = "") -> RequestSlot:
+        """Take a slot for a prompt of about `tokens`, sent with this key ("": without one).
 
         A prompt that waits alone is admitted however long it is.
 
         Raises:
             Overloaded: A limit is reached.
+            QuotaExceeded: The key has as many requests in flight as one key may have.
             WorkerUnavailable: The service is shutting down.
         """
         if self.draining:
@@ -87,19 +103,29 @@ class ConcurrencyLimiter:
                 f"prompts of {self.waiting_tokens} tokens are waiting: try again later",
                 retry_after_s=self.retry_after_s,
             )
+        if key_id and self._of_key[key_id] >= self._max_per_key:
+            raise QuotaExceeded(
+                f"{self._of_key[key_id]} requests of this API key are under way, which is its "
+                "limit: wait for their answers",
+                retry_after_s=self.retry_after_s,
+            )
+        self._of_key[key_id] += 1
         self.in_flight += 1
         self._metrics.in_flight.set(self.in_flight)
         self.add_waiting_tokens(tokens)
-        return RequestSlot(self, tokens)
+        return RequestSlot(self, tokens, key_id)
 
     def add_waiting_tokens(self, tokens: int) -> None:
         """For slots: change the number of waiting prompt tokens by `tokens`."""
         self.waiting_tokens += tokens
         self._metrics.waiting_tokens.set(self.waiting_tokens)
 
-    def release(self, seconds: float | None) -> None:
+    def release(self, seconds: float | None, key_id: str) -> None:
         """For slots: a request ended; `seconds` as in `RequestSlot.close`."""
         self.in_flight -= 1
+        self._of_key[key_id] -= 1
+        if not self._of_key[key_id]:
+            del self._of_key[key_id]
         self._metrics.in_flight.set(self.in_flight)
         if seconds is not None:
             self._mean_answer_s += MEAN_WEIGHT * (seconds - self._mean_answer_s)

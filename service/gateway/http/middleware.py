@@ -3,6 +3,7 @@ the count of responses. Plain ASGI."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, KvstitchError
+from service.errors import BodyTimeout, BodyTooLarge, KvstitchError
 from service.gateway.auth.access import Access
 from service.gateway.http.uploads import JSON_LINES
 from service.gateway.problems import respond
@@ -30,6 +31,7 @@ SAFE_HEADERS = {
 }
 # Bodies that are read as they come in, and may therefore be larger than memory allows for others.
 STREAMED_TYPES = ("multipart/form-data", *JSON_LINES)
+SLOWEST_BYTES_PER_S = 16_384  # of a body that may take longer because it is long
 UPLOAD_PATH = "/admin/precompute"
 # Served without a key, because nothing here depends on anybody's documents.
 PUBLIC_PATHS = ("/health/", "/docs", "/openapi.json", "/ui")
@@ -43,11 +45,13 @@ class BodyLimits:
         request: Of all calls but an ingest.
         ingest: Of an ingest call whose body is held in memory.
         upload: Of an ingest call whose body is read as it comes in.
+        timeout_s: Seconds for a body, besides a second for every SLOWEST_BYTES_PER_S.
     """
 
     request: int
     ingest: int
     upload: int
+    timeout_s: float
 
 
 class RequestContext:
@@ -80,6 +84,7 @@ class RequestContext:
         state["arrived"], state["request_id"] = time.perf_counter(), request_id
         started = False
         received = 0
+        complete = False
         streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
         limit = self._limits.request
         if scope["path"] == UPLOAD_PATH:
@@ -99,8 +104,19 @@ class RequestContext:
             await send(message)
 
         async def receive_bounded() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, complete
+            if complete:  # only a disconnect can come
+                return await receive()
+            allowed_s = self._limits.timeout_s + received / SLOWEST_BYTES_PER_S
+            try:
+                async with asyncio.timeout(state["arrived"] + allowed_s - time.perf_counter()):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout(
+                    f"{received} bytes of the body came in {allowed_s:.0f} s: send it faster, or "
+                    "in several calls"
+                ) from None
+            complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > limit:
                 raise _too_large(limit)
@@ -111,7 +127,7 @@ class RequestContext:
             if length.isdigit() and int(length) > limit:
                 raise _too_large(limit)
             await self._app(scope, receive_bounded, send_with_id)
-        except BodyTooLarge as error:
+        except (BodyTimeout, BodyTooLarge) as error:
             if started:
                 raise
             await respond(Request(scope), error)(scope, receive, send_with_id)
