@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 from service.messages import FromWorker, Message, ToWorker
@@ -21,9 +24,20 @@ def encode(message: Message) -> bytes:
 
 def decode_to_worker(data: bytes) -> ToWorker:
     """Decode a message to the worker. Raises msgspec.DecodeError if the bytes are not one."""
-    return _to_worker.decode(data)
+    with _one_error():
+        return _to_worker.decode(data)
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
     """Decode a message from the worker. Raises msgspec.DecodeError if the bytes are not one."""
-    return _from_worker.decode(data)
+    with _one_error():
+        return _from_worker.decode(data)
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """What is no message is a DecodeError, also where msgspec lets another error out."""
+    try:
+        yield
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

@@ -225,3 +225,29 @@ def test_a_socket_that_cannot_scatter():
         plain = Replies(Plain(replies._connection), time.monotonic() + 5)
         assert plain.values(views(buffers)) is None
     assert list(map(bytes, buffers)) == wanted
+
+
+REPLY_BYTES = st.lists(
+    st.sampled_from(
+        [b"$", b"-", b":", b"_", b"*", b"\r", b"\n", b"\r\n", b"$-1\r\n", b"$5\r\nhello\r\n"]
+    )
+    | st.binary(max_size=6)
+    | st.integers(-9, 10**12).map(lambda n: b"$%d\r\n" % n),
+    max_size=12,
+).map(b"".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(sent=REPLY_BYTES, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_any_bytes_are_a_reply_or_an_error(sent, sizes):
+    """Nothing hangs, and no memory is taken for a length that only the peer claims to send."""
+    faults = (ServerError, ProtocolError, TimeoutError, OSError)
+    for read in (
+        lambda replies: replies.value(),
+        lambda replies: replies.values(views(places(*sizes))),
+        lambda replies: replies.flags(len(sizes)),
+    ):
+        with receiving(sent, close=True) as replies:
+            replies.expected = len(sizes)
+            with contextlib.suppress(*faults):
+                read(replies)
