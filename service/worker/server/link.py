@@ -15,6 +15,10 @@ from service.wire import MAX_MESSAGE_BYTES
 
 log = logging.getLogger("kvstitch.worker")
 
+# How long what is queued for a gateway may take to leave when the worker ends. A gateway that is
+# gone must not hold it up for longer.
+LINGER_MS = 5000
+
 
 class Link:
     """Receives messages on its own thread; other threads send through an `outlet` each.
@@ -60,13 +64,13 @@ class Link:
         stopper.close()
         self._thread.join(timeout=5)
         self._thread = None
-        self._context.destroy(linger=1000)
+        self._context.destroy(linger=LINGER_MS)
 
     def _run(self) -> None:
         router, outbox = self._context.socket(zmq.ROUTER), self._context.socket(zmq.PULL)
         router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.SNDHWM, 0)  # a slow gateway must not lose a Done
-        router.setsockopt(zmq.LINGER, 1000)
+        router.setsockopt(zmq.LINGER, LINGER_MS)
         try:
             outbox.bind(self._inner)
             router.bind(self._address)
@@ -91,6 +95,13 @@ class Link:
                 if not identity:
                     break
                 router.send_multipart([identity, payload])
+        # Outlets are read in turns, so the request to stop may come before messages that other
+        # outlets queued earlier: the Done of the last answer among them.
+        while True:
+            try:
+                router.send_multipart(outbox.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
         outbox.close()
         router.close()
 
