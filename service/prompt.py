@@ -59,6 +59,8 @@ class PromptFormat:
         question: Template of the question, with {question}.
         answer: Template of an earlier answer in a conversation, with {answer}. Empty: the answer
             and then what ends one, the first stop string or a blank line.
+        answer_prefix: The words that every answer begins with, e.g. "The answer is". They are the
+            end of the prompt, behind the question, and of the answer's text its beginning.
         chunk_tokens: Longest chunk of a document, in tokens.
         top_k: Passages per answer.
         max_tokens: Tokens per answer.
@@ -72,6 +74,7 @@ class PromptFormat:
     document: str
     question: str
     answer: str = ""
+    answer_prefix: str = ""
     chunk_tokens: int = 512
     top_k: int = 5
     max_tokens: int = 256

@@ -87,11 +87,28 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class AnswerText:
-    """Collects an answer: detokenised, cut at stop strings, without leading blanks."""
+    """Collects an answer: detokenised, cut at stop strings, without leading blanks.
 
-    def __init__(self, decode: Decode, skip: Collection[int], stops: Sequence[str]) -> None:
+    An answer that the prompt has begun starts with these words: the client reads a whole sentence,
+    and sends one back as an earlier turn. They come with the first token, so that the time to the
+    first piece of text stays the time to the first token. Stop strings end only what the model
+    writes.
+    """
+
+    def __init__(
+        self, decode: Decode, skip: Collection[int], stops: Sequence[str], *, prefix: str = ""
+    ) -> None:
+        """Start an empty answer.
+
+        Args:
+            decode: Token ids to text.
+            skip: Ids that yield no text, e.g. those that end an answer.
+            stops: Strings that end an answer.
+            prefix: The words with which the prompt has begun the answer.
+        """
         self._detokenizer = Detokenizer(decode, skip)
         self._stops = StopStrings(stops)
+        self._prefix = prefix.lstrip()
         self.text = ""
 
     @property
@@ -99,7 +116,9 @@ class AnswerText:
         return self._stops.stopped
 
     def push(self, token: int) -> str:
-        return self._emit(self._stops.push(self._detokenizer.push(token)))
+        prefix, self._prefix = self._prefix, ""
+        self.text += prefix
+        return prefix + self._emit(self._stops.push(self._detokenizer.push(token)))
 
     def finish(self) -> str:
         return self._emit(self._stops.finish())

@@ -91,12 +91,13 @@ class PromptBuilder:
         return [Chunk(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
 
     def encode_question(self, turns: Sequence[Turn]) -> list[int]:
-        """Q of a normalised conversation, as token ids.
+        """Q of a normalised conversation and the words that begin its answer, as token ids.
 
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
         """
         template = self._conversations.template(tuple(turn.role for turn in turns))
+        template += self.format.answer_prefix
         texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
         return self.tokenizer.encode_template(template, **texts)
 
@@ -137,4 +138,9 @@ class PromptBuilder:
 
     def answer_text(self, stops: Sequence[str]) -> AnswerText:
         """Collects one answer's text; ends at the model's stop strings or at one of `stops`."""
-        return AnswerText(self.tokenizer.decode, self.end_ids, [*self.format.stop, *stops])
+        return AnswerText(
+            self.tokenizer.decode,
+            self.end_ids,
+            [*self.format.stop, *stops],
+            prefix=self.format.answer_prefix,
+        )

@@ -67,6 +67,18 @@ def test_a_format_may_say_how_an_answer_is_written(tmp_path: Path) -> None:
     assert f"Answer: In Norway.{EOS}Question: And Rome?" in question(prompts, TURNS)
 
 
+def test_the_answer_s_first_words_come_once_and_last(tmp_path: Path) -> None:
+    """Earlier answers hold theirs already: clients got them as part of the text."""
+    fmt = {**FORMAT, "answer_prefix": f" Well,{USER}"}
+    prompts = PromptBuilder(make_folder(tmp_path, fmt=fmt), load(data_dir=tmp_path))
+    asked = prompts.encode_question(normalize_turns(TURNS))
+    assert prompts.tokenizer._obeying.decode(asked, skip_special_tokens=False) == (
+        "Speak like a pirate.\nQuestion: Where is Oslo?\nAnswer: In Norway.\n\n"
+        f"Question: And Rome?\nAnswer: Well,{USER}"
+    )
+    assert asked[-1] == 2  # a special token: the words are the operator's
+
+
 def test_nobody_can_write_a_turn_into_a_message(tmp_path: Path) -> None:
     """Special tokens in a client's text stay text, and so do our own place names."""
     prompts = chat_prompts(tmp_path)

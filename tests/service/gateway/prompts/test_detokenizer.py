@@ -107,3 +107,15 @@ def test_answer_text_drops_leading_blanks_and_end_tokens() -> None:
     answer = AnswerText(decode, skip={1}, stops=["."])
     out = "".join(answer.push(token) for token in [*encode("  Oslo"), 1, *encode(" yes. no")])
     assert out + answer.finish() == answer.text == "Oslo yes"
+
+
+def test_an_answer_that_the_prompt_has_begun_reads_as_a_whole() -> None:
+    answer = AnswerText(decode, skip={1}, stops=["."], prefix=" No. 1:")
+    pieces = [answer.push(token) for token in encode(" Oslo. no")]
+    assert pieces[0] == "No. 1: "  # with the first token, blank and stop string kept
+    assert "".join(pieces) + answer.finish() == answer.text == "No. 1: Oslo"
+
+
+def test_an_answer_without_tokens_has_no_text() -> None:
+    answer = AnswerText(decode, skip={1}, stops=[], prefix="The answer is")
+    assert answer.finish() == answer.text == ""
