@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.environment import describe
-from benchmarks.fidelity.report.statistics import Bootstrap
 from benchmarks.musique import passage_id, read
 from benchmarks.recall_targets import CHUNK_TOKENS, Target, opened
 from retriever import SearchMode
+from service.tuning.measuring.bootstrap import Bootstrap
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)

@@ -25,18 +25,19 @@ import torch
 
 from benchmarks.fidelity import results
 from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
-from benchmarks.fidelity.answers import NEXT
 from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.measure import TOGETHER, Measurer
-from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks, tokenizer_of
+from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
 from benchmarks.fidelity.report import metrics
 from benchmarks.fidelity.report.records import Records
-from benchmarks.fidelity.report.statistics import Bootstrap
 from benchmarks.fidelity.report.summary import Summary
 from benchmarks.fidelity.runner import complete, found, measure_all
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
 from service.settings import demo_model
+from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.greedy_answers import NEXT
+from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import QuestionScout, load_model, model_fingerprint
 
 OUT = Path("benchmarks/results/fidelity")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from benchmarks.fidelity.case import Recipe
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.recipes import (
@@ -25,9 +24,10 @@ from benchmarks.fidelity.compared.recipes import (
 )
 from benchmarks.fidelity.compared.variants import AttendedDeviation, ScoutVariant
 from benchmarks.fidelity.measure import Measurer
-from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
+from service.tuning.measuring.case import Recipe
+from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import A3, CacheBlend, Pie, QuestionScout, Vanilla
 from service.worker.methods.api import DenseMethod
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity.answers import NEXT, forced, free, greedy
-from benchmarks.fidelity.case import Case, Filled
 from benchmarks.fidelity.compared.configuration import Configuration
-from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report import metrics
 from benchmarks.fidelity.report.records import Record
-from benchmarks.fidelity.stored import SegmentStore
+from service.tuning.measuring.case import Case, Filled
+from service.tuning.measuring.divergence import agreement, divergence
+from service.tuning.measuring.greedy_answers import NEXT, forced, free, greedy
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.segment_store import SegmentStore
 from service.worker.api import DecoderAdapter, SequenceKV, Vanilla, full_prefill_flops, kv_pool
 from service.worker.methods.api import PrefillResult
 
@@ -153,8 +154,8 @@ class Measurer:
         filled = [(run.case.kv, run.result.logits) for run in runs]
         logits = forced(self._adapter, filled, n, taught)
         # One sequence after the other, because a real vocabulary is large.
-        kl = [metrics.divergence(reference.logits, each).tolist() for each in logits]
-        agree = [metrics.agreement(reference.logits, each).tolist() for each in logits]
+        kl = [divergence(reference.logits, each).tolist() for each in logits]
+        agree = [agreement(reference.logits, each).tolist() for each in logits]
         right: list[bool | None] = [None] * len(runs)
         if prompt.answers:
             said = free(self._adapter, kvs, n, taught, logits)

@@ -9,11 +9,9 @@ except BOS in S.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +21,7 @@ from demo.language import tasks
 from demo.language.vocabulary import QUESTION, SYSTEM
 from service.errors import InvalidRequest
 from service.gateway.api import ModelFolder, ServingTokenizer, load_format
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt as token ids; `answers` are the accepted texts, empty if none is known."""
-
-    task: str
-    system: tuple[int, ...]
-    documents: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...]
-    answers: tuple[str, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return len(self.system) + sum(map(len, self.documents)) + len(self.question)
-
-    @property
-    def key(self) -> str:
-        """16 hex characters that identify the prompt."""
-        text = json.dumps([self.task, self.system, self.documents, self.question, self.answers])
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+from service.tuning.measuring.prompt_ids import Prompt
 
 
 def tokenizer_of(folder: Path) -> ServingTokenizer:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import describe
-from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report import plots, table
-from benchmarks.fidelity.report.statistics import Bootstrap
 from benchmarks.fidelity.report.summary import Duel, Summary, by_task, duels
+from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.prompt_ids import Prompt
 
 _SAMPLED = (
     "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",

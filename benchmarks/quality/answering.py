@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.calibrate import word_overlap
-from benchmarks.fidelity.answers import NEXT, greedy
-from benchmarks.fidelity.case import Case
-from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.stored import SegmentStore
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
+from service.tuning.measuring.case import Case
+from service.tuning.measuring.greedy_answers import NEXT, greedy
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.segment_store import SegmentStore
 from service.worker.api import DecoderAdapter, SamKV, compute_sketch, kv_pool, prefill_sparse
 from service.worker.methods.api import ModelFacts, Sketch
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
-from benchmarks.fidelity.report.records import R, RecordFile
 from benchmarks.quality.bench import Bench, Result, Timing
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.sample import Sample
+from service.tuning.measuring.record_file import R, RecordFile
 
 TOGETHER = 24
 """About how many requests are in the engine at once; they are decoded in one batch."""

@@ -25,9 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.fidelity.answers import NEXT
-from benchmarks.fidelity.prompts import Prompt, of_tasks, tokenizer_of
-from benchmarks.fidelity.report.records import RecordFile
+from benchmarks.fidelity.prompts import of_tasks, tokenizer_of
 from benchmarks.fidelity.runner import complete, found, measure_all
 from benchmarks.quality import tables
 from benchmarks.quality.answering import Answer, Answerer
@@ -37,6 +35,9 @@ from service.errors import InvalidRequest, KvstitchError
 from service.gateway.api import ModelFolder, load_format
 from service.prompt import PREFIX_MODES
 from service.settings import demo_model
+from service.tuning.measuring.greedy_answers import NEXT
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.record_file import RecordFile
 from service.worker.api import load_model, model_fingerprint, read_calibration
 
 OUT = Path("benchmarks/results/quality")

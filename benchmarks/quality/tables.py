@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import describe
-from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
-from benchmarks.fidelity.report.statistics import Bootstrap, Estimate
 from benchmarks.fidelity.results import compact
 from benchmarks.quality.answering import Answer
 from benchmarks.quality.compared import Ablated, Compared
+from service.tuning.measuring.bootstrap import Bootstrap, Estimate
+from service.tuning.measuring.prompt_ids import Prompt
 
 LEGEND = """\
 F1: words in common with the expected answer; exact: the answer is the expected one. Mean over

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
-from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.records import Record
+from service.tuning.measuring.prompt_ids import Prompt
 from tests.service.worker.tiny import Q, S, Tiny
 
 

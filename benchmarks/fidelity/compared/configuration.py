@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.fidelity.case import Case, Recipe
+from service.tuning.measuring.case import Case, Recipe
 from service.worker.methods.api import DenseMethod, PrefillResult, Reads
 
 

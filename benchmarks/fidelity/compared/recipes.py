@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.variants import ScoutVariant, answer_rows, random_ranks
+from service.tuning.measuring.case import Case
 from service.worker.methods.api import (
     AttentionScores,
     CachedSegment,

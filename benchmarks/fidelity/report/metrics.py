@@ -17,17 +17,6 @@ def depths(layers: int) -> tuple[int, ...]:
     return tuple(sorted({round(d * (layers - 1) / _PAPER_LAST) for d in _PAPER_DEPTHS}))
 
 
-def divergence(full: Tensor, other: Tensor) -> Tensor:
-    """KL(full ‖ other) in nats, from logits `[..., vocabulary]`: `[...]`, not negative."""
-    p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
-
-
-def agreement(full: Tensor, other: Tensor) -> Tensor:
-    """1 where the most likely token is the same, else 0; logits `[..., vocabulary]`."""
-    return (full.argmax(-1) == other.argmax(-1)).double()
-
-
 def relative_error(full: Tensor, other: Tensor, rows: slice) -> float:
     """‖other − full‖ / ‖full‖ over `rows` of `[kv_heads, n, d]`; 0 if there are none."""
     expected = full[:, rows]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity.report.markdown import table, with_interval
-from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality.report.tables import points
 from service.errors import InvalidRequest
+from service.tuning.measuring.bootstrap import Estimate
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
-from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality.experiments import FULL
 from benchmarks.quality.report import plots
 from benchmarks.quality.report.scored import Scored, Scores
@@ -20,6 +19,7 @@ from benchmarks.quality.report.tables import (
     score_table,
     signed,
 )
+from service.tuning.measuring.bootstrap import Estimate
 
 KVEC = "kvec"
 LEGEND = """\

@@ -13,8 +13,8 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality.report.scored import Scored
+from service.tuning.measuring.bootstrap import Estimate
 
 _COLOURS = {
     "full prefill": "black",

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.context import SpawnContext
 from typing import Any
 
-from benchmarks.fidelity.report.records import RecordFile
 from benchmarks.quality.bench import Result
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.report.subject import Place, Subject, longest
 from benchmarks.quality.run import Batch, Progress, Shards, missing, parts
 from benchmarks.quality.sample import Sample
 from service.errors import WorkerFault
+from service.tuning.measuring.record_file import RecordFile
 
 _POLL_S = 0.5
 

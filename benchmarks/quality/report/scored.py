@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
-from benchmarks.fidelity.report.statistics import Bootstrap, Estimate
 from benchmarks.quality.bench import Result
 from benchmarks.quality.compare import Paired, macro, paired
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.run import Run
+from service.tuning.measuring.bootstrap import Bootstrap, Estimate
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import torch
 
 from benchmarks.fidelity.__main__ import main
 from benchmarks.fidelity.ablation import Ablation, Calibration
-from benchmarks.fidelity.answers import greedy
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.compared.picking import Pick
@@ -30,9 +29,10 @@ from benchmarks.fidelity.compared.recipes import (
 )
 from benchmarks.fidelity.compared.variants import AttendedDeviation, RandomRows, ScoutVariant
 from benchmarks.fidelity.measure import Measurer
-from benchmarks.fidelity.prompts import Prompt
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import complete, measure_all
+from service.tuning.measuring.greedy_answers import greedy
+from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import A3, CacheBlend, LegoLink, Pie, QuestionScout, Vanilla
 from tests.benchmarks.cases import a_prompt, decode, measured
 from tests.service.worker.tiny import Tiny

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from benchmarks.fidelity.compared.configuration import Configuration
-from benchmarks.fidelity.prompts import Prompt, of_file, of_tasks
+from benchmarks.fidelity.prompts import of_file, of_tasks
 from benchmarks.fidelity.report import table
 from benchmarks.fidelity.report.records import Record
-from benchmarks.fidelity.report.statistics import Bootstrap
 from benchmarks.fidelity.report.summary import Summary, duels
 from service.errors import InvalidRequest
 from service.settings import demo_model
+from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import Pie
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from benchmarks.fidelity.report.metrics import (
-    agreement,
     depths,
-    divergence,
     hit_rate,
     map_distance,
     relative_error,
 )
+from service.tuning.measuring.divergence import agreement, divergence
 
 
 def test_divergence_by_hand() -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from benchmarks.fidelity.ablation import Ablation, Calibration
-from benchmarks.fidelity.case import Case
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.picking import Pick
 from benchmarks.fidelity.compared.recipes import TwoRounds
 from benchmarks.fidelity.compared.variants import ScoutVariant
 from benchmarks.fidelity.measure import Measurer
-from benchmarks.fidelity.stored import SegmentStore
+from service.tuning.measuring.case import Case
+from service.tuning.measuring.segment_store import SegmentStore
 from service.worker.api import Pie, QuestionScout
 from service.worker.methods.api import PromptLayout
 from tests.benchmarks.cases import a_prompt, decode

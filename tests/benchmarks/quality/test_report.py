@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.report.statistics import Estimate
 from benchmarks.quality import experiments
 from benchmarks.quality.bench import Result, Timing
 from benchmarks.quality.configuration import Configuration
@@ -26,6 +25,7 @@ from benchmarks.quality.report.plan import EXPERIMENTS, Setting
 from benchmarks.quality.report.scored import Scores, Spread
 from benchmarks.quality.run import Run
 from benchmarks.quality.sample import Sample, TextSample
+from service.tuning.measuring.bootstrap import Estimate
 
 SETTING = Setting("none", 48, (0.25, 0.5), ("snapkv", "kvec"))
 

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity.prompts import Prompt
-from benchmarks.fidelity.stored import SegmentStore
 from kvstore import EncodedChunk
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.segment_store import SegmentStore
 from service.worker.api import Capture, DecoderAdapter, SequenceKV, attention_scores, prefill_prompt
 from service.worker.methods.api import (
     CachedSegment,

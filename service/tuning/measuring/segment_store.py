@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.fidelity.prompts import Prompt
 from kvstore import EncodedChunk, encode_chunk
+from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import Address, Addressing, DecoderAdapter, compute_chunk
 
 

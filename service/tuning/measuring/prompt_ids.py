@@ -1,0 +1,28 @@
+"""A prompt as token ids of its segments, with a key by which its records are found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as token ids; `answers` are the accepted texts, empty if none is known."""
+
+    task: str
+    system: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]
+    answers: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.system) + sum(map(len, self.documents)) + len(self.question)
+
+    @property
+    def key(self) -> str:
+        """16 hex characters that identify the prompt."""
+        text = json.dumps([self.task, self.system, self.documents, self.question, self.answers])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
