@@ -24,6 +24,7 @@ from service.records import (
     SegmentReport,
     TokenFates,
     TokenItem,
+    TokenLogprobs,
     TokenRun,
 )
 
@@ -61,6 +62,7 @@ __all__ = [
     "ToWorker",
     "TokenFates",
     "TokenItem",
+    "TokenLogprobs",
     "TokenRun",
     "Tokens",
 ]

@@ -31,6 +31,7 @@ class Sampling:
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
     seed: int | None = None  # None: drawn by the worker
+    logprobs: int | None = None  # of every token, and of this many most likely ones; None: none
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,19 @@ class MethodInfo:
     sparse: bool = False  # holds only part of the documents' KV itself
 
 
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of the model's probabilities at one token of an answer. top: (token,
+    log-probability), likeliest first, as many as were asked for."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass(frozen=True)
 class TokenItem:
     id: str
     token: int
+    logprobs: TokenLogprobs | None = None  # only where they were asked for
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, WorkerFault
-from service.records import Chunk, Forecast, Method, Report, Sampling
+from service.records import Chunk, Forecast, Method, Report, Sampling, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Request:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One token of an answer."""
+    """One token of an answer, and its log-probabilities if the request asks for them."""
 
     id: str
     token: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import logging
 import time
 
 import torch
+from torch import Tensor
 
 from kvstore import TieredStore
 from service.errors import KvstitchError
@@ -31,6 +32,7 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
+from service.worker.sequences.logprobs import token_logprobs
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.report import report
 from service.worker.sequences.sampler import sample
@@ -224,7 +226,7 @@ class Engine:
             self.scheduler.start_running(sequence)
             if self.gate is not None:
                 self.gate.answered(sequence, result)
-            self._emit(sequence, sequence.sampler(result.logits))
+            self._emit([sequence], [sequence.sampler(result.logits)], result.logits[None])
             sequence.clock.close("first_token")
             if sequence in self.scheduler.running:
                 self._evict(sequence, result)
@@ -264,20 +266,27 @@ class Engine:
             return
         self.decode_steps += 1
         tokens = sample([sequence.sampler for sequence in running], logits)
-        for sequence, token in zip(running, tokens, strict=True):
+        for sequence in running:
             sequence.decode_steps += 1
-            self._emit(sequence, token)
+        self._emit(running, tokens, logits)
         self._step_budget.decoded(time.monotonic() - started)
 
-    def _emit(self, sequence: Sequence, token: int) -> None:
-        """Sends a new token, or ends the sequence. End tokens are not sent."""
-        if token in self._adapter.end_ids:
-            self._finish(sequence, "stop")
-            return
-        sequence.tokens.append(token)
-        self._events.append(TokenEvent(sequence.id, token))
-        if len(sequence.tokens) >= sequence.max_tokens:
-            self._finish(sequence, "length")
+    def _emit(self, sequences: list[Sequence], tokens: list[int], logits: Tensor) -> None:
+        """Sends a new token of each sequence, or ends the sequence. End tokens are not sent.
+
+        Args:
+            logits: from which the tokens were sampled, `[sequences, vocabulary]`.
+        """
+        counts = [sequence.request.sampling.logprobs for sequence in sequences]
+        logprobs = token_logprobs(counts, tokens, logits)
+        for sequence, token, of_token in zip(sequences, tokens, logprobs, strict=True):
+            if token in self._adapter.end_ids:
+                self._finish(sequence, "stop")
+                continue
+            sequence.tokens.append(token)
+            self._events.append(TokenEvent(sequence.id, token, of_token))
+            if len(sequence.tokens) >= sequence.max_tokens:
+                self._finish(sequence, "length")
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         if "first_token" in sequence.clock.stages:

@@ -52,7 +52,8 @@ class EventSender:
             if gateway is None:
                 continue
             if isinstance(event, TokenEvent):
-                tokens.setdefault(gateway, []).append(m.TokenItem(event.id, event.token))
+                item = m.TokenItem(event.id, event.token, event.logprobs)
+                tokens.setdefault(gateway, []).append(item)
             else:
                 others.append((gateway, self._message(event)))
         for gateway, items in tokens.items():

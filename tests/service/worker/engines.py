@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.records import Chunk, Method, Report, Sampling
+from service.records import Chunk, Method, Report, Sampling, TokenLogprobs
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.engine.engine import Engine
@@ -45,9 +45,10 @@ class Rig:
         prefix_mode: str = "none",
         tenant: str = "",
         token_fates: bool = False,
+        logprobs: int | None = None,
     ) -> str:
         self._count += 1
-        sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
         name = f"r{self._count}"
         how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates)
         self.engine.submit(Request(name, S, documents, question, *how))
@@ -68,6 +69,9 @@ class Rig:
 
     def tokens(self, name: str) -> list[int]:
         return [e.token for e in self.events if isinstance(e, TokenEvent) and e.id == name]
+
+    def logprobs(self, name: str) -> list[TokenLogprobs | None]:
+        return [e.logprobs for e in self.events if isinstance(e, TokenEvent) and e.id == name]
 
     def done(self, name: str) -> DoneEvent:
         ends = [e for e in self.events if not isinstance(e, TokenEvent) and e.id == name]
