@@ -70,6 +70,8 @@ class FaultTolerantTier:
             TierError: the tier cannot work at all.
         """
         self._tier.start()
+        for outcome, times in self._tier.scan_counts().items():
+            self._caller.count("scan", outcome, times=times)
 
     def close(self) -> None:
         self._tier.close()

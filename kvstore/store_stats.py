@@ -8,6 +8,8 @@
     write         ok, rejected (no room), timeout, unavailable, error
     write_extra   as write; absent: the tier does not hold the chunk
     delete, contains, keys, usage     ok, timeout, unavailable, error
+scan          corrupt (removed: no whole chunk), refused (removed: another version), foreign
+              (skipped: no file of the store): what a tier on disk found when it was started
 
 `unavailable` includes calls that an open circuit breaker turned away.
 """

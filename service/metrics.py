@@ -202,7 +202,7 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
     (
         _counter(
             "tier_operations_total",
-            "Operations on a tier by outcome.",
+            "Operations on a tier by outcome; `scan`: bad files found at start.",
             **{"tier": OPEN, "op": OPEN, "outcome": OPEN},
         ),
         _counter(

@@ -5,7 +5,7 @@ store verifies the data that it reads; a tier checks only what it needs to find 
 header and the lengths.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -140,4 +140,8 @@ class Tier(Protocol):
 
     def usage(self) -> TierUsage:
         """What the tier holds now."""
+        ...
+
+    def scan_counts(self) -> Mapping[str, int]:
+        """How many damaged copies the start found, by outcome; empty where it looks at none."""
         ...

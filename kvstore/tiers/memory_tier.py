@@ -24,7 +24,7 @@ Source:
 
 import heapq
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -157,6 +157,9 @@ class MemoryTier:
     def usage(self) -> TierUsage:
         with self._lock:
             return TierUsage(len(self._chunks), self._used, self._capacity, self._evictions)
+
+    def scan_counts(self) -> Mapping[str, int]:
+        return {}
 
     def _find(self, id: _Id) -> _Entry[EncodedChunk] | _Entry[Tensor] | None:
         return self._chunks.get(id[0]) if len(id) == 1 else self._extras.get(id)

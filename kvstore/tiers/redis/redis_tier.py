@@ -14,7 +14,7 @@ Time is bounded per socket operation and per call.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -200,6 +200,9 @@ class RedisTier:
             evicted = client.info("stats")["evicted_keys"]
         bound = int(memory["maxmemory"]) or None
         return TierUsage(None, int(memory["used_memory"]), bound, int(evicted))
+
+    def scan_counts(self) -> Mapping[str, int]:
+        return {}
 
     def _header(self, replies: Replies, key: str) -> ChunkHeader | None:
         replies.ask([command("GET", self._head(key))])

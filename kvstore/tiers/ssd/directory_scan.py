@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.errors import ChunkError
+from kvstore.errors import ChunkCorrupt, ChunkRefused
 from kvstore.format.chunk_header import parse_header
 from kvstore.format.chunk_keys import is_chunk_key, is_extra_name
 from kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
@@ -50,6 +50,8 @@ class ScanReport:
         kept: number of whole chunks.
         removed_unreadable: number of files removed because they are no whole chunk, or extra
             tensors without a chunk.
+        removed_refused: number of whole chunks removed because they are of another format version
+            or codec, such as an older release's.
         swept_temporary: number of temporary files removed.
         foreign: what was skipped because it is no regular file where only those should be, or
             could not be read or removed.
@@ -57,6 +59,7 @@ class ScanReport:
 
     kept: int
     removed_unreadable: int
+    removed_refused: int
     swept_temporary: int
     foreign: tuple[Path, ...] = ()
 
@@ -88,7 +91,8 @@ class DirectoryScan:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._removed = 0
+        self._unreadable = 0
+        self._refused = 0
         self._swept = 0
         self._foreign: list[Path] = []
 
@@ -104,16 +108,21 @@ class DirectoryScan:
         found: list[tuple[int, str, StoredFile]] = []
         for path in chunks:
             ours = is_chunk_key(path.stem) and path == chunk_path(self._root, path.stem)
-            file = _check_file(path) if ours else None
+            try:
+                file = _check_file(path) if ours else None
+            except ChunkRefused:
+                self._refused += self._unlink(path)
+                continue
             if file is None:
-                self._removed += self._unlink(path)
+                self._unreadable += self._unlink(path)
             else:
                 found.append((path.stat().st_mtime_ns, path.stem, file))
         self._adopt_extras(extras, {key: file for _, key, file in found})
         found.sort(key=lambda item: item[:2])
         report = ScanReport(
             kept=len(found),
-            removed_unreadable=self._removed,
+            removed_unreadable=self._unreadable,
+            removed_refused=self._refused,
             swept_temporary=self._swept,
             foreign=tuple(self._foreign),
         )
@@ -187,7 +196,7 @@ class DirectoryScan:
             if key in chunks and is_extra_name(name) and path == extra_path(self._root, key, name):
                 chunks[key].extras[name] = path.stat().st_size
             else:
-                self._removed += self._unlink(path)
+                self._unreadable += self._unlink(path)
 
 
 def _make_private(entry: os.DirEntry[str], mode: int) -> None:
@@ -198,7 +207,11 @@ def _make_private(entry: os.DirEntry[str], mode: int) -> None:
 
 
 def _check_file(path: Path) -> StoredFile | None:
-    """Sizes of a chunk file, or None when it is not a whole chunk of this format."""
+    """Sizes of a chunk file, or None when it is not a whole chunk.
+
+    Raises:
+        ChunkRefused: it is of another format version or codec.
+    """
     try:
         fd = open_regular(path)
         try:
@@ -209,6 +222,6 @@ def _check_file(path: Path) -> StoredFile | None:
             parsed = parse_header(header)
         finally:
             os.close(fd)
-    except (ChunkError, OSError):
+    except (ChunkCorrupt, OSError):
         return None
     return StoredFile(start, size) if parsed.file_bytes == size else None

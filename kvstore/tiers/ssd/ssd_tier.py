@@ -20,7 +20,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class SsdTier:
         name: str = "ssd",
     ) -> None:
         self.name = name
-        self.scan = ScanReport(0, 0, 0)
+        self.scan = ScanReport(0, 0, 0, 0)
         self._root = Path(root)
         self._capacity = capacity_bytes
         self._files = ChunkFileReader(pin=pin, streams=streams)
@@ -239,6 +239,13 @@ class SsdTier:
         with self._lock:
             return TierUsage(len(self._index), self._index.used, self._capacity, self._evictions)
 
+    def scan_counts(self) -> Mapping[str, int]:
+        return {
+            "corrupt": self.scan.removed_unreadable,
+            "refused": self.scan.removed_refused,
+            "foreign": len(self.scan.foreign),
+        }
+
     def _require_started(self) -> None:
         if self._lock_fd is None:
             raise TierUnavailable(f"tier {self.name} is not started")
@@ -265,9 +272,15 @@ class SsdTier:
         found = self.scan
         if found.removed_unreadable:
             _log.warning(
-                "%s: %d files removed that were no whole chunks of this format",
+                "%s: %d files removed that were no whole chunks",
                 self._root,
                 found.removed_unreadable,
+            )
+        if found.removed_refused:
+            _log.warning(
+                "%s: %d chunks removed that another version of the format or codec wrote",
+                self._root,
+                found.removed_refused,
             )
         if found.foreign:
             _log.warning(

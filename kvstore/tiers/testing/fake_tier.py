@@ -9,7 +9,7 @@ tier.damage_extra(key, "sketch")
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -140,6 +140,9 @@ class FakeTier:
         used = sum(chunk.nbytes for chunk in list(self._chunks.values()))
         used += sum(raw.numel() for of in list(self._extras.values()) for raw in of.values())
         return TierUsage(len(self._chunks), used, None, 0)
+
+    def scan_counts(self) -> Mapping[str, int]:
+        return {}
 
     def _enter(self, operation: str) -> None:
         with self._lock:

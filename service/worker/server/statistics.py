@@ -10,7 +10,10 @@ from service.worker.planner.planner import Planner
 # These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its
 # first failure, so an alert would notice only the second one.
 FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
-ALERTED = tuple((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES)
+ALERTED = (
+    *((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES),
+    *(("scan", outcome) for outcome in ("corrupt", "refused", "foreign")),
+)
 
 
 def store_values(stats: StoreStats) -> list[Sample]:

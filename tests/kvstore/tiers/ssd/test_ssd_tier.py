@@ -140,7 +140,7 @@ def test_the_sweep_removes_chunks_of_the_first_format(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_bytes(VERSION_1)
     tier = started(tmp_path)
-    assert tier.scan.removed_unreadable == 1 and not path.exists()
+    assert tier.scan.removed_refused == 1 and not path.exists()
     assert tier.read(make_key()) is None
     tier.close()
 
