@@ -26,6 +26,7 @@ import torch
 from benchmarks.fidelity import results
 from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.compared.configurations import standard
+from benchmarks.fidelity.compared.real import real
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
 from benchmarks.fidelity.report import metrics
@@ -56,6 +57,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chunk-tokens", type=int, default=48, help="of the demo's tasks")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--real", action="store_true", help="the configurations for real models")
     parser.add_argument("--ablation", action="store_true", help="the parts of question_scout")
     default = QuestionScout()
     parser.add_argument("--ratio", type=float, default=default.ratio, help="of the ablation")
@@ -99,7 +101,8 @@ def main(given: Sequence[str] | None = None) -> int:
         "seed": args.seed,
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
-    what, configurations, base = "Fusion methods", standard(adapter.layers), None
+    configurations = real() if args.real else standard(adapter.layers)
+    what, base = "Fusion methods", None
     if args.ablation:
         ablation = Ablation(adapter.layers, adapter.heads, args.ratio, args.edge)
         chosen = ablation.calibrated(measurer, aside, records)

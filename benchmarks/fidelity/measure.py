@@ -156,13 +156,13 @@ class Measurer:
         # One sequence after the other, because a real vocabulary is large.
         kl = [divergence(reference.logits, each).tolist() for each in logits]
         agree = [agreement(reference.logits, each).tolist() for each in logits]
-        right: list[bool | None] = [None] * len(runs)
+        texts: list[str | None] = [None] * len(runs)
         if prompt.answers:
             said = free(self._adapter, kvs, n, taught, logits)
-            right = [self._decode(tokens).strip() in prompt.answers for tokens in said]
+            texts = [self._decode(tokens) for tokens in said]
         # Decoding wrote only behind the prompts, so their KV is still that of the prefill.
         return [
-            self._record(prompt, run, reference, kl[i], agree[i], right[i])
+            self._record(prompt, run, reference, kl[i], agree[i], texts[i])
             for i, run in enumerate(runs)
         ]
 
@@ -173,7 +173,7 @@ class Measurer:
         reference: Reference,
         kl: list[float],
         agree: list[float],
-        right: bool | None,
+        text: str | None,
     ) -> Record:
         filled, configuration = run.filled, run.configuration
         first, last = len(prompt.system), run.case.layout.question_start
@@ -190,7 +190,7 @@ class Measurer:
             next_count=count,
             kl_next=sum(kl[1:]) / count if count else None,
             agree_next=sum(agree[1:]) / count if count else None,
-            right=right,
+            right=None if text is None else text.strip() in prompt.answers,
             rows=len(recomputed),
             hit=metrics.hit_rate(recomputed, reference.attention_scores, documents),
             flops=run.result.flops / full_prefill_flops(self._adapter, prompt.tokens),
@@ -208,4 +208,5 @@ class Measurer:
                 metrics.relative_error(full, v, documents)
                 for full, (_, v) in zip(reference.v, layers, strict=True)
             ],
+            text=text,
         )

@@ -30,6 +30,7 @@ class Record:
         map_l2: by depth, see `benchmarks.fidelity.report.metrics`.
         k_error: by layer, see there.
         v_error: by layer, see there.
+        text: the generated answer, where answers are known.
     """
 
     prompt: str
@@ -49,6 +50,7 @@ class Record:
     map_l2: list[float]
     k_error: list[float]
     v_error: list[float]
+    text: str | None = None
 
 
 class Records(RecordFile[Record]):

@@ -1,0 +1,87 @@
+"""Natural Questions: the passage that holds the answer among the passages that a retriever would
+return beside it, as in "Lost in the Middle" (Liu et al., 2023).
+
+Distractors are the passages nearest to the question that hold none of its accepted answers, from
+the passages of the same split. The order is random by seed, question and number of distractors, so
+the gold passage stands anywhere. Parameters are chosen on "dev", tables are made on "test".
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SPLITS = ("dev", "test")
+_DATA = Path(__file__).resolve().parents[1] / "data"
+
+Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+"""Texts to vectors of length one, `[texts, dim]`."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question of the data set with the one passage that answers it."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    passage: Passage
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """A question with its passages in the order of the prompt; `gold` is the answering one's."""
+
+    asked: Asked
+    passages: tuple[Passage, ...]
+    gold: int
+
+
+@cache
+def load(split: str) -> tuple[Asked, ...]:
+    """All questions of a split, in the order of the file."""
+    with gzip.open(_DATA / f"nq_{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return tuple(_asked(json.loads(line)) for line in lines)
+
+
+def _asked(raw: dict[str, str | list[str]]) -> Asked:
+    passage = Passage(str(raw["title"]), str(raw["text"]))
+    return Asked(str(raw["id"]), str(raw["question"]), tuple(raw["answers"]), passage)
+
+
+def retrieve(
+    asked: Sequence[Asked], embed: Embed, *, others: int, samples: int, seed: int
+) -> Iterator[Retrieved]:
+    """The first `samples` questions, each with `others` distractors from all of `asked`.
+
+    A prompt depends only on the split, seed and `others`: more samples keep the first ones.
+    """
+    pool = list(dict.fromkeys(each.passage for each in asked))
+    vectors = embed([f"{p.title}\n{p.text}" for p in pool])
+    chosen = asked[:samples]
+    near = np.argsort(-(embed([each.question for each in chosen]) @ vectors.T), 1, kind="stable")
+    for each, ranking in zip(chosen, near, strict=True):
+        found = (pool[place] for place in ranking)
+        distractors = [p for p in found if p != each.passage and not _holds(p, each.answers)]
+        passages = [each.passage, *distractors[:others]]
+        random.Random(f"{seed} {each.id} {others}").shuffle(passages)
+        yield Retrieved(each, tuple(passages), passages.index(each.passage))
+
+
+def _holds(passage: Passage, answers: Sequence[str]) -> bool:
+    text = f"{passage.title} {passage.text}".lower()
+    return any(answer.lower() in text for answer in answers)
