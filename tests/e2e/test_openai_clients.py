@@ -76,6 +76,28 @@ def test_openai_completes(client: openai.OpenAI, expected: str) -> None:
     assert answer.model_extra["kvstitch"]["citations"][0]["char_end"] > 0
 
 
+def test_openai_reads_log_probabilities(client: openai.OpenAI, expected: str) -> None:
+    asked: Any = {"model": "endless", "max_tokens": TOKENS}
+    chosen: Any = {**asked, "messages": USER, "logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(**chosen)
+    assert answer.choices[0].logprobs is not None
+    told = answer.choices[0].logprobs.content or []
+    assert bytes(byte for one in told for byte in one.bytes or []).decode().lstrip() == expected
+    for one in told:
+        likeliest = one.top_logprobs[0]
+        assert (likeliest.token, likeliest.logprob) == (one.token, one.logprob)  # it is greedy
+        assert len(one.top_logprobs) == 3 and one.logprob <= 0
+    streamed = []
+    for chunk in client.chat.completions.create(**chosen, stream=True):
+        if chunk.choices and (some := chunk.choices[0].logprobs) is not None:
+            streamed += some.content or []
+    assert [one.token for one in streamed] == [one.token for one in told]
+    text = client.completions.create(**asked, prompt=QUESTION, logprobs=2).choices[0]
+    assert text.logprobs is not None and text.logprobs.text_offset is not None
+    assert text.logprobs.token_logprobs == pytest.approx([one.logprob for one in told], abs=1e-4)
+    assert text.logprobs.text_offset == sorted(text.logprobs.text_offset)
+
+
 def test_openai_streams_with_usage(client: openai.OpenAI, expected: str) -> None:
     chunks = list(
         client.chat.completions.create(

@@ -82,7 +82,7 @@ class AnswerService:
             worker=self._worker,
             model=self._prompts.model,
             text=self._prompts.answer_text(request.stop),
-            decode=self._prompts.tokenizer.decode,
+            tokenizer=self._prompts.tokenizer,
             metrics=self._metrics,
             prepared=prepared,
             slot=slot,

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 
 from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.answers import response
+from service.gateway.answers.answer_logprobs import AnswerLogprobs
 from service.gateway.answers.answer_metrics import observe_answer
 from service.gateway.answers.call_context import CallContext
 from service.gateway.answers.concurrency_limiter import RequestSlot
 from service.gateway.answers.preparation import PreparedRequest
 from service.gateway.answers.token_report import token_report
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.detokenizer import AnswerText, Decode
+from service.gateway.prompts.detokenizer import AnswerText
+from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.schemas import Citation, GenerateResponse
+from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Done, Failed, Report, TokenItem
 from service.tracing import Span
@@ -33,9 +36,11 @@ class Sources:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """The next piece of the answer's text."""
+    """The next piece of the answer's text. logprobs: of the tokens that begin in it or before it
+    and were not sent yet; None if the request asks for none."""
 
     text: str
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class AnswerStream:
         worker: Generates the tokens.
         model: The model's name, for the response.
         text: Collects the answer's text.
-        decode: Token ids to text, for the report on tokens.
+        tokenizer: Describes tokens, in the report on them and in log-probabilities.
         metrics: Where the answer is counted.
         prepared: What is sent to the worker.
         slot: Given back when the answer ends.
@@ -69,7 +74,7 @@ class AnswerStream:
     worker: Worker
     model: str
     text: AnswerText
-    decode: Decode
+    tokenizer: ServingTokenizer
     metrics: GatewayMetrics
     prepared: PreparedRequest
     slot: RequestSlot
@@ -79,7 +84,12 @@ class AnswerStream:
     _last_token_at: float | None = None
     _flush_s: float = 0.0  # time until the consumer of our text asked for more
     _ended: bool = False
+    _logprobs: AnswerLogprobs | None = field(init=False, repr=False)
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        wanted = self.prepared.generate.sampling.logprobs is not None
+        self._logprobs = AnswerLogprobs(self.text, self.tokenizer.piece) if wanted else None
 
     @property
     def id(self) -> str:
@@ -125,16 +135,16 @@ class AnswerStream:
             async with aclosing(self.worker.submit(generate)) as stream:
                 async for event in stream:
                     match event:
-                        case TokenItem(token=token):
-                            if text := self._take(token):
+                        case TokenItem():
+                            if text := self._take(event):
                                 started = time.perf_counter()
-                                yield TextDelta(text)
+                                yield self._delta(text)
                                 self._flush_s += time.perf_counter() - started
                         case Failed():
                             raise from_code(event.code, event.message, event.field)
                         case Done():
                             if text := self.text.finish():
-                                yield TextDelta(text)
+                                yield self._delta(text)
                             result = self._result(event)
                             await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE
@@ -147,7 +157,10 @@ class AnswerStream:
             if timer is not None:
                 timer.cancel()
 
-    def _take(self, token: int) -> str:
+    def _delta(self, text: str) -> TextDelta:
+        return TextDelta(text, None if self._logprobs is None else self._logprobs.release())
+
+    def _take(self, item: TokenItem) -> str:
         """Count a token; the text that it adds."""
         now = time.perf_counter()
         if self._last_token_at is None:
@@ -158,7 +171,9 @@ class AnswerStream:
         self._last_token_at = now
         self.call.principal.spend_tokens(1)
         stopped_before = self.text.stopped
-        text = self.text.push(token)
+        text = self.text.push(item.token)
+        if self._logprobs is not None:
+            self._logprobs.push(item)
         if self.text.stopped and not stopped_before:
             self.worker.abort(self.id, "stop")
         return text
@@ -186,6 +201,7 @@ class AnswerStream:
             fusion=response.method_fields(fusion),
             eviction=None if eviction is None else response.method_fields(eviction),
             seed=report.seed,
+            logprobs=None if self._logprobs is None else self._logprobs.released,
             warnings=[*self.prepared.warnings, *report.warnings],
         )
 
@@ -193,7 +209,11 @@ class AnswerStream:
         """Only if the request asked for it."""
         if report.token_fates is not None:
             result.cache.tokens = await asyncio.to_thread(
-                token_report, report.token_fates, report, self.prepared.generate, self.decode
+                token_report,
+                report.token_fates,
+                report,
+                self.prepared.generate,
+                self.tokenizer.decode,
             )
 
     def _end(self, outcome: str, seconds: float | None) -> None:

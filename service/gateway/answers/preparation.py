@@ -194,7 +194,9 @@ class RequestPreparer:
             question=plan.question,
             fusion=validated.fusion,
             eviction=validated.eviction,
-            sampling=Sampling(max_tokens, request.temperature, request.top_p, request.seed),
+            sampling=Sampling(
+                max_tokens, request.temperature, request.top_p, request.seed, request.logprobs
+            ),
             prefix_mode=self._prompts.prefix_mode,
             tenant=validated.scope.tenant,
             traceparent=traceparent,

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from service.errors import KvstitchError, WorkerFault
 from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
 from service.gateway.problems import error_object
+from service.gateway.schemas.logprobs import TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,17 @@ class NamedEvents:
             case Sources(citations):
                 cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
                 return frame("sources", {"citations": cited})
-            case TextDelta(text):
-                return frame("token", {"text": text})
+            case TextDelta(text, logprobs):
+                return frame("token", {"text": text, **_logprobs(logprobs)})
             case Finished(response):
                 return frame("done", response.model_dump(mode="json"))
 
     def error(self, error: KvstitchError) -> bytes:
         return frame("error", {"error": error_object(error)})
+
+
+def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
+    return {} if logprobs is None else {"logprobs": [one.model_dump() for one in logprobs]}
 
 
 class EventStream(Response):

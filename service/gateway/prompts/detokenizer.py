@@ -52,15 +52,25 @@ class StopStrings:
     """Passes text on until a stop string appears; drops the stop string and everything after it.
 
     Text that may be the beginning of a stop string is held back until that is clear.
+
+    Attributes:
+        stopped: Whether a stop string appeared.
+        passed: Characters passed on so far.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.stopped = False
+        self.passed = 0
 
     def push(self, text: str) -> str:
         """The text that may be sent now; empty once `stopped`."""
+        passed = self._push(text)
+        self.passed += len(passed)
+        return passed
+
+    def _push(self, text: str) -> str:
         if self.stopped:
             return ""
         text = self._held + text
@@ -75,6 +85,7 @@ class StopStrings:
     def finish(self) -> str:
         """The text held back, for an answer that ended without a stop string."""
         text, self._held = self._held, ""
+        self.passed += len(text)
         return text
 
 
@@ -93,6 +104,16 @@ class AnswerText:
     and sends one back as an earlier turn. They come with the first token, so that the time to the
     first piece of text stays the time to the first token. Stop strings end only what the model
     writes.
+
+    Spans count characters of what the model writes, before anything is dropped:
+
+        blanks | answer ……… | held back or stop string
+               └── sent ────┘
+
+    Attributes:
+        text: The answer so far.
+        last_span: What the last token added; empty for a part of a character, which the token that
+            completes it adds.
     """
 
     def __init__(
@@ -109,7 +130,10 @@ class AnswerText:
         self._detokenizer = Detokenizer(decode, skip)
         self._stops = StopStrings(stops)
         self._prefix = prefix.lstrip()
+        self._prefix_length = len(self._prefix)
+        self._blanks = 0  # characters before the answer, which were dropped
         self.text = ""
+        self.last_span = range(0)
 
     @property
     def stopped(self) -> bool:
@@ -118,14 +142,26 @@ class AnswerText:
     def push(self, token: int) -> str:
         prefix, self._prefix = self._prefix, ""
         self.text += prefix
-        return prefix + self._emit(self._stops.push(self._detokenizer.push(token)))
+        new = self._detokenizer.push(token)
+        self.last_span = range(self.last_span.stop, self.last_span.stop + len(new))
+        return prefix + self._emit(self._stops.push(new))
 
     def finish(self) -> str:
         return self._emit(self._stops.finish())
 
+    @property
+    def sent(self) -> range:
+        """The span that was sent."""
+        return range(self._blanks, self._stops.passed)
+
+    def offset(self, start: int) -> int:
+        """The place in `text` of the character at `start` of a span."""
+        return self._prefix_length + max(0, start - self._blanks)
+
     def _emit(self, text: str) -> str:
         if not self.text:
             # Most vocabularies continue "Answer:" with " Paris".
-            text = text.lstrip()
+            whole, text = text, text.lstrip()
+            self._blanks += len(whole) - len(text)
         self.text += text
         return text

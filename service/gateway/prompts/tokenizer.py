@@ -21,10 +21,18 @@ from tokenizers import Tokenizer
 
 from service.errors import ModelRefused
 from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.token_bytes import TokenPieces
 
 
 class ServingTokenizer:
-    """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe."""
+    """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe.
+
+    Attributes:
+        revision: Changes when texts may have other ids, or other numbers of them.
+        bos: The token that starts a prompt, None if there is none.
+        bos_text: The same as text.
+        piece: Text and bytes of single tokens.
+    """
 
     def __init__(self, folder: ModelFolder, *, bos: str | None = "") -> None:
         """Load tokenizer.json.
@@ -49,6 +57,7 @@ class ServingTokenizer:
             raise ModelRefused(f"{file} cannot be read: {error}") from error
         added = self._obeying.get_added_tokens_decoder()
         self._added = frozenset(added)
+        self.piece = TokenPieces(self._obeying, content)
         # Documents are cut again where the count of their tokens may have changed: the first
         # version obeyed added tokens that are not marked special.
         version = b"plain-1:" if all(token.special for token in added.values()) else b"plain-2:"

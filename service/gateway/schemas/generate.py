@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
+from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
 from service.gateway.schemas.tokens import TokenReport
 from service.prompt import Turn
 from service.records import GateStateName
@@ -104,6 +105,13 @@ class GenerateRequest(Choices):
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="log-probabilities of the answer's tokens, and of this many most likely ones "
+        "in the place of each; none: none",
+    )
     include_tokens: bool = Field(
         False, description="the answer's cache report says what became of every prompt token"
     )
@@ -217,4 +225,5 @@ class GenerateResponse(BaseModel):
     fusion: dict[str, Any]
     eviction: dict[str, Any] | None
     seed: int | None
+    logprobs: list[TokenLogprob] | None = Field(None, description="where the request asks for them")
     warnings: list[str]

@@ -21,6 +21,7 @@ from service.gateway.schemas.generate import (
     Timing,
     Usage,
 )
+from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
 
 # Unknown fields are kept, so that known ones that are not supported can be refused.
 LENIENT = ConfigDict(extra="allow", strict=True)
@@ -82,6 +83,10 @@ class ChatRequest(_Sampled):
         min_length=1, max_length=MAX_MESSAGES
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
+    logprobs: bool | None = Field(None, description="of the answer's tokens")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="with logprobs: of this many most likely ones, too"
+    )
 
 
 class CompletionRequest(_Sampled):
@@ -93,6 +98,9 @@ class CompletionRequest(_Sampled):
             list[Unicode | int | Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)
         ]
     ) = Field(description="a text, or a list of one")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="of the answer's tokens and of this many most likely ones"
+    )
 
 
 class Details(BaseModel):
@@ -115,10 +123,25 @@ class AnswerMessage(BaseModel):
     refusal: None = None
 
 
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(BaseModel):
+    """Four lists of the same length. A token that is no whole text is written as its bytes,
+    `bytes:\\xe2\\x80`; top_logprobs always hold the token itself, too."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class ChatChoice(BaseModel):
     index: int = 0
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"]
 
 
@@ -135,7 +158,7 @@ class ChatCompletion(BaseModel):
 class TextChoice(BaseModel):
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"]
 
 

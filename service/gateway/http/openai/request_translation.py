@@ -41,7 +41,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "function_call": _one_of(None, "none", "auto"),
     **dict.fromkeys(
         (
-            *("tools", "functions", "logprobs", "top_logprobs", "logit_bias", "echo", "suffix"),
+            *("tools", "functions", "top_logprobs", "logit_bias", "echo", "suffix"),
             *("presence_penalty", "frequency_penalty", "audio", "web_search_options"),
         ),
         _empty,
@@ -59,8 +59,12 @@ def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
     """
     _refuse_unsupported(body.model_extra)
     messages = [_message(number, message) for number, message in enumerate(body.messages)]
-    wanted = body.max_completion_tokens or body.max_tokens
-    return _request(body, model, ready, messages=messages, max_tokens=wanted)
+    asked = {
+        "messages": messages,
+        "max_tokens": body.max_completion_tokens or body.max_tokens,
+        "logprobs": _chat_logprobs(body),
+    }
+    return _request(body, model, ready, **asked)
 
 
 def from_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
@@ -78,7 +82,18 @@ def from_completion(body: CompletionRequest, model: str, ready: Ready) -> Genera
             "prompt must be one text: send several, or token ids, as requests of their own",
             field="prompt",
         )
-    return _request(body, model, ready, question=prompts[0], max_tokens=body.max_tokens)
+    asked = {"question": prompts[0], "max_tokens": body.max_tokens, "logprobs": body.logprobs}
+    return _request(body, model, ready, **asked)
+
+
+def _chat_logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequest(
+            "top_logprobs needs logprobs: send logprobs: true, too", field="top_logprobs"
+        )
+    return None
 
 
 def _request(

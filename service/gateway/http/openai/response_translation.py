@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 from service.errors import KvstitchError
 from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
+from service.gateway.http.openai.logprob_translation import chat_logprobs, text_logprobs
 from service.gateway.http.sse import data_line
 from service.gateway.problems import error_object
 from service.gateway.schemas import Citation, GenerateResponse
+from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.schemas.openai import (
     AnswerMessage,
     ChatChoice,
@@ -65,9 +67,16 @@ def completion(envelope: Envelope, response: GenerateResponse) -> ChatCompletion
         "kvstitch": _details(response, response.citations if envelope.citations else None),
     }
     if envelope.chat:
-        message = AnswerMessage(content=response.text)
-        return ChatCompletion(choices=[ChatChoice(message=message, finish_reason=reason)], **common)
-    return Completion(choices=[TextChoice(text=response.text, finish_reason=reason)], **common)
+        choice = ChatChoice(
+            message=AnswerMessage(content=response.text),
+            logprobs=chat_logprobs(response.logprobs),
+            finish_reason=reason,
+        )
+        return ChatCompletion(choices=[choice], **common)
+    text = TextChoice(
+        text=response.text, logprobs=text_logprobs(response.logprobs), finish_reason=reason
+    )
+    return Completion(choices=[text], **common)
 
 
 def _details(response: GenerateResponse, citations: list[Citation] | None) -> Details:
@@ -96,9 +105,9 @@ class CompletionChunks:
                 extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
                 first = {"role": "assistant", "content": ""} if self._envelope.chat else ""
                 return self._chunk([self._choice(first, None)], extra).encode()
-            case TextDelta(text):
+            case TextDelta(text, logprobs):
                 delta = {"content": text} if self._envelope.chat else text
-                return self._chunk([self._choice(delta, None)]).encode()
+                return self._chunk([self._choice(delta, None, logprobs)]).encode()
             case Finished(response):
                 return self._end(response).encode()
 
@@ -115,9 +124,17 @@ class CompletionChunks:
             out += self._chunk([], {"usage": response.usage.model_dump(mode="json")})
         return out + DONE
 
-    def _choice(self, delta: Any, reason: FinishReason | None) -> dict[str, Any]:
-        name = "delta" if self._envelope.chat else "text"
-        return {"index": 0, name: delta, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self, delta: Any, reason: FinishReason | None, logprobs: list[TokenLogprob] | None = None
+    ) -> dict[str, Any]:
+        chat = self._envelope.chat
+        shown = chat_logprobs(logprobs) if chat else text_logprobs(logprobs)
+        return {
+            "index": 0,
+            "delta" if chat else "text": delta,
+            "logprobs": None if shown is None else shown.model_dump(),
+            "finish_reason": reason,
+        }
 
     def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> str:
         return data_line(

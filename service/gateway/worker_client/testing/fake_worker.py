@@ -58,6 +58,7 @@ from service.records import (
     SegmentForecast,
     SegmentReport,
     TokenItem,
+    TokenLogprobs,
 )
 from service.worker_settings import WorkerSettings
 
@@ -184,7 +185,8 @@ class FakeWorker:
                     reason = self.aborted[request.id]
                     break
                 self.on_token(request, sent)
-                await self._send(peer, Tokens([TokenItem(request.id, token)]))
+                item = TokenItem(request.id, token, _logprobs(request, token))
+                await self._send(peer, Tokens([item]))
                 sent += 1
                 await self._pause(request.id, self.token_delay_s)
             if sent < request.sampling.max_tokens and reason == "length":
@@ -273,6 +275,14 @@ class FakeWorker:
 
     async def _send(self, peer: bytes, message: Message) -> None:
         await self._socket.send_multipart([peer, wire.encode(message)])
+
+
+def _logprobs(request: Generate, token: int) -> TokenLogprobs | None:
+    """The token is the likeliest, and those with the next ids come after it."""
+    count = request.sampling.logprobs
+    if count is None:
+        return None
+    return TokenLogprobs(-0.5, [(token + rank, -0.5 - rank) for rank in range(count)])
 
 
 async def _serve(worker: FakeWorker) -> None:

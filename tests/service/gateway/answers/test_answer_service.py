@@ -55,6 +55,24 @@ def test_stream_has_sources_then_tokens_then_done(rig: Rig) -> None:
     assert text == seen[-1][1]["text"] == "Oslo it is"
 
 
+def test_log_probabilities_where_they_are_asked_for(rig: Rig) -> None:
+    rig.ingest()
+    fake(rig).answer = lambda request: encode(rig, " Oslo.")
+    told = rig.ask(logprobs=1, stop=["."]).json()["logprobs"]
+    assert "".join(one["token"] for one in told) == "Oslo"
+    assert [one["text_offset"] for one in told] == [0, 1, 2, 3]
+    assert told[0]["token_id"] == encode(rig, "O")[0] == told[0]["top_logprobs"][0]["token_id"]
+    seen = rig.stream(logprobs=1, stop=["."])
+    pieces = [data for event, data in seen if event == "token"]
+    assert [one for data in pieces for one in data["logprobs"]] == told
+    assert seen[-1][1]["logprobs"] == told
+    assert rig.ask().json()["logprobs"] is None
+    assert all(set(data) == {"text"} for event, data in rig.stream() if event == "token")
+    for wrong in (-1, 21, True, "2"):
+        refused = rig.ask(logprobs=wrong)
+        assert refused.status_code == 422 and refused.json()["error"]["param"] == "logprobs"
+
+
 def test_worker_hears_of_the_documents_before_a_long_question_is_planned(rig: Rig) -> None:
     rig.ingest()
     rig.ask(question="Why is the sky blue? " * 48, top_k=2)

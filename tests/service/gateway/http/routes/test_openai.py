@@ -114,6 +114,53 @@ def test_text_completion_whole_and_streamed(rig: Rig) -> None:
     assert last_request(rig).documents == asked.documents
 
 
+def test_log_probabilities_of_a_chat_whole_and_streamed(rig: Rig) -> None:
+    rig.ingest()
+    says(rig, " Oslo🎉. No")
+    found = chat(rig, logprobs=True, top_logprobs=2, stop=".").json()
+    assert last_request(rig).sampling.logprobs == 2
+    (choice,) = found["choices"]
+    told = choice["logprobs"]["content"]
+    assert choice["message"]["content"] == "Oslo🎉" and choice["logprobs"]["refusal"] is None
+    assert bytes(byte for one in told for byte in one["bytes"]).decode() == "Oslo🎉"
+    first = told[0]
+    assert (first["token"], first["bytes"], first["logprob"]) == ("O", [79], -0.5)
+    assert [(top["token"], top["logprob"]) for top in first["top_logprobs"]] == [
+        ("O", -0.5),
+        ("P", -1.5),
+    ]
+    *chunks, done = frames(chat(rig, logprobs=True, top_logprobs=2, stop=".", stream=True).text)
+    shown = [c["choices"][0]["logprobs"] for c in chunks]
+    assert done == "[DONE]" and shown[0] is None and shown[-1] is None
+    assert [one for some in shown[1:-1] for one in some["content"]] == told
+    assert [one["top_logprobs"] for one in chat_logprobs(rig, logprobs=True)] == [[]] * 12
+    assert last_request(rig).sampling.logprobs == 0
+
+
+def chat_logprobs(rig: Rig, **body: Any) -> list[Any]:
+    found: list[Any] = chat(rig, **body).json()["choices"][0]["logprobs"]["content"]
+    return found
+
+
+def test_log_probabilities_of_a_text_whole_and_streamed(rig: Rig) -> None:
+    rig.ingest()
+    says(rig, " Oh é.")
+    body = {"model": "model", "prompt": "What is the capital of Norway?", "logprobs": 2}
+    found = rig.http.post(TEXT, json=body).json()["choices"][0]
+    told = found["logprobs"]
+    assert found["text"] == "Oh é."
+    assert told["tokens"] == ["O", "h", " ", "bytes:\\xc3", "bytes:\\xa9", "."]
+    assert told["text_offset"] == [0, 1, 2, 3, 3, 4]
+    assert told["token_logprobs"] == [-0.5] * 6
+    assert told["top_logprobs"][0] == {"O": -0.5, "P": -1.5}
+    *chunks, _ = frames(rig.http.post(TEXT, json={**body, "stream": True}).text)
+    shown = [c["choices"][0]["logprobs"] for c in chunks[1:-1]]
+    for name, values in told.items():
+        assert [value for some in shown for value in some[name]] == values
+    alone = rig.http.post(TEXT, json={**body, "logprobs": 0}).json()["choices"][0]["logprobs"]
+    assert alone["top_logprobs"][0] == {"O": -0.5}
+
+
 def test_extension_chooses_documents_and_methods(rig: Rig) -> None:
     rig.ingest()
     extension = {
@@ -189,7 +236,13 @@ def test_unknown_and_harmless_fields_are_ignored(shared: Rig, ignored: dict[str,
         (CHAT, {"tools": [{"type": "function"}]}, "tools", "unsupported"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions", "unsupported"),
         (CHAT, {"n": 2}, "n", "unsupported"),
-        (CHAT, {"logprobs": True}, "logprobs", "unsupported"),
+        (CHAT, {"logprobs": 3}, "logprobs", "invalid_request"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "invalid_request"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_request"),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs", "invalid_request"),
+        (TEXT, {"prompt": "Why?", "logprobs": 6}, "logprobs", "invalid_request"),
+        (TEXT, {"prompt": "Why?", "logprobs": True}, "logprobs", "invalid_request"),
+        (TEXT, {"prompt": "Why?", "top_logprobs": 2}, "top_logprobs", "unsupported"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "unsupported"),
         (CHAT, {"presence_penalty": 0.5}, "presence_penalty", "unsupported"),
         (CHAT, {"modalities": ["audio"]}, "modalities", "unsupported"),
