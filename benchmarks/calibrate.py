@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.environment import describe
 from benchmarks.probes import KINDS, Probe, Prober, fits
 from service.errors import KvstitchError
+from service.tuning.measuring.environment import describe
 from service.worker.api import (
     CALIBRATION_FILE,
     DecoderAdapter,

@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.environment import describe
 from benchmarks.musique import passage_id, read
 from benchmarks.recall_targets import CHUNK_TOKENS, Target, opened
 from retriever import SearchMode
 from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.environment import describe
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)

@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.environment import describe
 from benchmarks.redis import redis_url
 from benchmarks.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import Chunk, Method, Report, Sampling
+from service.tuning.measuring.environment import describe
 from service.worker.api import (
     DecoderAdapter,
     DoneEvent,

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import describe
 from benchmarks.fidelity.report import plots, table
 from benchmarks.fidelity.report.summary import Duel, Summary, by_task, duels
 from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.environment import describe
 from service.tuning.measuring.prompt_ids import Prompt
 
 _SAMPLED = (

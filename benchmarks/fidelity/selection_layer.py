@@ -24,7 +24,6 @@ from statistics import fmean
 import torch
 
 from benchmarks.calibrate import merge
-from benchmarks.environment import describe
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
@@ -32,6 +31,7 @@ from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
+from service.tuning.measuring.environment import describe
 from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import A3, DecoderAdapter, load_model
 

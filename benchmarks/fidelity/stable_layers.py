@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.calibrate import merge
-from benchmarks.environment import describe
 from benchmarks.probes import FILLER, Prober
 from service.errors import InvalidRequest, KvstitchError
+from service.tuning.measuring.environment import describe
 from service.worker.api import OUTLIER_SIGMAS, DecoderAdapter, compute_sketch, load_model
 
 LEAST_BLOCKS = 4

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import describe
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.fidelity.results import compact
 from benchmarks.quality.answering import Answer
 from benchmarks.quality.compared import Ablated, Compared
 from service.tuning.measuring.bootstrap import Bootstrap, Estimate
+from service.tuning.measuring.environment import describe
 from service.tuning.measuring.prompt_ids import Prompt
 
 LEGEND = """\

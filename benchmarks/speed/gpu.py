@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.environment import describe
 from benchmarks.speed.contexts import decode, evict, filled, pool_for
 from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
@@ -30,6 +29,7 @@ from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
+from service.tuning.measuring.environment import describe
 from service.worker.api import Decoder, DecoderAdapter, adapter_for, full_prefill_flops
 
 RESULTS = Path(__file__).parent.parent / "results" / "speed"

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import describe
 from benchmarks.speed.outcome import Outcome
 from benchmarks.speed.setup import Setup
+from service.tuning.measuring.environment import describe
 
 Record = dict[str, Any]
 

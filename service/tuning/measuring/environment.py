@@ -11,7 +11,17 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("torch", "transformers", "safetensors", "numpy", "redis", "faiss-cpu", "pyzmq")
+_ROOT = Path(__file__).resolve().parents[3]
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "redis",
+    "faiss-cpu",
+    "pyzmq",
+    "kvstitch",
+)
 
 # Result files are ignored here, because they are written while others are still measured.
 _CHANGES = (
@@ -28,8 +38,7 @@ def describe() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted": bool(_git(*_CHANGES)),
+        **_commit(),
     }
 
 
@@ -50,9 +59,21 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _commit() -> dict[str, Any]:
+    """The commit of a checkout; where the package is installed there is none.
+
+    An environment may lie inside a checkout of something else, whose commit would say nothing.
+    """
+    if _git("rev-parse", "--show-toplevel") != str(_ROOT):
+        return {"commit": None, "uncommitted": None}
+    return {"commit": _git("rev-parse", "HEAD"), "uncommitted": bool(_git(*_CHANGES))}
+
+
 def _git(*arguments: str) -> str:
-    folder = Path(__file__).parent
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
     return done.stdout.strip()
