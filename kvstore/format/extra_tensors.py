@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
-from kvstore.format.checksum import checksum, matches
+from kvstore.format.checksum import Buffer, checksum, matches
 from kvstore.format.chunk_keys import require_extra_name
 from kvstore.format.safetensors_header import (
     SAFETENSORS_DTYPES,
@@ -109,6 +109,17 @@ def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExt
         raise ChunkCorrupt(f"checksum of extra {name!r} differs")
     places = [_place(own, described) for own, described in sealed.tensors.items()]
     return EncodedExtra(name, version, raw, _views(raw, start, places))
+
+
+def extra_file_bytes(header: Buffer) -> int:
+    """Bytes of the whole file of extra tensors, as its header states them.
+
+    Raises:
+        ChunkCorrupt: the header is not one of ours, or was changed since it was written.
+    """
+    sealed = parse_sealed(header)
+    ends = [_place(own, described).end for own, described in sealed.tensors.items()]
+    return len(sealed.raw) + max(ends, default=0)
 
 
 def _place(name: str, stated: object) -> StoredTensor:

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.errors import TierError, TierFull, TierTimeout, TierUnavailable
+from kvstore.errors import ChunkCorrupt, TierError, TierFull, TierTimeout, TierUnavailable
 from kvstore.tiers.redis.resp import ProtocolError, Replies, ServerError
 from kvstore.tiers.redis.value_connections import ValueConnections
 
 # Error replies that mean the server cannot answer now, whatever the command.
 _NOT_NOW = ("LOADING", "MASTERDOWN", "NOAUTH")
+# The error reply for a name that holds a list, a set or a hash where a value should be.
+_OTHER_TYPE = "WRONGTYPE"
 
 
 class RedisClient:
@@ -78,6 +80,7 @@ class RedisClient:
             TierUnavailable: not started, or no connection.
             TierTimeout: no answer in time.
             TierFull: the server is out of memory.
+            ChunkCorrupt: somebody else has put something of another type under a chunk's name.
             TierError: any other error of redis-py.
         """
         client = self._client
@@ -96,6 +99,7 @@ class RedisClient:
         Raises:
             TierUnavailable: not started, no connection, or a reply that cannot be understood.
             TierTimeout: no answer in time.
+            ChunkCorrupt: as in `session`.
             TierError: the server answered with an error.
         """
         bulk = self._bulk
@@ -106,6 +110,8 @@ class RedisClient:
                 with bulk.lend(give_up_at) as replies:
                     yield replies
             except ServerError as error:
+                if str(error).startswith(_OTHER_TYPE):
+                    raise ChunkCorrupt(f"{self._name}: {error}") from error
                 not_now = str(error).startswith(_NOT_NOW)
                 kind = TierUnavailable if not_now else TierError
                 raise kind(f"{self._name}: {error}") from error
@@ -128,4 +134,6 @@ class RedisClient:
         except errors.OutOfMemoryError as error:
             raise TierFull(f"{self._name}: {error}") from error
         except errors.RedisError as error:
+            if str(error).startswith(_OTHER_TYPE):
+                raise ChunkCorrupt(f"{self._name}: {error}") from error
             raise TierError(f"{self._name}: {error}") from error

@@ -25,7 +25,7 @@ from kvstore.format.buffers import BufferPool, view_bytes
 from kvstore.format.byte_ranges import ByteRange, total_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, parse_header
-from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
+from kvstore.format.chunk_keys import is_chunk_key, require_chunk_key, require_extra_name
 from kvstore.format.chunk_spec import MAX_LAYERS
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.redis.range_fetch import RangeFetch, fetch_ranges
@@ -146,8 +146,11 @@ class RedisTier:
 
         def write(pipeline: Any) -> bool:
             present = bool(pipeline.exists(self._head(key)))
+            blocked = pipeline.type(self._extras(key)) not in (b"none", b"hash")
             pipeline.multi()
             if present:
+                if blocked:  # somebody else's: otherwise extra tensors could never be written again
+                    pipeline.unlink(self._extras(key))
                 pipeline.hset(self._extras(key), name, view_bytes(raw))
                 if self._ttl is not None:
                     pipeline.expire(self._extras(key), self._ttl)
@@ -191,7 +194,8 @@ class RedisTier:
         start = len(self._prefix) + 2
         with self._client.session() as client:
             names = client.scan_iter(match=f"{self._prefix}:{{*}}:h", count=1000)
-            return [name.decode()[start : start + 32] for name in names]
+            found = [name.decode(errors="replace")[start:].removesuffix("}:h") for name in names]
+        return list(filter(is_chunk_key, found))  # somebody else's names may look like ours
 
     def usage(self) -> TierUsage:
         """The memory and limit of the whole server, its other users included; no entry count."""

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.errors import ChunkCorrupt, ChunkRefused
+from kvstore.errors import ChunkCorrupt, ChunkError, ChunkRefused
 from kvstore.format.chunk_header import parse_header
 from kvstore.format.chunk_keys import is_chunk_key, is_extra_name
+from kvstore.format.extra_tensors import extra_file_bytes
 from kvstore.format.safetensors_header import LENGTH_BYTES, header_bytes
 from kvstore.tiers.ssd.file_io import DIRECTORY_MODE, FILE_MODE, open_regular, read_fully
 
@@ -193,10 +194,12 @@ class DirectoryScan:
         """Add extra tensor files to their chunks; remove those without a chunk."""
         for path in paths:
             key, _, name = path.stem.partition(".")
-            if key in chunks and is_extra_name(name) and path == extra_path(self._root, key, name):
-                chunks[key].extras[name] = path.stat().st_size
-            else:
+            ours = is_extra_name(name) and path == extra_path(self._root, key, name)
+            nbytes = _check_extra(path) if ours and key in chunks else None
+            if nbytes is None:
                 self._unreadable += self._unlink(path)
+            else:
+                chunks[key].extras[name] = nbytes
 
 
 def _make_private(entry: os.DirEntry[str], mode: int) -> None:
@@ -225,3 +228,18 @@ def _check_file(path: Path) -> StoredFile | None:
     except (ChunkCorrupt, OSError):
         return None
     return StoredFile(start, size) if parsed.file_bytes == size else None
+
+
+def _check_extra(path: Path) -> int | None:
+    """Size of a file of extra tensors, or None when it is not a whole one."""
+    try:
+        fd = open_regular(path)
+        try:
+            size = os.fstat(fd).st_size
+            header = bytearray(header_bytes(os.pread(fd, LENGTH_BYTES, 0)))
+            read_fully(fd, [memoryview(header)], 0)
+            return size if extra_file_bytes(header) == size else None
+        finally:
+            os.close(fd)
+    except (ChunkError, OSError):
+        return None

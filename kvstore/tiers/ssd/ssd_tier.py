@@ -26,7 +26,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvstore.errors import TierError, TierFull, TierUnavailable
+from kvstore.errors import ChunkCorrupt, TierError, TierFull, TierUnavailable
 from kvstore.format.buffers import allocate, view_bytes
 from kvstore.format.byte_ranges import ByteRange
 from kvstore.format.chunk import EncodedChunk
@@ -205,17 +205,20 @@ class SsdTier:
         with self._lock:
             self._require_started()
             file = self._index.use(key)
-        if file is None:
-            return None
+            if file is None or name not in file.extras:
+                return None
+            # Under the lock, so that file and index are of the same write.
+            nbytes = file.extras[name]
+            try:
+                fd = open_regular(path)
+            except FileNotFoundError:  # removed by someone else
+                self._index.remove_extra(key, name)
+                return None
         try:
-            fd = open_regular(path)
-        except FileNotFoundError:  # never written, removed by someone else, or just deleted
-            with self._lock:
-                if self._index.get(key) is file:
-                    self._index.remove_extra(key, name)
-            return None
-        try:
-            raw = allocate(os.fstat(fd).st_size)
+            size = os.fstat(fd).st_size
+            if size > nbytes:  # perhaps beyond all memory
+                raise ChunkCorrupt(f"{path} has {size} bytes, {nbytes} were written")
+            raw = allocate(size)
             read_fully(fd, [view_bytes(raw)], 0)
             return raw
         finally:

@@ -11,6 +11,7 @@ from kvstore import (
     ChunkCorrupt,
     ChunkRefused,
     RedisTier,
+    TieredStore,
     TierError,
     TierFull,
     TierTimeout,
@@ -276,9 +277,38 @@ def test_the_deadline_of_a_read(redis_at):
 
 
 def test_other_server_errors_are_tier_errors(tier, raw):
-    raw.lpush(f"kvstitch:{{{make_key()}}}:h", "a list")
-    with pytest.raises(TierError, match="WRONGTYPE"):
-        tier.read(make_key())
+    raw.acl_setuser("default", commands=["-get"], enabled=True)
+    try:
+        with pytest.raises(TierError, match="no permissions"):
+            tier.read(make_key())
+    finally:
+        raw.acl_setuser("default", commands=["+get"], enabled=True)
+
+
+@pytest.mark.parametrize("part", ["h", "1", "x"])
+def test_a_name_with_something_of_another_type_is_damage_and_is_replaced(redis_at, raw, part):
+    """Damage of one chunk, not a fault of the tier: other chunks must not suffer from it."""
+    sketch = {"mean": torch.arange(9)}
+    with TieredStore([RedisTier(redis_at.url, timeout_s=10)]) as store:
+        for _ in range(5):
+            store.put(make_key(), make_chunk())
+            assert store.flush(10) and store.put_extra(make_key(), "sketch", 1, sketch)
+            assert store.flush(10) and store.read_extra(make_key(), "sketch", 1) is not None
+            raw.delete(f"kvstitch:{{{make_key()}}}:{part}")
+            raw.lpush(f"kvstitch:{{{make_key()}}}:{part}", "a list")
+            outcome = store.read(make_key())
+            assert outcome.problems == (() if part == "x" else (("redis", "corrupt"),))
+            assert store.read_extra(make_key(), "sketch", 1) is None
+        tier = store.stats().tier("redis")
+        assert tier.healthy and not tier.count("read", "error")
+
+
+def test_names_of_somebody_else_are_no_keys(tier, raw):
+    tier.put(make_key(), make_chunk())
+    for name in ("kvstitch:{}:h", "kvstitch:{not-a-key}:h", f"kvstitch:{{{make_key()}}}:h:h"):
+        raw.set(name, b"not ours")
+    raw.set(b"kvstitch:{\xff}:h", b"not ours")
+    assert list(tier.keys()) == [make_key()]
 
 
 def test_bad_url():

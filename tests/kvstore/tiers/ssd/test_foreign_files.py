@@ -5,13 +5,15 @@ import socket
 import stat
 
 import pytest
+import torch
 
 from kvstore import SsdTier, TieredStore, TierFull
+from kvstore.format.extra_tensors import encode_extra
 from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk
 
 KEYS = [make_key(n) for n in range(3)]
-SKETCH = make_chunk().data[:100]
+SKETCH = encode_extra("sketch", 1, {"mean": torch.ones(9)}, key=KEYS[0]).raw
 
 
 def directory(path):

@@ -5,19 +5,24 @@ import os
 import pytest
 import torch
 
-from kvstore import TierFull
+from kvstore import ChunkCorrupt, TierFull
+from kvstore.format.extra_tensors import encode_extra
 from kvstore.tiers.ssd.directory_scan import chunk_path, extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.tiers.ssd.test_ssd_tier import files, started
 
 
+def sketch():
+    return encode_extra("sketch", 1, {"mean": torch.zeros(90)}, key=make_key()).raw
+
+
 def test_extras_are_counted_evicted_and_adopted_with_their_chunk(tmp_path):
-    chunk, raw = make_chunk(), torch.zeros(1000, dtype=torch.uint8)
-    tier = started(tmp_path, 2 * chunk.nbytes + 1500)
+    chunk, raw = make_chunk(), sketch()
+    tier = started(tmp_path, 2 * chunk.nbytes + raw.numel() + 500)
     for n in range(2):
         tier.put(make_key(n), chunk)
     assert tier.put_extra(make_key(0), "sketch", raw)
-    assert tier.usage().used_bytes == 2 * chunk.nbytes + 1000
+    assert tier.usage().used_bytes == 2 * chunk.nbytes + raw.numel()
     before = tier.usage()
     tier.close()
     tier.start()
@@ -51,7 +56,7 @@ def test_the_sweep_of_extras(tmp_path):
     tier = started(tmp_path)
     for n in range(3):
         tier.put(make_key(n), make_chunk())
-        tier.put_extra(make_key(n), "sketch", torch.zeros(9, dtype=torch.uint8))
+        tier.put_extra(make_key(n), "sketch", sketch())
     tier.close()
     chunk_path(tmp_path, make_key(0)).unlink()
     good = extra_path(tmp_path, make_key(1), "sketch")
@@ -59,7 +64,7 @@ def test_the_sweep_of_extras(tmp_path):
     tier.start()
     assert (tier.scan.kept, tier.scan.removed_unreadable) == (2, 2)
     assert list(tmp_path.glob("??/??/*.extra")) == [extra_path(tmp_path, make_key(2), "sketch")]
-    assert tier.usage().used_bytes == 2 * make_chunk().nbytes + 9
+    assert tier.usage().used_bytes == 2 * make_chunk().nbytes + sketch().numel()
     tier.close()
 
 
@@ -126,4 +131,22 @@ def test_room_is_made_at_the_cost_of_others_and_only_for_what_is_there(tmp_path)
     assert tier.usage().evictions == 0
     assert tier.put_extra(make_key(0), "sketch", raw), "the oldest, but in use now"
     assert set(tier.keys()) == {make_key(0)}
+    tier.close()
+
+
+def test_extra_tensors_that_have_grown_enormously(tmp_path):
+    """A sparse file of a TiB: neither read into memory nor counted, so that nothing is evicted."""
+    tier = started(tmp_path, 1 << 30)
+    tier.put(make_key(), make_chunk())
+    tier.put_extra(make_key(), "sketch", sketch())
+    path = extra_path(tmp_path, make_key(), "sketch")
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ChunkCorrupt, match="1099511627776 bytes"):
+        tier.read_extra(make_key(), "sketch")
+    tier.close()
+    tier.start()
+    assert (tier.scan.kept, tier.scan.removed_unreadable) == (1, 1) and not path.exists()
+    assert tier.usage().used_bytes == make_chunk().nbytes
+    assert tier.put_extra(make_key(), "sketch", sketch())
+    assert torch.equal(tier.read_extra(make_key(), "sketch"), sketch())
     tier.close()
