@@ -26,6 +26,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── DeadlineExceeded          504  deadline_exceeded       no token before the client's deadline
 ├── WorkerFault               500  worker_fault            the engine failed on this request
 ├── ModelRefused              500  model_refused           at start: the model cannot be served
+│   └── ModelUnavailable      500  model_unavailable       at start: it cannot be fetched
 └── InvalidSetting            500  invalid_setting         at start: a setting is wrong
 
 The gateway turns these into responses in one place, `service.gateway.problems`. The command line
@@ -51,6 +52,7 @@ __all__ = [
     "MalformedBody",
     "ModelNotFound",
     "ModelRefused",
+    "ModelUnavailable",
     "NotFound",
     "Overloaded",
     "PromptTooLong",
@@ -216,6 +218,10 @@ class WorkerFault(KvstitchError):
 class ModelRefused(KvstitchError):
     code = "model_refused"
     status = 500
+
+
+class ModelUnavailable(ModelRefused):
+    code = "model_unavailable"
 
 
 class InvalidSetting(KvstitchError):

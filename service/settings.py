@@ -26,6 +26,12 @@ def default_data_dir() -> Path:
     return Path(base) / "kvstitch"
 
 
+def default_model_cache() -> Path:
+    """`$XDG_CACHE_HOME/kvstitch/models`, by default ~/.cache/kvstitch/models."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvstitch" / "models"
+
+
 def demo_model() -> Path:
     """The embedded default model: `demo_model` in the installed `service` package."""
     return Path(__file__).parent / "demo_model"
@@ -39,7 +45,14 @@ class Settings(BaseSettings):
     )
 
     # The model and where things are kept.
-    model: str = Field("", description="model folder or Hugging Face id; empty: the demo model")
+    model: str = Field(
+        "",
+        description="model folder, .gguf file, Hugging Face id or name (smollm2); "
+        "empty: the demo model",
+    )
+    model_cache: Path = Field(
+        default_factory=default_model_cache, description="folders made of .gguf files"
+    )
     data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
@@ -188,10 +201,12 @@ class Settings(BaseSettings):
 
     @property
     def model_name(self) -> str:
-        """The model's name in answers: its hub id, or the name of its folder."""
+        """The model's name in answers: as it was given, or that of its folder or file."""
         if not self.model:
             return "kvstitch-demo"
-        path = Path(self.model)
+        path = Path(self.model).expanduser()
+        if path.suffix.lower() == ".gguf":
+            return path.stem
         return path.resolve().name if path.is_dir() else self.model
 
     def worker(

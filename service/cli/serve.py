@@ -53,11 +53,11 @@ def _serve(settings: Settings) -> str | None:
     from service.cli.checks import model
     from service.gateway.composition import Gateway
     from service.gateway.data_folder import UMASK
-    from service.gateway.prompts.model_folder import resolve
     from service.gateway.server import listen, serve
+    from service.models.model_finder import ModelFinder
 
-    folder = resolve(settings.model)
     os.umask(UMASK)  # the worker inherits it
+    folder = ModelFinder.of(settings).prepare(settings.model)
     # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
     if (finding := model.unservable(folder, settings)) is not None:
         raise ModelRefused(f"{finding.message}: {finding.remedy}")

@@ -1,10 +1,15 @@
-"""The gateway's public surface: how a model's prompts are written and encoded, for benchmarks.
+"""The gateway's public surface, for benchmarks and for tuning.
+
+How a model's prompts are written and encoded, how texts are embedded, and how files are read.
 
 Anything that is not listed in `__all__` may change at any time.
 """
 
 from __future__ import annotations
 
+from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.parsing.parser import DocumentParser
+from service.gateway.corpus.parsing.sandbox import FileLimits
 from service.gateway.prompts.format import (
     INSTRUCTION,
     from_chat_template,
@@ -12,15 +17,20 @@ from service.gateway.prompts.format import (
     without_bos,
 )
 from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.model_folder import resolve as resolve_model
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
+from service.gateway.retrieval.model_factory import make_embedder
 
 __all__ = [
     "INSTRUCTION",
+    "DocumentParser",
+    "FileLimits",
     "ModelFolder",
+    "PromptBuilder",
     "ServingTokenizer",
+    "SpooledDocument",
     "from_chat_template",
     "load_format",
-    "resolve_model",
+    "make_embedder",
     "without_bos",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.quality.report.subject import Place, Subject
 from benchmarks.quality.suites import Choice
 from benchmarks.quality.tasks import multidoc
-from service.gateway.api import resolve_model
+from service.models.model_finder import resolve
 
 SMALL_VOCABULARY = 4096
 """A tokenizer with at most this many tokens has few whole English words."""
@@ -44,7 +44,7 @@ def place(args: argparse.Namespace) -> Place:
     Raises:
         ModelRefused: there is no such model.
     """
-    return Place(resolve_model(args.model), args.dtype, args.device, args.threads)
+    return Place(resolve(args.model), args.dtype, args.device, args.threads)
 
 
 def choice(args: argparse.Namespace, suite: str, subject: Subject) -> Choice:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 from retriever.errors import RetrieverError
-from service.cli.checks.finding import Finding, fail, ok
+from service.cli.checks.finding import Finding, fail, ok, warn
 from service.errors import KvstitchError
-from service.gateway.prompts.model_folder import resolve
 from service.gateway.retrieval.model_factory import make_embedder
+from service.models.model_finder import ModelFinder
 from service.settings import Settings
 
 
@@ -26,10 +26,12 @@ def _model(settings: Settings) -> Finding:
 
     began = time.monotonic()
     try:
+        folder = ModelFinder.of(settings).find(settings.model)
+        if folder is None:
+            return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
+                        f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
         set_threads(settings.threads)
-        adapter = load_model(
-            str(resolve(settings.model)), dtype=settings.dtype, device=settings.device
-        )
+        adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
         theirs, stitched = start_up_check(adapter)
     except KvstitchError as error:
         return fail("start-up check", error.message, "this model cannot be served as it is")

@@ -10,8 +10,13 @@ from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.checks.memory import available_bytes
 from service.cli.output import size
 from service.errors import KvstitchError
-from service.gateway.prompts.model_folder import resolve
 from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.models.conversion_process import needed_bytes
+from service.models.gguf_header import read_header
+from service.models.gguf_support import check as check_gguf
+from service.models.gguf_support import quantisation
+from service.models.model_argument import gguf_file, is_gguf
+from service.models.model_finder import ModelFinder
 from service.settings import Settings, demo_model
 from service.worker.model.folder_checks import family_fault, read_config, weights_fault
 from service.worker.model.supported import STATIC_ROPE_TYPES
@@ -19,14 +24,13 @@ from service.worker_settings import MIB
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """Check the model; one that is not on this machine is not downloaded."""
-    name = settings.model
-    if name.count("/") == 1 and not Path(name).expanduser().exists() and name[0] not in "/.~":
-        yield warn("model", f"{name} is not a folder here, so it was not looked at",
-                   "`kvstitch serve` downloads it; give a folder to have it checked")  # fmt: skip
-        return
+    """Check the model; one that is not on this machine is not downloaded, nor converted."""
+    finder = ModelFinder.of(settings)
     try:
-        folder = resolve(name)
+        folder = finder.find(settings.model)
+        if folder is None:
+            yield _unprepared(settings.model, finder)
+            return
         config = read_config(folder)
     except KvstitchError as error:
         yield fail("model", error.message, "give another --model")
@@ -37,6 +41,23 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from _architecture(folder, config)
     yield from _prompts(folder, settings)
     yield from _weights(folder, settings)
+
+
+def _unprepared(model: str, finder: ModelFinder) -> Finding:
+    """What is known of a model that is no folder yet.
+
+    Raises:
+        ModelRefused: It is a .gguf file that cannot be served.
+    """
+    if not is_gguf(model):
+        return warn("model", f"{model} is not on this machine, so it was not looked at",
+                    f"`kvstitch serve` downloads it, and `kvstitch model fetch {model}` does so "
+                    "beforehand")  # fmt: skip
+    header = read_header(gguf_file(model))
+    check_gguf(header)
+    kind, room = quantisation(header), size(needed_bytes(header, finder.written_dtype))
+    return warn("model", f"{header.path.name}: {header.architecture} in {kind}, not converted yet",
+                f"`kvstitch serve` does it once; it takes {room} in {finder.cache}")  # fmt: skip
 
 
 def unservable(folder: Path, settings: Settings) -> Finding | None:

