@@ -25,12 +25,14 @@ def open_regular(path: Path) -> int:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ChunkCorrupt: it is not a regular file.
+        ChunkCorrupt: it is not a regular file, or this user may not read it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except NotADirectoryError as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except PermissionError as error:  # one file's fault, not the disk's
+        raise ChunkCorrupt(f"{path} may not be read") from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
             raise ChunkCorrupt(f"{path} is not a regular file") from error
@@ -42,11 +44,17 @@ def open_regular(path: Path) -> int:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a regular file of that name; a symbolic link is none."""
+    """Whether there is a regular file of that name; a symbolic link is none.
+
+    Raises:
+        OSError: that cannot be told, for example because a directory above may not be searched.
+    """
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def remove_regular(path: Path) -> None:
