@@ -3,13 +3,14 @@
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
 #               docs/loadtest.md)
+# make chaos   break a running service at random for CHAOS_MINUTES (10), from CHAOS_SEED (docs/chaos.md)
 # make check   ruff, mypy (strict), import rules, and that generated files are up to date
 PYTHON ?= python3
 VENV := .venv/bin
 # Without this, waiting threads keep shared cores busy 10 to 500 times longer.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo serve test check dashboards bench loadtest clean
+.PHONY: setup demo serve test check dashboards bench loadtest chaos clean
 
 setup: .venv/.ready
 
@@ -48,6 +49,10 @@ bench: setup
 
 loadtest: setup
 	$(VENV)/python -m loadtest --step-s 8 $(LOADTEST)
+
+chaos: setup
+	scripts/install-redis.sh
+	$(VENV)/python -m tests.chaos
 
 clean:
 	rm -rf .venv build *.egg-info
