@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -156,15 +156,20 @@ class Measurer:
         # One sequence after the other, because a real vocabulary is large.
         kl = [divergence(reference.logits, each).tolist() for each in logits]
         agree = [agreement(reference.logits, each).tolist() for each in logits]
-        texts: list[str | None] = [None] * len(runs)
-        if prompt.answers:
-            said = free(self._adapter, kvs, n, taught, logits)
-            texts = [self._decode(tokens) for tokens in said]
-        # Decoding wrote only behind the prompts, so their KV is still that of the prefill.
-        return [
-            self._record(prompt, run, reference, kl[i], agree[i], texts[i])
-            for i, run in enumerate(runs)
-        ]
+        # What is generated writes only behind the prompts, so their KV stays that of the prefill.
+        made: list[Record] = []
+        said = free(self._adapter, kvs, n, taught, logits) if prompt.answers else []
+        for i, run in enumerate(runs):
+            made.append(self._record(prompt, run, reference, kl[i], agree[i]))
+            if said:
+                text = self._decode(said[i])
+                right = text.strip() in prompt.answers
+                made[i] = replace(made[i], right=right, text=text, full_text=self._full(reference))
+        return made
+
+    def _full(self, reference: Reference) -> str:
+        ends = self._adapter.end_ids
+        return self._decode([token for token in reference.answer.tolist() if token not in ends])
 
     def _record(
         self,
@@ -173,7 +178,6 @@ class Measurer:
         reference: Reference,
         kl: list[float],
         agree: list[float],
-        text: str | None,
     ) -> Record:
         filled, configuration = run.filled, run.configuration
         first, last = len(prompt.system), run.case.layout.question_start
@@ -190,7 +194,7 @@ class Measurer:
             next_count=count,
             kl_next=sum(kl[1:]) / count if count else None,
             agree_next=sum(agree[1:]) / count if count else None,
-            right=None if text is None else text.strip() in prompt.answers,
+            right=None,
             rows=len(recomputed),
             hit=metrics.hit_rate(recomputed, reference.attention_scores, documents),
             flops=run.result.flops / full_prefill_flops(self._adapter, prompt.tokens),
@@ -208,5 +212,4 @@ class Measurer:
                 metrics.relative_error(full, v, documents)
                 for full, (_, v) in zip(reference.v, layers, strict=True)
             ],
-            text=text,
         )

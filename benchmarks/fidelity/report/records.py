@@ -31,6 +31,7 @@ class Record:
         k_error: by layer, see there.
         v_error: by layer, see there.
         text: the generated answer, where answers are known.
+        full_text: full prefill's, which is all there is to know of it without running it twice.
     """
 
     prompt: str
@@ -51,6 +52,7 @@ class Record:
     k_error: list[float]
     v_error: list[float]
     text: str | None = None
+    full_text: str | None = None
 
 
 class Records(RecordFile[Record]):
