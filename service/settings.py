@@ -54,6 +54,11 @@ class Settings(BaseSettings):
         default_factory=default_model_cache, description="folders made of .gguf files"
     )
     data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
+    calibration: str = Field(
+        "",
+        description="file that `kvstitch tune` wrote; empty: calibration.json in data_dir, else in "
+        "the model's folder; off: none",
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
 

@@ -11,7 +11,7 @@ import os
 from typing import TypeAlias
 
 from service import __version__
-from service.cli import doctor, keys, model, serve, status
+from service.cli import doctor, keys, model, serve, status, tune
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.gateway.auth.key_text import SCOPES
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
     _status(commands.add_parser("status", help="show how a running service is"))
     _model(commands.add_parser("model", help="models with names: list, fetch, path"))
+    _tune(commands.add_parser("tune", help="measure which settings suit a model and documents"))
     _doctor(commands.add_parser("doctor", help="look for what is wrong, and say what to do"))
     return made
 
@@ -206,6 +207,42 @@ def _status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=status.run)
 
 
+def _tune(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Measure methods, ratios, prefix modes, codecs and evictions with a model on documents, "
+        "against full prefill, and write the best settings where `serve` finds them as its "
+        "defaults. Stopped, it goes on when it is given again."
+    )
+    add = parser.add_argument
+    add("--documents", metavar="FOLDER", help="files as for `ingest`")
+    add("--collection", metavar="NAME", help="or a collection of the data folder, also while a "
+        "service runs from it")  # fmt: skip
+    add("--questions", metavar="FILE.jsonl", help="objects with `question` (default: made from "
+        "sentences of the documents)")  # fmt: skip
+    add("--minutes", type=_minutes, default=10.0, help="it may take about so long (default: 10)")
+    add("--out", metavar="DIR", help="for report and calibration.json (default: the data folder, "
+        "where `serve` looks)")  # fmt: skip
+    add("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+    add("--fresh", action="store_true", help="begin anew, without what was measured before")
+    add("--json", action="store_true", help="JSON on stdout and nothing else")
+    for name, help in (
+        ("--model", "as for `serve` (default: the demo model)"),
+        ("--data-dir", "the service's data folder"),
+        ("--dtype", "auto, float32, float16 or bfloat16"),
+        ("--device", "auto, cpu, cuda or cuda:N"),
+        ("--embedder", "sentence-embedding model folder (default: all-MiniLM-L6-v2)"),
+        ("--prefix-mode", "of the defaults that the choice is compared with"),
+    ):
+        add(name, help=help)
+    for name, help in (
+        ("--threads", "CPU threads"),
+        ("--chunk-tokens", "tokens per chunk (default: the model folder's)"),
+        ("--top-k", "passages per answer (default: the model folder's)"),
+    ):
+        add(name, type=int, help=help)
+    parser.set_defaults(command=tune.run)
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Check what `serve` with the same options and environment would find, and the service at "
@@ -237,4 +274,11 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("must be more than 0")
     return value

@@ -22,6 +22,7 @@ from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, Tier
 from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
+from service.model_fingerprint import fingerprint
 from service.tracing import tracing
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.model_facts import read_calibration
@@ -39,7 +40,7 @@ from service.worker.methods.registry import (
 )
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
-from service.worker.model.load import default_pool_tokens, fingerprint, load
+from service.worker.model.load import default_pool_tokens, load
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer

@@ -13,6 +13,7 @@ few functions (`harness`) for what callers do most: open an engine, prefill one 
 
 from __future__ import annotations
 
+from service.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.core.flops import full_prefill as full_prefill_flops
 from service.worker.core.model_facts import CALIBRATION_FILE, read_calibration
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
@@ -20,6 +21,7 @@ from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
 from service.worker.forward.selfcheck import check as start_up_check
@@ -46,6 +48,7 @@ from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.registry import (
     add_folder,
+    eviction_methods,
     fusion_methods,
     make_eviction,
     make_fusion,
@@ -58,7 +61,6 @@ from service.worker.model.attention import (
     weighted_values,
 )
 from service.worker.model.load import default_pool_tokens
-from service.worker.model.load import fingerprint as model_fingerprint
 from service.worker.model.load import load as load_model
 from service.worker.sequences.sampler import Sampler, sample
 
@@ -96,6 +98,8 @@ __all__ = [
     "compute_sketch",
     "decode_step",
     "default_pool_tokens",
+    "evict",
+    "eviction_methods",
     "full_prefill_flops",
     "fusion_methods",
     "kv_pool",

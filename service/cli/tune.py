@@ -1,0 +1,197 @@
+"""`kvstitch tune`: measures settings on a model and documents, and writes down which are best."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from service import openmp
+from service.cli.corpus import files
+from service.cli.output import console, emit
+from service.cli.service_client import WrongArgument
+
+if TYPE_CHECKING:
+    from retriever import Document
+    from service.settings import Settings
+    from service.tuning.run import Outcome, Plan
+
+TUNING_FOLDER = "tuning"
+KINDS = {"text/markdown": "md", "text/html": "html", "application/xhtml+xml": "html",
+         "application/pdf": "pdf"}  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run, or go on with, a tuning; 0 when the report is written.
+
+    Raises:
+        KvstitchError: A setting, the model or the documents cannot be used.
+    """
+    openmp.prepare()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from service.gateway.data_folder import UMASK
+    from service.settings import Settings, load
+
+    if (args.documents is None) == (args.collection is None):
+        raise WrongArgument("give --documents FOLDER, or --collection NAME of the data folder")
+    names = set(Settings.model_fields)
+    settings = load(**{name: value for name, value in vars(args).items() if name in names})
+    os.umask(UMASK)
+    return _tune(args, settings)
+
+
+def _tune(args: argparse.Namespace, settings: Settings) -> int:
+    # torch takes seconds to import, so wrong arguments are found before.
+    from service.calibration import CALIBRATION_FILE
+    from service.gateway.api import PromptBuilder
+    from service.model_fingerprint import fingerprint
+    from service.models.model_finder import ModelFinder
+    from service.tuning import questions
+    from service.tuning.measuring.environment import describe
+    from service.tuning.report import contents
+    from service.tuning.report.calibration_file import merge
+    from service.tuning.run import Plan
+    from service.tuning.run import run as tune
+    from service.worker.api import load_model, read_calibration, set_threads
+
+    asked = questions.of_file(Path(args.questions)) if args.questions else []
+    documents = _documents(args.documents, settings) if args.documents else []
+    folder = ModelFinder.of(settings).prepare(settings.model)
+    set_threads(settings.threads)
+    model = fingerprint(str(folder))
+    out = Path(args.out) if args.out else settings.data_dir / TUNING_FOLDER
+    adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
+    facts = read_calibration(
+        folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
+    )
+    prompts = PromptBuilder(folder, settings)
+    plan = Plan(out, args.minutes, args.seed, asked, prompts.prefix_mode)
+    dtype = str(adapter.dtype).removeprefix("torch.")
+    source = json.dumps([args.documents, args.collection, asked, args.seed, settings.retrieval,
+                         prompts.format.top_k, prompts.format.chunk_tokens])  # fmt: skip
+    run_id = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
+    records = out / f"trials-{model[:12]}-{dtype}-{run_id}.jsonl"
+    if args.fresh:
+        for path in (records, records.with_suffix(".time.json")):
+            path.unlink(missing_ok=True)
+    with (
+        _corpus(args, settings, documents, prompts, adapter.max_context) as corpus,
+        _progress(args) as on_progress,
+    ):
+        outcome = tune(
+            plan, corpus, adapter, facts,
+            records=records,
+            has_bos=prompts.tokenizer.bos is not None,
+            on_progress=on_progress,
+        )  # fmt: skip
+    import torch
+
+    about = {
+        "model_name": settings.model_name,
+        "fingerprint": model,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "environment": describe(),
+    }
+    found = contents.evidence(outcome, plan, about)
+    path = (Path(args.out) if args.out else settings.data_dir) / CALIBRATION_FILE
+    merge(path, **contents.calibration(outcome, model, found))
+    _finish(args, plan, outcome, found, path)
+    return 0
+
+
+def _finish(
+    args: argparse.Namespace, plan: Plan, outcome: Outcome, found: dict[str, Any], path: Path
+) -> None:
+    from service.tuning.report import contents
+    from service.tuning.report.page import page, verdict
+
+    report = contents.report(outcome, found)
+    settings = json.dumps(json.loads(path.read_text())["defaults"], indent=1)
+    (plan.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (plan.out / "report.html").write_text(page(report, settings), encoding="utf-8")
+    if args.json:
+        emit({**report, "calibration": str(path), "report": str(plan.out / "report.html")})
+        return
+    print(verdict(report))
+    print(f"report: {plan.out / 'report.html'}\ndefaults of the service: {path}")
+
+
+@contextmanager
+def _corpus(
+    args: argparse.Namespace,
+    settings: Settings,
+    documents: list[Document],
+    prompts: Any,
+    max_context: int,
+) -> Iterator[Any]:
+    from service.tuning import corpus
+
+    if args.collection is not None:
+        opened = corpus.of_collection(args.collection, prompts, settings, max_context=max_context)
+    else:
+        opened = corpus.of_documents(
+            documents, prompts, settings, max_context=max_context, seed=args.seed
+        )
+    with opened as found:
+        yield found
+
+
+def _documents(folder: str, settings: Settings) -> list[Document]:
+    """The documents of a folder, parsed as the service parses them.
+
+    Raises:
+        WrongArgument: There are none.
+    """
+    from service.errors import InvalidRequest
+    from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
+    from service.worker_settings import MIB
+
+    sources, _ = files.find([folder])
+    parser = DocumentParser(
+        FileLimits(settings.max_file_pages, settings.max_file_chars, settings.file_cpu_s,
+                   settings.file_memory_mib * MIB)
+    )  # fmt: skip
+
+    async def parse() -> list[Document]:
+        found = []
+        for number, read in enumerate(files.read(sources, {})):
+            if isinstance(read, files.UnsendableDocument):
+                print(f"left out: {read.message}", file=sys.stderr)
+                continue
+            row = json.loads(read.content) if read.media_type == files.ROW else None
+            content = read.content if row is None else str(row["text"]).encode()
+            kind = KINDS.get(read.media_type, "text")
+            meta = {"title": (row or {}).get("title", ""), "metadata": {}}
+            item = SpooledDocument(number, "", "", "", read.doc_id, kind, meta, content)
+            try:
+                found.append(await parser.document(item))
+            except InvalidRequest as error:
+                print(f"left out: {read.doc_id}: {error.message}", file=sys.stderr)
+        return found
+
+    found = asyncio.run(parse())
+    if not found:
+        raise WrongArgument(f"{folder} holds no document that can be read")
+    return found
+
+
+@contextmanager
+def _progress(args: argparse.Namespace) -> Iterator[Callable[[str, int, int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), disable=args.json) as shown:
+        task = shown.add_task("reading", total=None)
+
+        def on_progress(stage: str, prompts: int, candidates: int) -> None:
+            shown.update(task, description=f"{stage}: {prompts} prompts, {candidates} candidates")
+
+        yield on_progress

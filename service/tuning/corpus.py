@@ -1,0 +1,176 @@
+"""The documents to tune on, and prompts over them as the service would build them.
+
+Passages are found by the service's retriever and written by its prompt builder, so that what is
+measured is what is served.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from retriever import Chunk, Document, Retriever, Scope
+from service.errors import InvalidRequest
+from service.gateway.api import PromptBuilder, make_embedder
+from service.prompt import Turn
+from service.settings import Settings
+from service.tuning.measuring.greedy_answers import NEXT
+from service.tuning.measuring.prompt_ids import Prompt
+
+MAX_DOCUMENTS = 2000
+"""Of more documents a seeded sample is used: embedding them would take the time of measuring."""
+PAGE = 500
+CATALOG = "catalog.db"
+
+
+class Corpus:
+    """Documents that can be searched, as one collection of the service.
+
+    Args:
+        retriever: a started retriever that holds them.
+        prompts: the served model's prompt builder.
+        settings: of the service: how passages are searched.
+        scope: the tenant's collection.
+        max_context: tokens that the model takes.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        prompts: PromptBuilder,
+        settings: Settings,
+        scope: Scope,
+        *,
+        max_context: int,
+    ) -> None:
+        self._retriever = retriever
+        self._prompts = prompts
+        self._settings = settings
+        self._scope = scope
+        self._max_context = max_context
+
+    def passages(self, count: int, rng: random.Random) -> list[Chunk]:
+        """Up to `count` passages in random order, each of another document while there are some."""
+        by_document = [self._retriever.chunks_of(doc, scope=self._scope) for doc in self._names()]
+        for chunks in by_document:
+            rng.shuffle(chunks)
+        rng.shuffle(by_document)
+        found: list[Chunk] = []
+        while len(found) < count and any(by_document):
+            found += [chunks.pop() for chunks in by_document if chunks]
+        return found[:count]
+
+    def prompt(self, question: str, *, task: str) -> Prompt:
+        """The prompt that the service would answer this question from.
+
+        Raises:
+            PromptTooLong: it does not fit into the model's context with an answer.
+        """
+        mode, top_k = self._settings.retrieval, self._prompts.format.top_k
+        passages = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
+        plan = self._prompts.plan(
+            self._prompts.segments([passage.chunk for passage in passages]),
+            self._prompts.encode_question([Turn("user", question)]),
+            max_context=self._max_context - NEXT - 2,
+        )
+        documents = tuple(tuple(document.ids) for document in plan.documents)
+        return Prompt(task, tuple(plan.system), documents, tuple(plan.question))
+
+    @property
+    def documents(self) -> int:
+        return self._retriever.counts(scope=self._scope).documents
+
+    def _names(self) -> Iterator[str]:
+        cursor = None
+        while True:
+            page = self._retriever.list_documents(PAGE, cursor, scope=self._scope)
+            yield from (document.doc_id for document in page.documents)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+
+@contextmanager
+def of_documents(
+    documents: list[Document],
+    prompts: PromptBuilder,
+    settings: Settings,
+    *,
+    max_context: int,
+    seed: int,
+) -> Iterator[Corpus]:
+    """A corpus of documents that are given.
+
+    Raises:
+        InvalidRequest: none of them can be indexed.
+    """
+    if len(documents) > MAX_DOCUMENTS:
+        documents = random.Random(seed).sample(documents, MAX_DOCUMENTS)
+    with _folder() as folder, _started(folder, prompts, settings) as retriever:
+        results = retriever.ingest(documents)
+        if not any(result.chunks for result in results):
+            why = next((str(r.error) for r in results if r.error), "there is no text in them")
+            raise InvalidRequest(f"no document can be used: {why}", field="documents")
+        yield Corpus(retriever, prompts, settings, Scope(), max_context=max_context)
+
+
+@contextmanager
+def of_collection(
+    collection: str,
+    prompts: PromptBuilder,
+    settings: Settings,
+    *,
+    max_context: int,
+) -> Iterator[Corpus]:
+    """A collection of the service's data folder, also while the service runs.
+
+    Its catalog is copied, because an index has one owner. The copy is gone at the end: a document
+    that is deleted later must be nowhere.
+
+    Raises:
+        InvalidRequest: there is no such collection.
+    """
+    source = settings.data_dir / CATALOG
+    if not source.is_file():
+        raise InvalidRequest(f"{settings.data_dir} holds no documents", field="collection")
+    with _folder() as folder:
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as served,
+            closing(sqlite3.connect(folder / CATALOG)) as copy,
+        ):
+            served.backup(copy)
+        yield from _collection(folder, collection, prompts, settings, max_context)
+
+
+def _collection(
+    folder: Path, collection: str, prompts: PromptBuilder, settings: Settings, max_context: int
+) -> Iterator[Corpus]:
+    with _started(folder, prompts, settings) as retriever:
+        scope = Scope(collection=collection)
+        if not retriever.counts(scope=scope).chunks:
+            known = ", ".join(name for name, _ in retriever.collections()) or "none"
+            raise InvalidRequest(
+                f"there is no collection {collection!r} with documents; there are: {known}",
+                field="collection",
+            )
+        yield Corpus(retriever, prompts, settings, scope, max_context=max_context)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kvstitch-tune-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _started(folder: Path, prompts: PromptBuilder, settings: Settings) -> Iterator[Retriever]:
+    retriever = Retriever.in_folder(folder, make_embedder(settings), prompts.chunking())
+    retriever.start()
+    try:
+        yield retriever
+    finally:
+        retriever.close()

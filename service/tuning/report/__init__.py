@@ -1,0 +1,1 @@
+"""What a run leaves behind: report.json, report.html and calibration.json."""

@@ -1,0 +1,145 @@
+"""The report as one HTML file that needs nothing else, neither scripts nor styles nor pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from service.tuning.report.picture import Point, scatter
+
+STAGES = {
+    "screen": "Methods, with chunks stored behind the system prompt",
+    "prefix": "What chunks are precomputed behind",
+    "storage": "Codecs and evictions",
+    "test": "Test part: prompts that decided nothing",
+}
+STYLE = """
+:root{color-scheme:light dark;--line:#8884}
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}
+th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--line);white-space:nowrap}
+th:first-child,td:first-child{text-align:left;white-space:normal}
+tr.best{font-weight:600}
+.wide{overflow-x:auto}
+svg{width:100%;height:auto;font-size:11px;fill:currentColor}
+svg .grid{stroke:var(--line)} svg .title{font-size:12px}
+svg .ring{fill:none;stroke:currentColor} svg .mark{font-weight:600}
+figure{margin:1rem 0} figcaption span{margin-right:1rem;white-space:nowrap}
+figcaption i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:50%}
+pre{overflow-x:auto;padding:.8rem;border:1px solid var(--line)}
+"""
+COLUMNS = (
+    "configuration", "prompts", "KL per token", "KL first", "agreement", "same answer",
+    "operations", "TTFT", "MiB", "KV kept",
+)  # fmt: skip
+
+
+def page(report: Mapping[str, Any], settings: str) -> str:
+    """The page.
+
+    Args:
+        report: from `contents.report`.
+        settings: the recommended settings, as text to copy.
+    """
+    found = report["evidence"]
+    best, fixed = report["recommended"], report["fixed_defaults"]
+    title = f"kvstitch tune: {found['model_name']}"
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width'>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>",
+        f"<p>{escape(verdict(report))}</p>",
+        f"<pre>{escape(settings)}</pre>",
+        f"<p>{escape(_basis(found))}</p>",
+        "<p>KL is that of full prefill's next-token distribution to the configuration's, in nats, "
+        "along full prefill's greedy answer. Agreement is the share of that answer's tokens that "
+        "are the configuration's most likely ones too; same answer is the share of prompts with "
+        "the same greedy answer. Operations and TTFT are relative to full prefill; TTFT is the "
+        "prefill's time with stored KV in memory. Intervals are 95 %, over prompts.</p>",
+    ]
+    for stage in reversed(report["stages"]):
+        parts.append(f"<h2>{escape(STAGES[stage['name']])}</h2>")
+        rows = stage["candidates"]
+        marked = {best["label"], fixed["label"]}
+        if stage["name"] in ("screen", "test"):
+            parts.append(_picture(rows, marked))
+        parts.append(_table(rows, best["label"]))
+    return "\n".join(parts) + "\n</html>\n"
+
+
+def verdict(report: Mapping[str, Any]) -> str:
+    """The result in two sentences."""
+    found = report["evidence"]
+    best, fixed = report["recommended"], report["fixed_defaults"]
+    prompts = found["prompts"]["test"]
+    if best["label"] == fixed["label"]:
+        return (
+            f"Nothing that was measured is better than the fixed defaults ({fixed['label']}) at "
+            f"their cost on {prompts} test prompts, so they are recommended."
+        )
+    gap = found["kl_minus_fixed_defaults"]
+    return (
+        f"{best['label']} is recommended: on {prompts} test prompts its KL to full prefill is "
+        f"{best['kl']['mean']:.3g} nats per token, the fixed defaults' ({fixed['label']}) "
+        f"{fixed['kl']['mean']:.3g}; difference {gap['mean']:.3g} ({gap['low']:.3g} to "
+        f"{gap['high']:.3g}). Its answer is full prefill's on "
+        f"{best['same_answer']['mean']:.0%} of them, theirs on {fixed['same_answer']['mean']:.0%}; "
+        f"it takes {best['operations']:.0%} of full prefill's operations, they "
+        f"{fixed['operations']:.0%}."
+    )
+
+
+def _basis(found: Mapping[str, Any]) -> str:
+    machine = found["environment"]
+    return (
+        f"{found['documents']} documents; {found['questions']}; median prompt "
+        f"{found['prompt_tokens_median']} tokens; {found['dtype']}, seed {found['seed']}, "
+        f"{found['spent_s']} s of {found['minutes']:g} min on {machine['cpu'] or 'a CPU'}"
+        f"{' with ' + machine['gpu'] if machine['gpu'] else ''}, {found['threads']} threads; "
+        + ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+        + (f"; commit {machine['commit'][:12]}" if machine["commit"] else "")
+        + "."
+    )
+
+
+def _picture(rows: list[dict[str, Any]], marked: set[str]) -> str:
+    points = [
+        Point(
+            r["operations"], r["kl"]["mean"], r["kl"]["low"], r["kl"]["high"], r["label"],
+            r["fusion"]["method"], r["label"] in marked,
+        )
+        for r in rows
+    ]  # fmt: skip
+    return scatter(
+        points, x_title="operations, share of full prefill", y_title="KL per token, nats"
+    )
+
+
+def _table(rows: list[dict[str, Any]], best: str) -> str:
+    head = "".join(f"<th>{name}" for name in COLUMNS)
+    body = "".join(
+        f"<tr{' class=best' if r['label'] == best else ''}>"
+        + "".join(f"<td>{escape(cell)}" for cell in _cells(r))
+        for r in rows
+    )
+    return f"<div class=wide><table><tr>{head}{body}</table></div>"
+
+
+def _cells(r: Mapping[str, Any]) -> list[str]:
+    def with_interval(name: str, form: str) -> str:
+        e = r[name]
+        return f"{e['mean']:{form}} ({e['low']:{form}}–{e['high']:{form}})"
+
+    return [
+        r["label"],
+        str(r["prompts"]),
+        with_interval("kl", ".3f"),
+        with_interval("kl_first", ".3f"),
+        with_interval("agreement", ".1%"),
+        f"{r['same_answer']['mean']:.0%}",
+        f"{r['operations']:.1%}",
+        f"{r['ttft_ratio']:.2f}",
+        f"{r['bytes'] / 2**20:.1f}",
+        f"{r['kept']:.0%}",
+    ]

@@ -1,0 +1,92 @@
+"""The configurations that are tried: which methods, over which range of costs.
+
+Every stage asks for its own part, because the parts multiply: methods and their amounts first, then
+prefix modes, codecs and evictions of those that have turned out well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from service.tuning.measuring.candidate import Candidate, Parameters
+from service.worker.methods.api import ModelFacts
+
+RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
+ENDS = (4, 20, 32)
+"""First and last tokens of every document that LegoLink recomputes."""
+PREFIX_MODES = ("none", "bos", "system")
+CODECS = ("int8", "int4")
+EVICTIONS = ("snapkv", "ada_snapkv", "h2o", "kvec", "streaming_llm")
+BUDGETS = (0.75, 0.5)
+"""Of a typical prompt's tokens, kept by an eviction method."""
+SPARSE_TOKENS = 256
+"""SamKV keeps shorter documents whole, so there is nothing to gain from it."""
+LAYER_SHARES = (0.07, 0.13, 0.2, 0.27, 0.33)
+"""Depths at which A3 may rank tokens; a deeper one means more layers computed for every token."""
+
+FIXED = (("ratio", 0.15),)
+FIXED_METHOD = "a3"
+
+
+def fixed_defaults(prefix_mode: str) -> Candidate:
+    """What the service uses where nothing was tuned."""
+    return Candidate(FIXED_METHOD, FIXED, prefix_mode)
+
+
+def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Candidate]:
+    """All methods over their range of costs, with chunks stored raw in one prefix mode.
+
+    Args:
+        prefix_mode: what chunks are precomputed behind.
+        layers: of the model.
+        document_tokens: median length of a prompt's documents.
+    """
+    named: list[tuple[str, Parameters]] = [("full_reuse", ()), ("pie", ())]
+    named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
+    named += [
+        (name, (("ratio", ratio),))
+        for name in ("a3", "cacheblend", "question_scout", "question_trail")
+        for ratio in RATIOS
+    ]
+    named += [("question_scout", (("ratio", ratio), ("again_from", 0.0))) for ratio in RATIOS]
+    named += [("a3", (*FIXED, ("selection_layer", layer))) for layer in selection_layers(layers)]
+    if document_tokens >= SPARSE_TOKENS:
+        named.append(("samkv", ()))
+    found = [Candidate(name, parameters, prefix_mode) for name, parameters in named]
+    return _distinct([fixed_defaults(prefix_mode), *found])
+
+
+def selection_layers(layers: int) -> list[int]:
+    """Layers at which A3 is tried besides the paper's, 1."""
+    wanted = {math.ceil(share * layers) for share in LAYER_SHARES}
+    return sorted(layer for layer in wanted if 1 < layer < layers)
+
+
+def prefix_modes(of: Sequence[Candidate], *, has_bos: bool) -> list[Candidate]:
+    """The same candidates in the other prefix modes; `bos` is `none` for a model without BOS."""
+    modes = [mode for mode in PREFIX_MODES if has_bos or mode != "bos"]
+    return _distinct(replace(c, prefix_mode=mode) for c in of for mode in modes)
+
+
+def codecs(of: Candidate) -> list[Candidate]:
+    """The same candidate with smaller codecs."""
+    return [replace(of, codec=codec) for codec in CODECS]
+
+
+def evictions(of: Candidate, *, prompt_tokens: float, facts: ModelFacts) -> list[Candidate]:
+    """The same candidate with evictions of a typical prompt."""
+    names = [*EVICTIONS, *(["headkv"] if facts.head_scores else [])]
+    return [
+        replace(of, eviction=name, eviction_parameters=(("budget", int(share * prompt_tokens)),))
+        for share in BUDGETS
+        for name in names
+    ]
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    found: dict[str, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.key, candidate)
+    return list(found.values())
