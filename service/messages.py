@@ -12,6 +12,7 @@ import msgspec
 
 from service.records import (
     Chunk,
+    ColdMode,
     Forecast,
     GateState,
     Method,
@@ -32,6 +33,7 @@ __all__ = [
     "Abort",
     "AskGate",
     "Chunk",
+    "ColdMode",
     "Done",
     "Explain",
     "Explained",
@@ -93,6 +95,7 @@ class Generate(Message, frozen=True):
     tenant: str = ""
     traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
     token_fates: bool = False  # the report is to say what became of every token
+    cold: ColdMode = "in_context"  # how chunks that are not stored are computed
 
 
 class Explain(Message, frozen=True):

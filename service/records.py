@@ -34,6 +34,10 @@ class Sampling:
     logprobs: int | None = None  # of every token, and of this many most likely ones; None: none
 
 
+ColdMode = Literal["in_context", "as_stored"]
+"""How a chunk that is not stored is computed: with the prompt, or by itself as precompute does."""
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     name: str
@@ -76,7 +80,8 @@ class TokenItem:
 @dataclass(frozen=True)
 class SegmentReport:
     """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, or
-    "cold" when it was recomputed because no usable copy existed (`problems` says why)."""
+    "cold" when it was computed because no usable copy existed (`problems` says why).
+    rows_recomputed: its rows that were computed with the prompt, all of them or a repair."""
 
     chunk_id: int
     tokens: int
@@ -88,6 +93,7 @@ class SegmentReport:
     problems: list[str] = field(default_factory=list)  # e.g. "ssd: corrupt"
     plan: str = ""  # what the planner chose: "load" or "recompute"; empty: there was no choice
     why: str = ""  # of a plan that is not to load
+    computed: ColdMode | Literal[""] = ""  # how, if its tier is "cold"
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ class SegmentForecast:
     load_bytes: int
     action: str
     load_s: float
+    computed: ColdMode | Literal[""] = ""  # how, if it would be
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ class Report:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens whose stored KV was used at the last layer
-    recomputed_tokens: int  # prompt tokens recomputed at the last layer, cold ones included
+    recomputed_tokens: int  # prompt tokens computed anew at the last layer, or in a cold chunk
     system: SegmentReport
     documents: list[SegmentReport]
     rows_per_layer: list[int]

@@ -83,3 +83,18 @@ def full_prefill(shape: Shape, tokens: int) -> float:
         count.finish(1 if last else tokens)
     count.unembed(1)
     return count.total
+
+
+def chunk_prefill(shape: Shape, tokens: int) -> float:
+    """Operations of computing a chunk by itself.
+
+    It ends with the keys and values of the last layer.
+
+    Args:
+        tokens: of the chunk and of the prefix it is computed behind.
+    """
+    count, finished = FlopCount(shape), shape.layers - 1
+    count.project(shape.layers * tokens)
+    count.attend(finished * tokens * (tokens + 1) / 2)
+    count.finish(finished * tokens)
+    return count.total

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, WorkerFault
-from service.records import Chunk, Forecast, Method, Report, Sampling, TokenLogprobs
+from service.records import Chunk, ColdMode, Forecast, Method, Report, Sampling, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Request:
         prefix_mode: what documents are precomputed behind (docs/specification.md §0).
         tenant: whose chunks are used; "" for the default tenant.
         token_fates: whether to report what happened to every prompt token.
+        cold: how chunks that are not stored are computed: in the prompt's context, or by themselves
+            as precompute does.
         arrived: when the request arrived, in seconds of time.monotonic.
     """
 
@@ -38,6 +40,7 @@ class Request:
     prefix_mode: str = "none"
     tenant: str = ""
     token_fates: bool = False
+    cold: ColdMode = "in_context"
     arrived: float = field(default_factory=time.monotonic)
 
 

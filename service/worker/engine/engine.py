@@ -33,6 +33,7 @@ from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.logprobs import token_logprobs
+from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.report import report
 from service.worker.sequences.sampler import sample
@@ -75,8 +76,9 @@ class Engine:
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
         self.precompute_queue = PrecomputeQueue(adapter, store, loader)
+        missing = MissingChunks(adapter, loader, self.precompute_queue)
         self._launcher = PrefillLauncher(
-            adapter, self._facts, addressing, loader, self.precompute_queue.store, self.planner
+            adapter, self._facts, addressing, loader, missing, self.planner
         )
         self.pool = KVPool(
             adapter.layers,
@@ -218,9 +220,9 @@ class Engine:
         sequence.kv.set_length(sequence.entries)
         sequence.clock.close("prefill")
         if self.planner is None:
-            self._estimator.compute.add(result.flops, sequence.computed_s)
+            self._estimator.compute.add(sequence.flops, sequence.computed_s)
         else:
-            self.planner.finished(result.flops, sequence.computed_s, sequence.segments)
+            self.planner.finished(sequence.flops, sequence.computed_s, sequence.segments)
         self._launcher.stop_loading(sequence)
         try:
             self.scheduler.start_running(sequence)

@@ -6,8 +6,9 @@ No chunk is read or moved between tiers.
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Literal
 
-from service.records import Forecast, SegmentForecast
+from service.records import ColdMode, Forecast, SegmentForecast
 from service.worker.core.flops import full_prefill
 from service.worker.core.request import ExplainedEvent, FailedEvent, Request
 from service.worker.loading.chunk_stream import parts_of
@@ -79,7 +80,8 @@ class Explainer:
         plan = plan_loads(sequence, segments, planner, self._streams.bytes_left(), crowded=crowded)
         seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
         full_flops = full_prefill(self._adapter, sequence.prompt_tokens)
-        recomputed = self._recomputed_tokens(plan)
+        computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
+        recomputed = self._recomputed_tokens(plan, computed)
         system, *documents = [
             self._segment(sequence, s, loaded=s not in plan.recompute) for s in segments
         ]
@@ -88,7 +90,7 @@ class Explainer:
             system=system,
             documents=documents,
             recomputed_tokens=recomputed,
-            flops=min(flops, full_flops),
+            flops=flops if plan.prompt.as_stored else min(flops, full_flops),
             full_prefill_flops=full_flops,
             first_token_s=seconds,
             full_prefill_s=self._planner.compute_s(full_flops, crowded=crowded),
@@ -97,7 +99,7 @@ class Explainer:
             warnings=sequence.warnings,
         )
 
-    def _recomputed_tokens(self, plan: LoadPlan) -> int:
+    def _recomputed_tokens(self, plan: LoadPlan, computed: list[FoundSegment]) -> int:
         prompt = plan.prompt
         loaded = [s.tokens for s in plan.loads if s.number]
         shape = PromptShape(
@@ -108,7 +110,12 @@ class Explainer:
             documents=[*prompt.documents, *loaded],
         )
         anew = prompt.method.recomputed_tokens(shape)
-        return min(prompt.tokens, prompt.question + prompt.uncached_tokens + anew)
+        if not prompt.as_stored:
+            return min(prompt.tokens, prompt.question + prompt.uncached_tokens + anew)
+        # Repaired rows of a document that is computed anyway are not counted a second time.
+        documents = sum(s.tokens for s in computed if s.number)
+        anew = round(anew * (1 - documents / max(1, sum(shape.documents))))
+        return prompt.question + sum(s.tokens for s in computed) + anew
 
     def _segment(
         self, sequence: Sequence, segment: FoundSegment, *, loaded: bool
@@ -128,4 +135,12 @@ class Explainer:
             load_bytes=segment.load_bytes if loaded else 0,
             action="load" if loaded else "recompute",
             load_s=seconds,
+            computed=_computed(sequence, segment) if not loaded else "",
         )
+
+
+def _computed(sequence: Sequence, segment: FoundSegment) -> ColdMode | Literal[""]:
+    """How a segment that is not loaded is computed; empty if it has no tokens."""
+    if not segment.tokens:
+        return ""
+    return "as_stored" if sequence.as_stored else "in_context"

@@ -57,7 +57,8 @@ class PartialLoad:
     Attributes:
         ends: the read of the sketch and of the first and last blocks, before the prompt starts.
         blocks: the result of reading middle blocks; None until then.
-        stored_again: the document was missing; it was computed with the prompt and is being stored.
+        computed_alone: the document was missing; it was computed by itself for the prompt, and is
+            being stored.
         plan: always empty: these loads are not planned.
         why: always empty.
     """
@@ -65,7 +66,7 @@ class PartialLoad:
     address: Address
     ends: Future[EndsOutcome]
     blocks: BlocksOutcome | None = None
-    stored_again: bool = False
+    computed_alone: bool = False
     plan: str = field(default="", init=False)
     why: str = field(default="", init=False)
 
@@ -75,11 +76,11 @@ class PartialLoad:
 
     @property
     def usable(self) -> bool:
-        return self.ends.done() and self.ends.result().usable and not self.stored_again
+        return self.ends.done() and self.ends.result().usable and not self.computed_alone
 
     @property
     def missed(self) -> bool:
-        return self.ends.done() and not self.ends.result().usable and not self.stored_again
+        return self.ends.done() and not self.ends.result().usable and not self.computed_alone
 
     def settle(self) -> ChunkStream | None:
         return None

@@ -24,6 +24,8 @@ MAX_UNWRITTEN = 4
 # Most purged keys that are remembered. They are, because a prompt that started before its document
 # was deleted must not store the chunk again.
 MAX_PURGED = 100_000
+# Most writes of chunks that are remembered, for requests that came while these were computed.
+MAX_WRITES = 1024
 
 
 @dataclass
@@ -63,6 +65,7 @@ class PrecomputeQueue:
         self._current: Task | None = None
         self._steps: Steps[ComputedChunk] | None = None
         self._writing: list[Task] = []
+        self._writes: OrderedDict[str, Future[bool]] = OrderedDict()
         self.counts = {"stored": 0, "present": 0, "failed": 0}
 
     @property
@@ -92,8 +95,19 @@ class PrecomputeQueue:
         if address.key in self._purged:
             return
         task = Task(address, None, -1, time.monotonic(), bytes=computed.chunk.nbytes)
-        task.write = self._loader.put(address, computed)
+        self._write(task, computed)
         self._writing.append(task)
+
+    def write_of(self, key: str) -> Future[bool] | None:
+        """The write of a chunk that was computed here lately; None if it was not."""
+        return self._writes.get(key)
+
+    def _write(self, task: Task, computed: ComputedChunk) -> None:
+        write = task.write = self._loader.put(task.address, computed)
+        self._writes[task.address.key] = write
+        self._writes.move_to_end(task.address.key)
+        while len(self._writes) > MAX_WRITES:
+            self._writes.popitem(last=False)
 
     def forget(self, keys: Collection[str]) -> None:
         """Drops write-backs of chunks that are about to be purged.
@@ -102,6 +116,7 @@ class PrecomputeQueue:
         about them.
         """
         for key in keys:
+            self._writes.pop(key, None)
             self._purged[key] = None
             self._purged.move_to_end(key)
         while len(self._purged) > MAX_PURGED:
@@ -161,7 +176,7 @@ class PrecomputeQueue:
         task, self._current, self._steps = self._current, None, None
         assert task is not None
         task.bytes = computed.chunk.nbytes
-        task.write = self._loader.put(task.address, computed)
+        self._write(task, computed)
         self._finish(task)
 
     def _finish(self, task: Task) -> None:

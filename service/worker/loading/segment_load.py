@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvstore import EncodedChunk
 from service.worker.loading.chunk_stream import ChunkStream, stored_bytes
 from service.worker.model.addressing import Address
 
@@ -41,13 +42,14 @@ class Load(Protocol):
         address: of the segment's chunk.
         plan: "load", "recompute", or empty where there was no choice.
         why: the reason for a plan to recompute.
-        stored_again: the chunk was missing; it was computed with the prompt and is being stored.
+        computed_alone: the chunk was missing; it was computed by itself for the prompt, and is
+            being stored.
     """
 
     address: Address
     plan: str
     why: str
-    stored_again: bool
+    computed_alone: bool
 
     @property
     def pending(self) -> Future[Any] | None:
@@ -86,7 +88,8 @@ class SegmentLoad:
         why: the reason for a plan to recompute.
         read: the result of the load, after it has ended.
         lost: whether the chunk was lost, after the load has ended.
-        stored_again: the chunk was missing; it was computed with the prompt and is being stored.
+        computed: the chunk, where it was computed by itself for the prompt; until the load ends.
+        computed_alone: whether it was; it is being stored, if it was missing.
     """
 
     address: Address
@@ -95,7 +98,8 @@ class SegmentLoad:
     why: str = ""
     read: SegmentRead | None = None
     lost: bool = False
-    stored_again: bool = False
+    computed: EncodedChunk | None = field(default=None, repr=False)
+    computed_alone: bool = False
     _settling: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -115,7 +119,15 @@ class SegmentLoad:
     @property
     def missed(self) -> bool:
         stream_lost = self.stream is not None and self.stream.lost
-        return self.plan != RECOMPUTE and (self.lost or stream_lost) and not self.stored_again
+        return self.plan != RECOMPUTE and (self.lost or stream_lost) and not self.computed_alone
+
+    @property
+    def stored(self) -> EncodedChunk | ChunkStream | None:
+        """KV to place in the prompt; None if the segment's rows must be computed with it."""
+        if self.computed is not None or not self.usable:
+            return self.computed
+        assert self.stream is not None
+        return self.stream.chunk or self.stream
 
     def compute(self, why: str) -> None:
         """Plans to compute the segment instead of loading it."""
@@ -123,7 +135,7 @@ class SegmentLoad:
 
     def settle(self) -> ChunkStream | None:
         with self._settling:
-            stream = self.stream
+            stream, self.computed = self.stream, None
             if stream is not None:
                 self.read, self.lost, self.stream = self.so_far(), stream.lost, None
         return stream

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.worker.core.flops import FlopCount, Shape
+from service.worker.core.flops import FlopCount, Shape, chunk_prefill
 from service.worker.methods.bases.cost import Phase, PromptShape, total_flops
 from service.worker.methods.bases.fusion import FusionMethod
 
@@ -24,12 +24,14 @@ class Loadable:
         tier: where it is stored.
         left_s: seconds that the tier needs for the bytes that are still to be read.
         parts: number of parts in which these arrive.
+        prefix: tokens that stand before it when its chunk is computed by itself.
     """
 
     tokens: int
     tier: str
     left_s: float
     parts: int = 1
+    prefix: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,11 @@ class PromptModel:
         overhead_s: seconds that any prompt takes, besides its operations.
         flop_s: seconds per floating-point operation.
         uncached_tokens: tokens of segments that must be computed.
-        documents: tokens of each document that is already loaded.
+        documents: tokens of each document that is already loaded, or whose chunk will be computed
+            by itself.
+        as_stored: whether a load that is computed is computed by itself, before the prompt; the
+            prompt then costs what it would if it had been loaded.
+        alone: tokens of each further chunk that is computed by itself, prefix included.
         waiting_s: by tier, seconds that it needs for what other prompts are still reading.
         exact_layers_done: number of first layers that have already been computed with every row.
     """
@@ -59,6 +65,8 @@ class PromptModel:
     flop_s: float
     uncached_tokens: int = 0
     documents: Sequence[int] = ()
+    as_stored: bool = False
+    alone: Sequence[int] = ()
     waiting_s: Mapping[str, float] = field(default_factory=dict)
     exact_layers_done: int = 0
 
@@ -70,7 +78,7 @@ class PromptModel:
             method: used instead of the prompt's own method.
         """
         arrivals = self._arrivals([x for i, x in enumerate(self.loads) if i not in computed])
-        now = self.overhead_s
+        now = self.overhead_s + self._alone_flops(computed) * self.flop_s
         for phase in self._phases(computed, method or self.method):
             if phase.exact and phase.layers.stop <= self.exact_layers_done:
                 continue
@@ -83,9 +91,18 @@ class PromptModel:
 
     def flops(self) -> float:
         """Floating-point operations if everything is loaded."""
-        return total_flops(self._phases((), self.method), FlopCount(self.shape))
+        phases = self._phases((), self.method)
+        return self._alone_flops(()) + total_flops(phases, FlopCount(self.shape))
+
+    def _alone_flops(self, computed: Collection[int]) -> float:
+        """Operations of computing chunks by themselves."""
+        chosen = [self.loads[i] for i in computed] if self.as_stored else []
+        tokens = [*self.alone, *(load.tokens + load.prefix for load in chosen)]
+        return sum(chunk_prefill(self.shape, one) for one in tokens)
 
     def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
+        if self.as_stored:
+            computed = ()
         loaded = [x.tokens for i, x in enumerate(self.loads) if i not in computed]
         uncached = self.uncached_tokens + sum(self.loads[i].tokens for i in computed)
         return method.phases(

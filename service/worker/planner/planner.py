@@ -51,6 +51,7 @@ class Waiting:
         quiet_s: seconds since its last part arrived, or since it was requested; 0 if it was not
             requested yet.
         turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
+        prefix: tokens that stand before it when its chunk is computed by itself.
     """
 
     tokens: int
@@ -59,6 +60,7 @@ class Waiting:
     parts: int = 1
     quiet_s: float = 0.0
     turn_bytes: float = 0.0
+    prefix: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,10 @@ class Prompt:
         question: tokens of the question.
         method: the prompt's fusion method.
         uncached_tokens: tokens of segments that must be computed.
-        documents: tokens of each document that is already loaded.
+        documents: tokens of each document that is already loaded, or whose chunk will be computed
+            by itself.
+        as_stored: whether what is not loaded is computed by itself, not with the prompt.
+        alone: tokens of each chunk that must be computed by itself, prefix included.
         others_bytes: by tier, bytes that other prompts are still reading.
         exact_layers_done: number of first layers that have already been computed with every row.
         crowded: whether other requests decode meanwhile, which halves the speed of prefill.
@@ -81,6 +86,8 @@ class Prompt:
     method: FusionMethod
     uncached_tokens: int = 0
     documents: Sequence[int] = ()
+    as_stored: bool = False
+    alone: Sequence[int] = ()
     others_bytes: Mapping[str, float] = field(default_factory=dict)
     exact_layers_done: int = 0
     crowded: bool = False
@@ -128,7 +135,13 @@ class Planner:
 
     def look_again_s(self, prompt: Prompt) -> float:
         """Seconds to wait for a part before deciding again: a fraction of a full prefill's time."""
-        everything = replace(prompt, uncached_tokens=prompt.tokens - prompt.question, documents=())
+        everything = replace(
+            prompt,
+            uncached_tokens=prompt.tokens - prompt.question,
+            documents=(),
+            as_stored=False,
+            alone=(),
+        )
         full_s = self._model(everything, []).seconds()
         return max(LATE_S / 2, full_s / (2 * LATE_FACTOR))
 
@@ -171,6 +184,8 @@ class Planner:
             flop_s=self.compute.flop_s * slower,
             uncached_tokens=prompt.uncached_tokens,
             documents=prompt.documents,
+            as_stored=prompt.as_stored,
+            alone=prompt.alone,
             waiting_s={t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
             exact_layers_done=prompt.exact_layers_done,
         )
@@ -188,4 +203,4 @@ class Planner:
             # are served equally.
             left_s -= min(one.quiet_s, turn_s) / max(1, sharing)
             left_s = max(0.0, left_s, (one.quiet_s - max(due_s, LATE_S)) * LATE_FACTOR)
-        return Loadable(one.tokens, one.tier, left_s, one.parts)
+        return Loadable(one.tokens, one.tier, left_s, one.parts, one.prefix)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from service.worker.loading.chunk_stream import parts_of, stored_bytes
-from service.worker.loading.segment_load import UNCACHED, SegmentLoad
+from service.worker.loading.segment_load import UNCACHED, Load, SegmentLoad
 from service.worker.loading.stream_reader import MEMORY
 from service.worker.methods.bases.fusion import Reads
 from service.worker.model.addressing import Address
@@ -48,7 +48,18 @@ class FoundSegment:
     def waiting(self) -> Waiting:
         """The load of this segment, for the planner."""
         assert self.address is not None
-        return Waiting(self.tokens, self.tier, self.load_bytes, len(parts_of(self.address)))
+        return Waiting(
+            self.tokens,
+            self.tier,
+            self.load_bytes,
+            len(parts_of(self.address)),
+            prefix=len(self.address.prefix_ids),
+        )
+
+    @property
+    def tokens_alone(self) -> int:
+        """Tokens that computing its chunk by itself takes, prefix included."""
+        return self.tokens + (0 if self.address is None else len(self.address.prefix_ids))
 
 
 def found_segments(sequence: Sequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
@@ -125,13 +136,18 @@ def _prompt(
     computed: Many[FoundSegment] = (),
 ) -> Prompt:
     uncached = [s for s in segments if s.tier == UNCACHED] + list(computed)
-    ready = [s.tokens for s in segments if s.number and s.tier == MEMORY and s.tokens]
+    ready = [s for s in segments if s.tier == MEMORY]
+    alone: list[FoundSegment] = []
+    if sequence.as_stored:
+        uncached, alone = [], [s for s in uncached if s.tokens]
     return Prompt(
         tokens=sequence.prompt_tokens,
         question=len(sequence.request.question),
         method=sequence.fusion,
         uncached_tokens=sum(s.tokens for s in uncached),
-        documents=ready,
+        documents=[s.tokens for s in [*ready, *alone] if s.number and s.tokens],
+        as_stored=sequence.as_stored,
+        alone=[s.tokens_alone for s in alone],
         others_bytes=bytes_left,
         crowded=crowded,
     )
@@ -165,8 +181,14 @@ def waiting_prompt(
         crowded: whether other requests decode meanwhile, which slows prefill.
         exact_layers_done: number of first layers that have been computed with every row.
     """
-    known = [load for load in sequence.segments if load is not None and load.pending is None]
-    documents = sequence.segments[1:]
+    segments = [load for load in sequence.segments if load is not None]
+    documents = [load for load in sequence.segments[1:] if load is not None]
+    uncached = [load for load in segments if load.pending is None and not load.usable]
+    placed = [load for load in documents if load.usable and load not in loads]
+    alone: list[Load] = []
+    if sequence.as_stored:
+        placed += [load for load in documents if load in uncached]
+        uncached, alone = [], [load for load in uncached if not load.computed_alone]
     others = dict(bytes_left)
     for load in loads:
         assert load.stream is not None and load.stream.tier is not None
@@ -176,12 +198,10 @@ def waiting_prompt(
         tokens=sequence.prompt_tokens,
         question=len(sequence.request.question),
         method=sequence.fusion,
-        uncached_tokens=sum(len(load.address.ids) for load in known if not load.usable),
-        documents=[
-            len(load.address.ids)
-            for load in documents
-            if load is not None and load.usable and load not in loads
-        ],
+        uncached_tokens=sum(len(load.address.ids) for load in uncached),
+        documents=[len(load.address.ids) for load in placed],
+        as_stored=sequence.as_stored,
+        alone=[len(load.address.prefix_ids) + len(load.address.ids) for load in alone],
         others_bytes=others,
         exact_layers_done=exact_layers_done,
         crowded=crowded,
@@ -199,4 +219,5 @@ def rest_of(load: SegmentLoad) -> Waiting:
         max(1, len(stream.parts) - stream.parts_arrived),  # the last part may have just arrived
         time.monotonic() - stream.last_news_at,
         stream.turn_bytes,
+        len(load.address.prefix_ids),
     )

@@ -3,14 +3,14 @@
 A prompt starts as soon as it is known where its chunks are. Then, and whenever the prompt has to
 wait, the planner decides which of the chunks are worth loading. If a chunk turns out to be damaged,
 missing or too late, it is computed with the prompt: the prefill is resumed with that segment
-uncached, from the last layer that was computed with every row. A method that reads only parts of
-the documents starts when its first reads are finished.
+uncached, from the last layer that was computed with every row. Or, if the request says so, the
+chunk is computed by itself, and the prefill is resumed as if it had been stored. A method that
+reads only parts of the documents starts when its first reads are finished.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
-from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.forward.prefill import Progress, prefill
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
@@ -40,6 +39,7 @@ from service.worker.sequences.load_plan import (
     rest_of,
     waiting_prompt,
 )
+from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import Sequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
 from service.worker.sequences.token_trace import TokenTracer
@@ -55,7 +55,7 @@ class PrefillLauncher:
 
     Attributes:
         facts: sizes and calibration of the model.
-        store: stores chunks that the prefill of a sparse method had to compute.
+        missing: computes chunks by themselves that are not stored, and stores them.
         planner: None to load everything that is stored, however long it takes.
     """
 
@@ -63,7 +63,7 @@ class PrefillLauncher:
     facts: ModelFacts
     addressing: Addressing
     loader: Loader
-    store: Callable[[Address, ComputedChunk], None]
+    missing: MissingChunks
     planner: Planner | None
 
     # -- before it starts -------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class PrefillLauncher:
             warning = sequence.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
         if self._holds_part(sequence):
-            sparse = SparsePrefill(self.adapter, self.facts, self.loader, self.store)
+            sparse = SparsePrefill(self.adapter, self.facts, self.loader, self.missing)
             sequence.steps = sparse.steps(sequence, kv)
         else:
             sequence.steps = self._steps(sequence, kv, crowded)
@@ -191,17 +191,21 @@ class PrefillLauncher:
         """Whether the prompt runs with only some tokens held.
 
         For a sparse method without any stored document this is False, and the prompt runs as a full
-        prefill: that costs no more than computing the documents one by one, and it is exact.
+        prefill, unless the request wants documents computed by themselves: that costs no more than
+        computing them one by one, and it is exact.
         """
         if sequence.fusion.reads is not Reads.PARTS:
             return False
-        return any(load is not None and load.usable for load in sequence.segments[1:])
+        documents = [load for load in sequence.segments[1:] if load is not None]
+        return any(sequence.as_stored or load.usable for load in documents)
 
     def _steps(self, sequence: Sequence, kv: SequenceKV, crowded: bool) -> Steps[PrefillResult]:
         progress = sequence.progress = Progress()
         trace, method = sequence.token_trace, sequence.fusion
         dense = method if isinstance(method, DenseMethod) else FullPrefill()
         while True:
+            if sequence.as_stored:
+                yield from self.missing.supply(sequence)
             layout = sequence.layout = self._layout(sequence)
             if trace is not None:
                 trace.start_again()
@@ -235,7 +239,7 @@ class PrefillLauncher:
         """
         assert sequence.layout is not None
         for load, segment in zip(sequence.segments, sequence.layout.segments, strict=False):
-            if segment.uncached or not isinstance(load, SegmentLoad):
+            if segment.uncached or not isinstance(load, SegmentLoad) or load.computed is not None:
                 continue
             assert load.stream is not None
             while True:
@@ -286,10 +290,7 @@ class PrefillLauncher:
 
     def _stored(self, load: Load | None) -> CachedSegment | None:
         """The stored KV of a whole segment; None if it must be computed."""
-        if not isinstance(load, SegmentLoad) or not load.usable:
-            return None
-        assert load.stream is not None
-        return load.stream.chunk or load.stream
+        return load.stored if isinstance(load, SegmentLoad) else None
 
     def _layout(self, sequence: Sequence) -> PromptLayout:
         request = sequence.request

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from service.records import Report, SegmentReport
-from service.worker.loading.segment_load import SegmentRead
+from typing import Literal
+
+from service.records import ColdMode, Report, SegmentReport
+from service.worker.loading.segment_load import UNCACHED, SegmentRead
 from service.worker.sequences.sequence import Sequence
 
 
@@ -12,13 +14,17 @@ def report(sequence: Sequence) -> Report:
     request, stages = sequence.request, sequence.clock.stages
     segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
     ran = bool(sequence.rows_by_segment)
-    recomputed = sum(s.rows_recomputed for s in segments) + len(request.question)
-    document_rows = sum(s.rows_recomputed for s in segments[1:])
+    with_prompt = sum(s.rows_recomputed for s in segments) + len(request.question)
+    document_rows = sum(_computed_tokens(s) for s in segments[1:])
+    recomputed = sum(_computed_tokens(s) for s in segments) + len(request.question)
+    # Of what a sparse method holds, an even share is counted for every chunk.
+    held = sequence.entries / max(1, sequence.prompt_tokens)
+    cached = sequence.entries - with_prompt - round(held * (recomputed - with_prompt))
     loading_s = sum(s.load_s for s in segments)
     return Report(
         prompt_tokens=sequence.prompt_tokens,
         completion_tokens=len(sequence.tokens),
-        cached_tokens=sequence.entries - recomputed if ran else 0,
+        cached_tokens=max(0, cached) if ran else 0,
         recomputed_tokens=recomputed if ran else 0,
         system=segments[0],
         documents=segments[1:],
@@ -40,6 +46,11 @@ def report(sequence: Sequence) -> Report:
     )
 
 
+def _computed_tokens(segment: SegmentReport) -> int:
+    """Its tokens that were computed for this request, with the prompt or by themselves."""
+    return segment.tokens if segment.computed == "as_stored" else segment.rows_recomputed
+
+
 def _kept_ratio(sequence: Sequence) -> float:
     """Share of the documents' KV entries that are held after the first token.
 
@@ -57,9 +68,13 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
     request, load = sequence.request, sequence.load(number)
     document = request.documents[number - 1] if number else None
     read = load.so_far() if load is not None else SegmentRead()
+    tokens = len(request.system if document is None else document.ids)
+    computed: ColdMode | Literal[""] = ""
+    if read.tier == UNCACHED and tokens and sequence.rows_by_segment:
+        computed = "as_stored" if load is not None and load.computed_alone else "in_context"
     return SegmentReport(
         chunk_id=-1 if document is None else document.chunk_id,
-        tokens=len(request.system if document is None else document.ids),
+        tokens=tokens,
         tier=read.tier,
         bytes=read.nbytes,
         stored_bytes=read.stored_bytes,
@@ -68,4 +83,5 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
         problems=[f"{tier}: {kind}" for tier, kind in read.problems],
         plan=load.plan if load is not None else "",
         why=load.why if load is not None else "",
+        computed=computed,
     )

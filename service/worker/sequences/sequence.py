@@ -19,7 +19,7 @@ from service.worker.gate.method_trust import GatedMethod
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.eviction import EvictionMethod
-from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 from service.worker.sequences.sampler import Sampler
 from service.worker.sequences.stage_clock import StageClock
@@ -55,7 +55,8 @@ class Sequence:
         kept_per_layer: KV entries per layer after eviction, mean over KV heads.
         entries: KV entries of the prompt per layer and KV head.
         coverage: share of the prompt's tokens whose KV is held by at least one layer.
-        flops: floating-point operations of its prefill.
+        chunk_flops: floating-point operations of chunks that were computed by themselves for it.
+        flops: floating-point operations of its prefill, these included.
         full_prefill_flops: those that a full prefill would have taken.
         tokens: answer tokens so far.
         decode_steps: decode steps so far.
@@ -90,6 +91,7 @@ class Sequence:
     kept_per_layer: list[float] = field(default_factory=list)
     entries: int = 0
     coverage: float = 1.0
+    chunk_flops: float = 0.0
     flops: float = 0.0
     full_prefill_flops: float = 0.0
     tokens: list[int] = field(default_factory=list)
@@ -111,6 +113,11 @@ class Sequence:
     @property
     def document_tokens(self) -> list[int]:
         return [len(document.ids) for document in self.request.documents]
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether chunks that are not stored are computed by themselves, not with the prompt."""
+        return self.request.cold == "as_stored" and self.fusion.reads is not Reads.NOTHING
 
     @property
     def loaded(self) -> bool:
@@ -145,7 +152,7 @@ class Sequence:
             int(((result.rows >= s.start) & (result.rows < s.end)).sum())
             for s in self.layout.segments
         ]
-        self.flops = result.flops
+        self.flops = result.flops + self.chunk_flops
         self.coverage = result.coverage
         self.entries = result.entries_per_head or result.layout.tokens
         if self.token_trace is not None:

@@ -7,7 +7,6 @@ the fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -16,19 +15,18 @@ from service.worker.core.layer_view import CachedSegment
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
-from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
 from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
 from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
-from service.worker.loading.segment_load import Load, SegmentLoad
+from service.worker.loading.segment_load import SegmentLoad
 from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
 from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.addressing import Address
+from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import Sequence
 
 
@@ -38,24 +36,24 @@ class SparsePrefill:
 
     Attributes:
         model: sizes and calibration of the model.
-        store: stores a chunk that had to be computed.
+        missing: computes and stores chunks that are missing.
     """
 
     adapter: DecoderAdapter
     model: ModelFacts
     loader: Loader
-    store: Callable[[Address, ComputedChunk], None]
+    missing: MissingChunks
 
     def steps(self, sequence: Sequence, kv: SequenceKV) -> Steps[PrefillResult]:
         """Runs the sequence's method; yields None after every layer, and futures it waits for."""
         layout = sequence.layout
         assert layout is not None
-        system = yield from self._system(sequence.segments[0])
+        system = yield from self._system(sequence)
         documents = [load for load in sequence.segments[1:] if isinstance(load, PartialLoad)]
         segments = [segment for segment in layout.documents if segment.tokens]
         sketched, ends = [], []
         for segment, document in zip(segments, documents, strict=True):
-            sketch, source = yield from self._ends(document)
+            sketch, source = yield from self._ends(sequence, document)
             grid = BlockGrid(segment.tokens)
             sketched.append(SketchedDocument(segment.start, grid, sketch))
             ends.append(source)
@@ -66,29 +64,30 @@ class SparsePrefill:
             system,
             ends,
             kv,
-            fetch=lambda wanted: self._fetch(documents, wanted),
+            fetch=lambda wanted: self._fetch(sequence, documents, wanted),
             on_plan=None if trace is None else trace.planned,
         )
         return (yield from sequence.fusion.run(loop))
 
-    def _system(self, load: Load | None) -> Steps[CachedSegment | None]:
+    def _system(self, sequence: Sequence) -> Steps[CachedSegment | None]:
+        load = sequence.segments[0]
         if not isinstance(load, SegmentLoad):
             return None
         if load.usable:
             assert load.stream is not None
             return load.stream.chunk
-        return (yield from self._compute(load)).chunk
+        return (yield from self.missing.compute(sequence, load)).chunk
 
-    def _ends(self, document: PartialLoad) -> Steps[tuple[Sketch, TokenSource]]:
+    def _ends(self, sequence: Sequence, document: PartialLoad) -> Steps[tuple[Sketch, TokenSource]]:
         ends = document.ends.result()
         if ends.usable and ends.sketch is not None:
             assert ends.read is not None and ends.read.blocks is not None
             return ends.sketch.to(self.adapter.device), ends.read.blocks
-        computed = yield from self._compute(document)
+        computed = yield from self.missing.compute(sequence, document)
         return computed.sketch, WholeChunk(computed.chunk)
 
     def _fetch(
-        self, documents: list[PartialLoad], wanted: BlockSets
+        self, sequence: Sequence, documents: list[PartialLoad], wanted: BlockSets
     ) -> Steps[list[TokenSource | None]]:
         """Reads middle blocks of every document.
 
@@ -101,7 +100,7 @@ class SparsePrefill:
         """
         reads: list[Future[BlocksOutcome] | None] = [
             self.loader.load_blocks(document.address, blocks)
-            if any(blocks.values()) and not document.stored_again
+            if any(blocks.values()) and not document.computed_alone
             else None
             for document, blocks in zip(documents, wanted, strict=True)
         ]
@@ -116,12 +115,6 @@ class SparsePrefill:
             if outcome.blocks is not None and not outcome.missing:
                 sources.append(outcome.blocks)
             else:
-                computed = yield from self._compute(document)
+                computed = yield from self.missing.compute(sequence, document)
                 sources.append(WholeChunk(computed.chunk))
         return sources
-
-    def _compute(self, load: Load) -> Steps[ComputedChunk]:
-        computed = yield from compute_chunk(self.adapter, load.address)
-        load.stored_again = True
-        self.store(load.address, computed)
-        return computed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.records import Chunk, Method, Report, Sampling, TokenLogprobs
+from service.records import Chunk, ColdMode, Method, Report, Sampling, TokenLogprobs
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.engine.engine import Engine
@@ -46,11 +46,12 @@ class Rig:
         tenant: str = "",
         token_fates: bool = False,
         logprobs: int | None = None,
+        cold: ColdMode = "in_context",
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
         name = f"r{self._count}"
-        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates)
+        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates, cold)
         self.engine.submit(Request(name, S, documents, question, *how))
         return name
 

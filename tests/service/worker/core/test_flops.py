@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.core.flops import full_prefill
+from service.worker.core.flops import FlopCount, chunk_prefill, full_prefill
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
@@ -134,3 +134,13 @@ def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> No
 def test_full_prefill_is_vanilla(any_family: Tiny) -> None:
     ours = any_family.stitch(Vanilla()).result.flops
     assert full_prefill(any_family.adapter, len(IDS)) == pytest.approx(ours, rel=1e-9)
+
+
+def test_a_chunk_alone_is_a_full_prefill_without_its_end(any_family: Tiny) -> None:
+    """The last layer stops at keys and values, and there is no first token."""
+    rest = FlopCount(any_family.adapter)
+    rest.attend(len(IDS))
+    rest.finish(1)
+    rest.unembed(1)
+    alone = chunk_prefill(any_family.adapter, len(IDS))
+    assert alone + rest.total == pytest.approx(full_prefill(any_family.adapter, len(IDS)), rel=1e-9)

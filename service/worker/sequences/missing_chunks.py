@@ -1,0 +1,94 @@
+"""Computes the chunks that a prompt misses by themselves, as precompute does, and stores them.
+
+So the prompt runs as if they had been stored, its answer is the one that later requests get, and no
+chunk is computed a second time. Used for requests with `cold: as_stored`, and by sparse methods,
+which can place nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.worker.core.flops import chunk_prefill
+from service.worker.core.steps import Steps
+from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
+from service.worker.loading.loader import Loader
+from service.worker.loading.segment_load import RECOMPUTE, Load, SegmentLoad
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Address
+from service.worker.sequences.sequence import Sequence
+
+
+class ChunkWriter(Protocol):
+    """Stores chunks; the precompute queue."""
+
+    def store(self, address: Address, computed: ComputedChunk) -> None:
+        """Stores a chunk that a request has computed."""
+        ...
+
+    def write_of(self, key: str) -> Future[bool] | None:
+        """The write of a chunk that was computed here lately; None if it was not."""
+        ...
+
+
+@dataclass(frozen=True)
+class MissingChunks:
+    """Computes the missing chunks of one engine's prompts."""
+
+    adapter: DecoderAdapter
+    loader: Loader
+    writer: ChunkWriter
+
+    def compute(self, sequence: Sequence, load: Load) -> Steps[ComputedChunk]:
+        """Computes the chunk of a load, and stores it unless it is stored already."""
+        address = load.address
+        computed = yield from compute_chunk(self.adapter, address)
+        load.computed_alone = True
+        rows = len(address.prefix_ids) + len(address.ids)
+        sequence.chunk_flops += chunk_prefill(self.adapter, rows)
+        # One that the planner would not wait for is only slow to read.
+        if load.plan != RECOMPUTE:
+            self.writer.store(address, computed)
+        return computed
+
+    def supply(self, sequence: Sequence) -> Steps[None]:
+        """Gives every whole segment of the sequence that has no KV the chunk it misses.
+
+        Requests that come together may miss the same chunks. All but the first find them stored
+        when it is their turn, so they look again before they compute.
+        """
+        loads = [load for load in sequence.segments if isinstance(load, SegmentLoad)]
+        for load in loads:
+            if load.stored is None and not self._take_twin(load, loads):
+                yield from self._look_again(load)
+            if load.stored is None:
+                load.computed = (yield from self.compute(sequence, load)).chunk
+
+    def _look_again(self, load: SegmentLoad) -> Steps[None]:
+        write = self.writer.write_of(load.address.key)
+        # What was damaged, or is too slow to read, is computed.
+        if write is None or not load.missed or load.so_far().problems:
+            return
+        while not write.done():
+            yield write
+        tiers: dict[str, str] = {}
+        found = self.loader.streams.find([load.address], tiers.update)
+        while not found.done():
+            yield found
+        tier = tiers.get(load.address.key)
+        if tier is not None:
+            if load.stream is not None:
+                self.loader.streams.leave(load.stream)
+            load.stream = self.loader.streams.join(load.address, tier)
+
+    def _take_twin(self, load: SegmentLoad, loads: Many[SegmentLoad]) -> bool:
+        """Whether the same document stands in the prompt twice and was computed already."""
+        twins = (other for other in loads if other.address.key == load.address.key)
+        twin = next((other for other in twins if other.computed is not None), None)
+        if twin is None:
+            return False
+        load.computed, load.computed_alone = twin.computed, True
+        return True
