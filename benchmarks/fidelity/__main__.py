@@ -29,7 +29,7 @@ from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.compared.real import real
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
-from benchmarks.fidelity.report import metrics
+from benchmarks.fidelity.report import metrics, recorded
 from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.report.summary import Summary
 from benchmarks.fidelity.runner import complete, found, measure_all
@@ -37,6 +37,7 @@ from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
 from service.settings import demo_model
 from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.environment import describe
 from service.tuning.measuring.greedy_answers import NEXT
 from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import QuestionScout, load_model, model_fingerprint
@@ -112,6 +113,7 @@ def main(given: Sequence[str] | None = None) -> int:
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]
+    recorded.note(records.path, configurations, {**facts, "environment": describe()})
     facts["records_made_now"] = measure_all(measurer, prompts, configurations, records)
     measured = complete(prompts, configurations, records)
     if not measured or not configurations:

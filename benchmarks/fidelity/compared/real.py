@@ -1,10 +1,12 @@
 """The configurations that are compared on a real model, where each one costs seconds a prompt.
 
-The papers' ratio for every method, question_scout's other choices, and what chunks are precomputed
-behind. A name without anything behind it is that method with the service's own parameters.
+Three ratios for every method that has one, question_scout's and question_trail's other choices, and
+what chunks are precomputed behind.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.variants import RandomRows
@@ -21,10 +23,15 @@ from service.worker.api import (
 
 RATIO = 0.15
 """The papers' ratio."""
+RATIOS = (0.05, RATIO, 0.3)
+AGAIN_FROM = (0.33, 0.0)
+"""Share of the layers in which the question's rows are not computed a second time."""
+EDGES = (0, 4, 8)
+"""Numbers of first tokens of every document, besides the standard one."""
 
 
 def real() -> list[Configuration]:
-    """Full prefill first; the others by what they cost."""
+    """Full prefill first; the others by family, and by what they cost."""
     return [
         Configuration("full prefill", Vanilla(), prefix_mode="none"),
         Configuration("full_reuse", FullReuse(), prefix_mode="none"),
@@ -34,13 +41,31 @@ def real() -> list[Configuration]:
         Configuration("random rows", RandomRows(RATIO), "r=0.15"),
         Configuration("legolink", LegoLink(4, 4), "k=4"),
         Configuration("legolink", LegoLink(32, 32), "k=32"),
-        *(Configuration("a3", A3(ratio), f"r={ratio:g}") for ratio in (0.05, RATIO, 0.3)),
-        Configuration("cacheblend", CacheBlend(RATIO), "r=0.15"),
-        *(
-            Configuration("question_scout", QuestionScout(ratio, again_from=again), f"r={ratio:g}",
-                          f"again from {again:g}")
-            for again in (0.33, 0.0)
-            for ratio in (0.05, RATIO)
-        ),
-        Configuration("question_trail", QuestionTrail(RATIO), "r=0.15"),
-    ]  # fmt: skip
+        *(Configuration("a3", A3(ratio), f"r={ratio:g}") for ratio in RATIOS),
+        Configuration("a3", A3(RATIO, selection_layer=8), "r=0.15", "layer 8"),
+        *(Configuration("cacheblend", CacheBlend(ratio), f"r={ratio:g}") for ratio in RATIOS),
+        *_question_scout(),
+        *(_trail(ratio, again) for again in AGAIN_FROM for ratio in RATIOS),
+    ]
+
+
+def _question_scout() -> Iterator[Configuration]:
+    for again in AGAIN_FROM:
+        for ratio in RATIOS:
+            yield _scout(QuestionScout(ratio, again_from=again))
+    for edge in EDGES:
+        yield _scout(QuestionScout(RATIO, edge, again_from=0), f"edge {edge} ")
+
+
+def _scout(method: QuestionScout, variant: str = "") -> Configuration:
+    return Configuration(
+        "question_scout",
+        method,
+        f"r={method.ratio:g}",
+        f"{variant}again from {method.again_from:g}",
+    )
+
+
+def _trail(ratio: float, again: float) -> Configuration:
+    method = QuestionTrail(ratio, again_from=again)
+    return Configuration("question_trail", method, f"r={ratio:g}", f"again from {again:g}")
