@@ -17,6 +17,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── NotFound                  404  not_found               unknown document, job or receipt
 │   └── ModelNotFound         404  model_not_found         a model name that is not served
 ├── Conflict                  409  conflict                forbidden in the current state
+│   └── NotCalibrated         409  not_calibrated          `kvstitch tune` was not run for this
 ├── BodyTimeout               408  body_timeout            the body came in too slowly
 ├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
@@ -53,6 +54,7 @@ __all__ = [
     "ModelNotFound",
     "ModelRefused",
     "ModelUnavailable",
+    "NotCalibrated",
     "NotFound",
     "Overloaded",
     "PromptTooLong",
@@ -184,6 +186,10 @@ class ModelNotFound(NotFound):
 class Conflict(KvstitchError):
     code = "conflict"
     status = 409
+
+
+class NotCalibrated(Conflict):
+    code = "not_calibrated"
 
 
 class Overloaded(KvstitchError):

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import IO
 
 from retriever import Embedder, Retriever
+from service import calibration
 from service.errors import KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
+from service.gateway.answers.default_methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
 from service.gateway.auth.access import Access
@@ -68,12 +70,17 @@ class Gateway:
 
         Raises:
             ModelRefused: The model folder's tokenizer or prompt format cannot be used.
+            InvalidSetting: The calibration that is set cannot be used.
         """
+        given, calibrated = settings, calibration.find(settings, model_folder)
+        if calibrated is not None:
+            settings = calibrated.settings(given)
         self.settings = settings
         self.failure: str | None = None
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self.prompts = PromptBuilder(model_folder, settings)
+        self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
         self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
         quotas = Quotas(
@@ -113,7 +120,9 @@ class Gateway:
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,
-            validator=RequestValidator(self.worker, self.retriever, self.prompts, settings),
+            validator=RequestValidator(
+                self.worker, self.retriever, self.prompts, settings, self.default_methods
+            ),
             preparer=RequestPreparer(self.worker, self.retriever, self.prompts, settings),
             limiter=self.limiter,
             metrics=self.metrics,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from retriever import Scope
 from service.errors import InvalidRequest
 from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.default_methods import DefaultMethods
 from service.gateway.answers.method_choice import check_combination, chosen_method
 from service.gateway.prompts.conversation import normalize_turns
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
@@ -56,17 +57,20 @@ class RequestValidator:
         retriever: AsyncRetriever,
         prompts: PromptBuilder,
         settings: Settings,
+        defaults: DefaultMethods,
     ) -> None:
         self._worker = worker
         self._retriever = retriever
         self._prompts = prompts
         self._settings = settings
+        self._defaults = defaults
 
     def validate(self, request: GenerateRequest, call: CallContext) -> ValidatedRequest:
         """Make every check that takes no time.
 
         Raises:
             InvalidRequest: A field is wrong; the error names it.
+            NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """
         turns = self._turns(request)
@@ -75,7 +79,7 @@ class RequestValidator:
         where = metadata_filter(request.filter)
         ready = self._worker.require()
         self._retriever.require()
-        fusion, eviction = _methods(request, ready)
+        fusion, eviction = self._methods(request, ready)
         search = None
         if top_k and request.inline_documents is None:
             search = SearchQuery(
@@ -130,20 +134,20 @@ class RequestValidator:
             _refuse_search_fields(request)
         return top_k
 
+    def _methods(self, request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
+        choice = self._defaults.choice(request.fusion, codec=ready.model.codec)
+        fusion = chosen_method("fusion", choice, ready.fusion)
+        eviction = None
+        if request.eviction is not None:
+            eviction = chosen_method("eviction", request.eviction, ready.eviction)
+        check_combination(fusion, eviction, ready.fusion)
+        return fusion, eviction
+
     def _estimated_tokens(self, request: GenerateRequest, turns: list[Turn], top_k: int) -> int:
         if request.inline_documents is None:
             return self._prompts.estimate(turns, top_k)
         chars = sum(len(document.text) for document in request.inline_documents)
         return self._prompts.estimate(turns, 0) + chars // CHARS_PER_TOKEN_ESTIMATE
-
-
-def _methods(request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
-    fusion = chosen_method("fusion", request.fusion, ready.fusion)
-    eviction = None
-    if request.eviction is not None:
-        eviction = chosen_method("eviction", request.eviction, ready.eviction)
-    check_combination(fusion, eviction, ready.fusion)
-    return fusion, eviction
 
 
 def _refuse_search_fields(request: GenerateRequest) -> None:

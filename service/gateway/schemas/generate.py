@@ -33,10 +33,6 @@ class MethodChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
-def _default_fusion() -> MethodChoice:
-    return MethodChoice.model_validate({"method": "a3", "ratio": 0.15})
-
-
 class Message(StrictModel):
     """One turn of a conversation; the last one is the question."""
 
@@ -79,7 +75,11 @@ class Choices(StrictModel):
         ]
         | None
     ) = Field(None, description="answer from these texts, all of them, instead of searching")
-    fusion: MethodChoice = Field(default_factory=_default_fusion)
+    fusion: MethodChoice | None = Field(
+        None,
+        description="none: the service's default (GET /v1/methods); `auto` with `quality`: the "
+        "cheapest that `kvstitch tune` has measured to agree that often with full prefill",
+    )
     eviction: MethodChoice | None = None
     include_text: bool = Field(False, description="citations hold the passage's text")
 

@@ -33,9 +33,10 @@ async def model(model_id: str, gateway: GatewayDep, principal: Generating) -> Mo
 
 @router.get("/methods")
 async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
-    """Fusion and eviction methods with the schemas of their parameters."""
+    """Fusion and eviction methods with the schemas of their parameters, and the defaults."""
     ready = gateway.worker.require()
     return {
         "fusion": [asdict(info) for info in ready.fusion],
         "eviction": [asdict(info) for info in ready.eviction],
+        "defaults": gateway.default_methods.describe(codec=ready.model.codec),
     }

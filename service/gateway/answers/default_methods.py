@@ -1,0 +1,102 @@
+"""Which fusion method answers a request that names none, or leaves the choice to the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.calibration import BUILT_IN_FUSION, Calibration
+from service.errors import InvalidRequest, NotCalibrated
+from service.gateway.schemas import MethodChoice
+from service.prompt import PromptFormat
+from service.settings import Settings
+
+AUTO = "auto"
+FULL_PREFILL = "vanilla"
+DEFAULT_QUALITY = 0.99
+
+CALIBRATED = "kvstitch tune"
+SET = "setting"
+BUILT_IN = "built-in"
+
+
+class DefaultMethods:
+    """The service's defaults: built in, or found by `kvstitch tune`.
+
+    Args:
+        given: the settings as they were set, without what a calibration adds.
+        calibration: what `kvstitch tune` found; None: it was not run for this model.
+        fmt: the prompt format that is served.
+    """
+
+    def __init__(self, given: Settings, calibration: Calibration | None, fmt: PromptFormat) -> None:
+        self._given = given
+        self._calibration = calibration
+        self._prefix_mode = fmt.prefix_mode
+
+    def choice(self, asked: MethodChoice | None, *, codec: str) -> MethodChoice:
+        """The method that a request gets.
+
+        Args:
+            asked: What the request says; None: nothing.
+            codec: That the worker stores chunks with.
+
+        Raises:
+            NotCalibrated: It says `auto`, and nothing was measured.
+            InvalidRequest: It says `auto` with something wrong beside it.
+        """
+        if asked is None:
+            return MethodChoice.model_validate(self._fusion)
+        if asked.method != AUTO:
+            return asked
+        quality = _quality(asked.parameters)
+        if self._calibration is None or not self._calibration.measured:
+            raise NotCalibrated(
+                "fusion.method auto chooses among what was measured for this model, and nothing "
+                "was: run `kvstitch tune --model … --documents …` for it, or name a method",
+                field="fusion.method",
+            )
+        found = self._calibration.cheapest(quality, prefix_mode=self._prefix_mode, codec=codec)
+        return MethodChoice.model_validate(found or {"method": FULL_PREFILL})
+
+    def describe(self, *, codec: str) -> dict[str, Any]:
+        """The defaults, and where each comes from, for GET /v1/methods."""
+        values = {
+            "fusion": self._fusion,
+            "eviction": None,
+            "prefix_mode": self._prefix_mode,
+            "codec": codec,
+        }
+        return {
+            **values,
+            "from": {name: self._origin(name) for name in values},
+            "auto": self._calibration is not None and bool(self._calibration.measured),
+        }
+
+    @property
+    def _fusion(self) -> dict[str, Any]:
+        if self._calibration is None:
+            return dict(BUILT_IN_FUSION)
+        return dict(self._calibration.defaults["fusion"])
+
+    def _origin(self, name: str) -> str:
+        if name in self._given.model_fields_set and getattr(self._given, name) is not None:
+            return SET
+        if self._calibration is not None and name in self._calibration.defaults:
+            return CALIBRATED
+        return "prompt format" if name == "prefix_mode" else BUILT_IN
+
+
+def _quality(parameters: dict[str, Any]) -> float:
+    unknown = sorted(set(parameters) - {"quality"})
+    if unknown:
+        raise InvalidRequest(
+            f"fusion.{unknown[0]} is not a parameter of auto; its parameter is: quality",
+            field=f"fusion.{unknown[0]}",
+        )
+    value = parameters.get("quality", DEFAULT_QUALITY)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:
+        raise InvalidRequest(
+            f"fusion.quality must be a number from 0 to 1, not {value!r}", field="fusion.quality"
+        )
+    return float(value)
