@@ -97,8 +97,13 @@ class Client:
                 raise ServiceError(f"precompute job failed: {json.dumps(job)[:500]}")
             time.sleep(POLL_SECONDS)
 
-    def ask(self, question: str, method: str, ratio: float | None = None, top_k: int = 3) -> Answer:
+    def ask(
+        self, question: str, method: str, ratio: float | None = None, top_k: int = 3, **more: Any
+    ) -> Answer:
         """Asks a question, reads the streamed answer and times its first token.
+
+        Args:
+            more: Further fields of the request.
 
         Raises:
             ServiceError: The service refused the request, or the stream ended in an error.
@@ -107,7 +112,7 @@ class Client:
         cited: tuple[str, ...] = ()
         ttft = float("nan")
         began = time.perf_counter()
-        body = request_body(question, method, ratio, top_k)
+        body = request_body(question, method, ratio, top_k) | more
         with self._http.stream("POST", "/v1/rag/generate", json=body) as reply:
             if reply.status_code != 200:
                 reply.read()

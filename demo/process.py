@@ -24,13 +24,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def service(data_dir: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def service(
+    data_dir: Path, port: int, log: Path, model: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the service and stops it when the block ends.
 
     It is sent SIGTERM, and SIGKILL if it still runs after `STOP_SECONDS`.
 
     Args:
         log: Where standard output and standard error of the service go.
+        model: Folder that is served; none: the model inside the package.
 
     Yields:
         The process, once the service is ready.
@@ -40,6 +43,8 @@ def service(data_dir: Path, port: int, log: Path) -> Iterator[subprocess.Popen[b
     """
     command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--data-dir", str(data_dir)]
+    if model is not None:
+        command += ["--model", str(model)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

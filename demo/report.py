@@ -1,94 +1,96 @@
-"""The demo's table and verdict: answers, citations and times to first token per method."""
+"""The demo's tables: sentences with citations, right answers by kind of question, figures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from demo.client import Answer
-from demo.make_corpus import Question
-
-BASELINE = "vanilla"
-"""Full prefill, with which the other methods are compared."""
-MINIMUM_RIGHT = 16
-MAXIMUM_DIFFERENCE = 1
+from demo.outcome import Figures, Outcome
+from demo.questions import KIND_NAMES, KINDS, DemoQuestion
+from demo.scenario import BASELINE, Method, Scenario
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One question and its answer under every method."""
-
-    question: Question
-    answers: dict[str, Answer]
-
-    def right(self, method: str) -> bool:
-        return self.answers[method].text == self.question.answer
-
-    def ratio(self, method: str) -> float:
-        """TTFT relative to full prefill of the same question."""
-        return self.answers[method].ttft / self.answers[BASELINE].ttft
-
-
-def print_table(console: Console, outcomes: list[Outcome], methods: tuple[str, ...]) -> None:
-    """Prints one row per question: every method's answer, first citation, TTFT and TTFT ratio."""
-    table = Table(title=f"{len(outcomes)} questions, time to first token at the client")
-    table.add_column("question", ratio=3)
-    table.add_column("expected", ratio=1)
-    for method in methods:
-        table.add_column(method, ratio=2)
+def print_answers(console: Console, outcomes: Sequence[Outcome], scenario: Scenario) -> None:
+    """Prints one row per question: full prefill's answer and the compared method's, with TTFT."""
+    table = Table(
+        title=f"{len(outcomes)} questions, time to first token at the client", show_lines=True
+    )
+    table.add_column("question", ratio=2)
+    for method in (BASELINE, scenario.compared):
+        table.add_column(method_name(method), ratio=3)
         table.add_column("TTFT", justify="right", no_wrap=True)
     for outcome in outcomes:
-        cells = [outcome.question.question, outcome.question.answer]
-        for method in methods:
-            answer = outcome.answers[method]
-            colour, mark = ("green", "✓") if outcome.right(method) else ("red", "✗")
-            cited = answer.cited[0] if answer.cited else "nothing cited"
-            cells.append(f"[{colour}]{mark} {answer.text or '(nothing)'}[/] [dim]{cited}[/]")
-            time = f"{answer.ttft * 1e3:.0f} ms"
-            cells.append(time if method == BASELINE else f"{time} ×{outcome.ratio(method):.2f}")
-        table.add_row(*cells)
-    console.print(table)
-
-
-def print_summary(console: Console, outcomes: list[Outcome], methods: tuple[str, ...]) -> None:
-    table = Table(title="Summary (medians; ratio to full prefill, paired by question)")
-    for heading in ("method", "right", "TTFT ms", "server TTFT ms", "ratio"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for method in methods:
-        own = [o.answers[method].server_ttft for o in outcomes]
-        known = [t for t in own if t is not None]
+        asked = Text(outcome.question.question)
+        asked.append(f"\n{outcome.question.expected}", style="dim")
+        full, other = (outcome.answers[m] for m in (BASELINE, scenario.compared))
         table.add_row(
-            "full prefill (vanilla)" if method == BASELINE else method,
-            f"{num_right(outcomes, method)}/{len(outcomes)}",
-            f"{median(o.answers[method].ttft for o in outcomes) * 1e3:.1f}",
-            f"{median(known) * 1e3:.1f}" if known else "-",
-            f"{median(o.ratio(method) for o in outcomes):.2f}",
+            asked,
+            _answer(outcome, BASELINE),
+            f"{full.ttft * 1e3:.0f} ms",
+            _answer(outcome, scenario.compared),
+            f"{other.ttft * 1e3:.0f} ms ×{outcome.ratio(scenario.compared):.2f}",
         )
     console.print(table)
-    console.print(
-        "The demo model is tiny and its prompts are about 250 tokens: much of a TTFT here is the "
-        "fixed cost of a request. The shape below has sizes at which prefill dominates."
+
+
+def _answer(outcome: Outcome, method: Method) -> Text:
+    answer = outcome.answers[method]
+    colour, mark = ("green", "✓") if outcome.right(method) else ("red", "✗")
+    shown = Text(f"{mark} ", style=colour)
+    if method != BASELINE and outcome.same(method):
+        shown.append("the same")
+    else:
+        shown.append(answer.text or "(nothing)")
+    shown.append(f"\n{citations(outcome.question, answer)}", style="dim")
+    return shown
+
+
+def citations(question: DemoQuestion, answer: Answer) -> str:
+    """The cited documents once each, in order; those that hold the answer are marked."""
+    if not answer.cited:
+        return "nothing cited"
+    return " ".join(
+        f"[{doc_id}]*" if doc_id in question.documents else f"[{doc_id}]"
+        for doc_id in dict.fromkeys(answer.cited)
     )
 
 
-def num_right(outcomes: list[Outcome], method: str) -> int:
-    return sum(outcome.right(method) for outcome in outcomes)
+def print_kinds(console: Console, outcomes: Sequence[Outcome], scenario: Scenario) -> None:
+    """Prints right answers per kind of question, where there is more than one kind."""
+    kinds = [kind for kind in KINDS if any(o.question.kind == kind for o in outcomes)]
+    if len(kinds) < 2:
+        return
+    table = Table(title="Right answers by kind of question")
+    table.add_column("kind")
+    for method in scenario.methods:
+        table.add_column(method_name(method), justify="right")
+    for kind in kinds:
+        mine = [o for o in outcomes if o.question.kind == kind]
+        counts = [Figures.of(mine, method).right for method in scenario.methods]
+        table.add_row(KIND_NAMES[kind], *(f"{count}/{len(mine)}" for count in counts))
+    console.print(table)
 
 
-def problems(outcomes: list[Outcome], compared: str) -> list[str]:
-    """Finds the reasons for which this demo run counts as failed.
+def print_summary(console: Console, outcomes: Sequence[Outcome], scenario: Scenario) -> None:
+    table = Table(title=f"{scenario.model_title}: medians, ratio paired by question")
+    table.add_column("method")
+    for heading in ("right", "same answer as full prefill", "TTFT", "of full prefill's"):
+        table.add_column(heading, justify="right")
+    for method in scenario.methods:
+        figures = Figures.of(outcomes, method)
+        table.add_row(
+            method_name(method),
+            f"{figures.right}/{figures.asked}",
+            "-" if method == BASELINE else f"{figures.same}/{figures.asked}",
+            f"{figures.ttft * 1e3:.0f} ms",
+            f"{figures.ratio:.2f}",
+        )
+    console.print(table)
 
-    Returns:
-        A sentence for each of: too few right answers with full prefill; clearly more or fewer right
-        answers with `compared`. Empty where the run is fine.
-    """
-    full, reused = num_right(outcomes, BASELINE), num_right(outcomes, compared)
-    found = []
-    if full < MINIMUM_RIGHT:
-        found.append(f"only {full} of {len(outcomes)} right with full prefill")
-    if abs(full - reused) > MAXIMUM_DIFFERENCE:
-        found.append(f"{compared} has {reused} right where full prefill has {full}")
-    return found
+
+def method_name(method: Method) -> str:
+    return "full prefill" if method == BASELINE else method.label

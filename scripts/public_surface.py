@@ -30,8 +30,9 @@ import httpx
 import msgspec
 
 from demo.client import Client, request_body
+from demo.corpus_files import read_documents
 from demo.process import free_port, service
-from demo.run import draw_questions, read_documents
+from demo.scenario import small
 from service import messages, metrics, wire
 from service.settings import Settings
 
@@ -121,7 +122,7 @@ def answers(client: Client, http: httpx.Client) -> dict[str, Any]:
         del done, total
     methods = sorted(http.get("/v1/methods").json()["fusion"], key=str)
     names = [m["name"] if isinstance(m, dict) else str(m) for m in methods]
-    questions = draw_questions(20)[1:]
+    questions = small().draw(20)[1]
     found: dict[str, Any] = {}
     for name in names:
         for question in questions:

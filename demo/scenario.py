@@ -1,0 +1,117 @@
+"""What a run of the demo serves, ingests and asks: with a real language model, or the small one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.corpus_files import CorpusDocument, read_documents, read_questions
+from demo.make_corpus import Question
+from demo.questions import DemoQuestion, read_demo_questions
+
+PROSE = Path(__file__).parent / "prose"
+SEED = 7
+NUM_QUESTIONS = 40
+"""Asked unless the user says otherwise: two minutes on two cores with the real model."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A fusion method, and the recompute ratio it is asked with; None: it has none."""
+
+    name: str
+    ratio: float | None = None
+
+    @property
+    def label(self) -> str:
+        return self.name if self.ratio is None else f"{self.name} {self.ratio:g}"
+
+
+BASELINE = Method("vanilla")
+"""Full prefill, with which the other methods are compared."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run of the demo.
+
+    Attributes:
+        model_title: For people.
+        model: Folder that is served; none: the model inside the package.
+        compared: The method whose answers are held against full prefill's.
+        others: Methods that are shown beside it.
+        top_k: Passages per answer.
+        retrieval: How they are searched.
+        min_right: Share of the questions that full prefill must have right.
+        max_difference: By how much the share of `compared` may lie away from it.
+    """
+
+    model_title: str
+    model: Path | None
+    documents: list[CorpusDocument]
+    questions: list[DemoQuestion]
+    compared: Method
+    others: tuple[Method, ...]
+    top_k: int
+    max_tokens: int
+    retrieval: str
+    min_right: float
+    max_difference: float
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        return (BASELINE, *self.others, self.compared)
+
+    def draw(self, count: int | None) -> tuple[DemoQuestion, list[DemoQuestion]]:
+        """Draws questions with a fixed seed.
+
+        Args:
+            count: How many; None: all.
+
+        Returns:
+            One to warm up with, and `count` others.
+        """
+        if count is None:
+            return self.questions[0], self.questions
+        drawn = random.Random(SEED).sample(self.questions, min(count + 1, len(self.questions)))
+        return drawn[0], drawn[1:]
+
+
+def small() -> Scenario:
+    """The model inside the package, with the language that it was trained on."""
+    return Scenario(
+        model_title="the small demo model",
+        model=None,
+        documents=read_documents(),
+        questions=[_as_demo_question(q) for q in read_questions()],
+        compared=Method("a3", 0.15),
+        others=(Method("pie"),),
+        top_k=3,
+        max_tokens=16,
+        retrieval="dense",
+        min_right=0.8,
+        max_difference=0.05,
+    )
+
+
+def prose(folder: Path) -> Scenario:
+    """A real language model in `folder`, with documents in ordinary English."""
+    everything = read_demo_questions(PROSE / "questions.jsonl")
+    return Scenario(
+        model_title="SmolLM2-135M-Instruct",
+        model=folder,
+        documents=read_documents(PROSE / "documents"),
+        questions=[q for q in everything if q.split == "test"],
+        compared=Method("question_scout", 0.15),
+        others=(Method("pie"),),
+        top_k=4,
+        max_tokens=48,
+        retrieval="hybrid",
+        min_right=0.6,
+        max_difference=0.1,
+    )
+
+
+def _as_demo_question(question: Question) -> DemoQuestion:
+    return DemoQuestion(question.question, (question.answer,), (question.doc_id,))
