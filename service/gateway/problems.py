@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.errors import KvstitchError, Unroutable, WorkerFault
+from service.errors import KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
 from service.gateway.body_errors import from_validation
 
 _OPENAI_ERROR_TYPES = {
@@ -59,6 +59,15 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_unexpected)
+
+
+def cut_off() -> WorkerUnavailable:
+    """What a request is told whose answer the ending service does not wait for."""
+    return WorkerUnavailable(
+        "the service is shutting down, and the answer was not finished in time: send the request "
+        "again",
+        retry_after_s=RETRY_AFTER_S,
+    )
 
 
 def respond(request: Request, error: KvstitchError) -> JSONResponse:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.chaos.campaign import Plan, run
 
 def main() -> int:
     """Exit code 1 if there was a violation."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the service, too
     seed = int(os.environ.get("CHAOS_SEED", "1"))
     minutes = float(os.environ.get("CHAOS_MINUTES", "10"))
     again = os.environ.get("CHAOS_EPISODE")

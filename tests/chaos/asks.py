@@ -44,11 +44,13 @@ class Ask:
         return {"model": MODEL, "prompt": self.question, "kvstitch": extension, **sampling}
 
     def read(self, reply: dict[str, Any]) -> tuple[str, str]:
-        """(cache state, text) of a whole answer, in JSON or as a stream's last event."""
+        """(cache state, text) of a whole answer, in JSON or as a stream's last event.
+
+        The state has a character per document: 1 cached, 0 not, - not in the answer at all.
+        """
         own = reply if self.route == ROUTES[0] else reply["kvstitch"]
         cached = {d["doc_id"]: d["tier"] != "cold" for d in own["cache"]["documents"]}
-        assert set(cached) == set(self.doc_ids), (cached, self)
-        state = "".join("1" if cached[doc_id] else "0" for doc_id in self.doc_ids)
+        state = "".join("-01"[1 + cached.get(doc_id, -1)] for doc_id in self.doc_ids)
         if self.route == ROUTES[0]:
             return state, reply["text"]
         choice = reply["choices"][0]

@@ -62,30 +62,30 @@ def run(folder: Path, plan: Plan) -> Journal:
     asks = asks_about(documents[: plan.asked], list(METHODS), plan.questions)
     known = twin.of_service(model, documents, asks, folder)
     volume = Volume(folder / "volume")
-    volume.mount()
     state = load_json(folder / "state.json") or {"episode": 0, "seconds": 0.0, "counts": {}}
     journal.load(state["counts"])
     ledger = Ledger(documents)
     ledger.forget_all()  # the catalog of an earlier run tells in the first calm
     violations: list[str] = []
-    with redis_server() as redis:
+    with volume, redis_server() as redis:
         world = World(
             folder, model, volume, redis, Faults(folder / "faults"), journal, ledger, known, asks
         )
-        world.prepare()
-        number = state["episode"] if plan.first is None else plan.first
-        last = None if plan.episodes is None else number + plan.episodes
-        ends_at = time.monotonic() + plan.minutes * 60 - state["seconds"]
-        while time.monotonic() < ends_at and number != last:
-            began = time.monotonic()
-            violations += _episode(world, plan, number)
-            number += 1
-            state["episode"] = number
-            state["seconds"] += time.monotonic() - began
-            save_json(folder / "state.json", {**state, "counts": journal.as_json()})
-        if world.life is not None:
-            world.life.kill_both()
-    volume.unmount()
+        try:
+            world.prepare()
+            number = state["episode"] if plan.first is None else plan.first
+            last = None if plan.episodes is None else number + plan.episodes
+            ends_at = time.monotonic() + plan.minutes * 60 - state["seconds"]
+            while time.monotonic() < ends_at and number != last:
+                began = time.monotonic()
+                violations += _episode(world, plan, number)
+                number += 1
+                state["episode"] = number
+                state["seconds"] += time.monotonic() - began
+                save_json(folder / "state.json", {**state, "counts": journal.as_json()})
+        finally:
+            if world.life is not None:
+                world.life.kill_both()
     journal.violations = violations
     save_json(folder / "report.json", report(journal, plan, state, volume_was_small=volume.small))
     return journal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Ledger:
         self._documents = {(d.tenant, d.doc_id): d for d in documents}
         self._states: dict[Document, State] = {d: "absent" for d in self._documents.values()}
         self._busy: set[Document] = set()
+        self._away: dict[Document, float] = {}  # when it was last known to be anything but there
         self._lock = threading.Lock()
 
     def state(self, document: Document) -> State:
@@ -88,7 +90,15 @@ class Ledger:
     def note(self, documents: Iterable[Document], state: State) -> None:
         with self._lock:
             for document in documents:
+                if state != "present" or self._states[document] != "present":
+                    self._away[document] = time.monotonic()
                 self._states[document] = state
+
+    def stayed(self, document: Document, seconds: float) -> bool:
+        """Whether it has been there all this time, as far as the service has said."""
+        with self._lock:
+            there = self._states[document] == "present"
+            return there and time.monotonic() - self._away[document] > seconds
 
     def forget_all(self) -> None:
         """After a stop of the run nothing is known: the catalog will tell."""

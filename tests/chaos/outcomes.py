@@ -66,6 +66,13 @@ def check_answer(world: World, ask: Ask, reply: dict[str, Any]) -> str:
         Violation: An undisturbed service answers something else in this state.
     """
     state, text = ask.read(reply)
+    if "-" in state:
+        missing = [d for d, bit in zip(ask.doc_ids, state, strict=True) if bit == "-"]
+        found = [world.ledger.find("red", doc_id) for doc_id in missing]
+        if any(d is None or world.ledger.stayed(d, DEADLINE_S) for d in found):
+            raise Violation(f"{ask.name} is answered without {missing}, which were never deleted")
+        world.journal.count("answered while a document was deleted")
+        return state
     expected = world.twin.expected(ask, state)
     if text != expected:
         cache = reply.get("cache") or reply["kvstitch"]["cache"]

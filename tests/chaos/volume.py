@@ -9,12 +9,13 @@ import contextlib
 import os
 import subprocess
 from pathlib import Path
+from typing import Self
 
 MIB = 2**20
 
 
 class Volume:
-    """A folder for the data; `mount` it, `fill` it, `release` it, `unmount` it."""
+    """A folder for the data while the block lasts: `fill` it, `release` it."""
 
     def __init__(self, folder: Path, size_mib: int = 256) -> None:
         self.folder = folder
@@ -26,16 +27,17 @@ class Volume:
     def can_be_filled(self) -> bool:
         return os.path.ismount(self.folder)
 
-    def mount(self) -> None:
-        """Mount the tmpfs if that is allowed, and if it is not mounted since an earlier run."""
+    def __enter__(self) -> Self:
+        """Mount the tmpfs where that is allowed and a run that was killed has not left one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.can_be_filled and os.geteuid() == 0 and not any(self.folder.iterdir()):
             options = ["-t", "tmpfs", "-o", f"size={self._size_mib}m,mode=0700"]
             subprocess.run(["mount", *options, "chaos", str(self.folder)], capture_output=True)
         self.small = self.can_be_filled
         self.release()
+        return self
 
-    def unmount(self) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.can_be_filled:
             subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 

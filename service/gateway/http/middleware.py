@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import BodyTimeout, BodyTooLarge, KvstitchError
 from service.gateway.auth.access import Access
 from service.gateway.http.uploads import JSON_LINES
-from service.gateway.problems import respond
+from service.gateway.problems import cut_off, respond
 from service.gateway.prometheus import GatewayMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -131,6 +131,10 @@ class RequestContext:
             if started:
                 raise
             await respond(Request(scope), error)(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server ends, and waits no longer for this answer
+            if started:
+                raise
+            await respond(Request(scope), cut_off())(scope, receive, send_with_id)
 
 
 def _too_large(limit: int) -> BodyTooLarge:

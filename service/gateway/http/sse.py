@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors import KvstitchError, WorkerFault
 from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
-from service.gateway.problems import error_object
+from service.gateway.problems import cut_off, error_object
 from service.gateway.schemas.logprobs import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class EventStream(Response):
         self._source = source
         self._framing = framing
         self._ping_s = ping_s
+        self._started = False
         # Proxies must neither buffer the stream nor cache it.
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
@@ -109,19 +110,28 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
         tasks = {sending, asyncio.create_task(_disconnected(receive))}
+        server_ends = False
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not self._started:
+                raise
+            server_ends = True
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._source.aclose()
-        if not sending.cancelled() and (error := sending.exception()) is not None:
-            raise error
+        if server_ends:
+            error = self._framing.error(cut_off())
+            await send({"type": "http.response.body", "body": error, "more_body": False})
+        if not sending.cancelled() and (failure := sending.exception()) is not None:
+            raise failure
 
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
+        self._started = True
         last_write = asyncio.get_running_loop().time()
 
         async def write(data: bytes, more: bool = True) -> None:

@@ -22,12 +22,12 @@ MAKE_LIST = (
 
 def kill(world: World, chance: random.Random) -> None:
     """A few kills in a row; it comes back empty."""
-    for _ in range(chance.randint(2, 6)):
+    for _ in range(chance.randint(4, 12)):
         world.redis.stop()
         world.journal.count("kill of Redis")
         time.sleep(chance.uniform(0, 0.4))
         world.redis.start()
-        time.sleep(chance.uniform(0.1, 0.8))
+        time.sleep(chance.uniform(0.05, 0.6))
 
 
 def away(world: World, chance: random.Random) -> None:

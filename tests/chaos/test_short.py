@@ -1,0 +1,18 @@
+"""Two short episodes of `python -m tests.chaos`, the same ones every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos.campaign import Plan, run
+
+PLAN = Plan(seed=4, minutes=10, actions=4, asked=6, others=8, questions=1, episodes=2)
+
+
+def test_nothing_breaks(tmp_path: Path) -> None:
+    journal = run(tmp_path / "run", PLAN)
+    assert journal.violations == []
+    counts = journal.counts
+    assert counts["episodes"] == counts["calms checked"] == PLAN.episodes
+    assert counts["actions"] == 8 and journal.total("kill ") > 0
+    assert counts["answers compared"] > 0 and counts["documents acknowledged"] > 0
