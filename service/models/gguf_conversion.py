@@ -56,10 +56,16 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
         raise ModelRefused(
             f"transformers cannot read configuration or tokenizer of {source}: {error!r}"
         ) from error
+    if config.model_type == "mistral":
+        # Of a file that is called so. The loader then fails; without a window, which llama.cpp
+        # does not have in this architecture, the model is a Llama.
+        facts = {**config.to_dict(), "model_type": "llama"}
+        facts.pop("sliding_window")
+        config = AutoConfig.for_model(**facts)
     config.rope_parameters = {**config.rope_parameters, **_rope_scaling(header, config)}
     config.dtype = dtype
-    if config.model_type == "mistral":
-        config.sliding_window = None  # llama.cpp knows none in this architecture
+    if head_dim := header.get("attention.key_length"):
+        config.head_dim = head_dim  # the loader leaves Qwen3's at 128
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]

@@ -103,7 +103,7 @@ class ModelCache:
 
     def all(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yields every whole conversion and what was noted about its source."""
-        for folder in sorted(self.folder.glob("*/")):
+        for folder in sorted(self.folder.glob("[!.]*/")):
             if _is_whole(folder):
                 yield folder, _read(folder / SOURCE_FILE)
 

