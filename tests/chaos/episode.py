@@ -21,7 +21,7 @@ ACTIONS: dict[Action, int] = {
     processes.kill_gateway: 4,
     processes.kill_both: 3,
     processes.kill_worker: 4,
-    processes.kill_at_start: 2,
+    processes.kill_at_start: 5,
     processes.kill_at_point: 10,
     processes.sigterm: 2,
     processes.kill_worker_on_every_route: 2,

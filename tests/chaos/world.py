@@ -91,6 +91,12 @@ class World:
         self.life = Life(settings, _free_port(), self.faults.folder, self.log, self.folder / "tmp")
         return self.life
 
+    def ensure_running(self, chance: random.Random) -> Life:
+        """A service that serves or is about to."""
+        if self.life is None or self.life.ended or self.life.doomed:
+            return self.launch(chance)
+        return self.life
+
     def ensure_ready(self, chance: random.Random) -> Life:
         """A service that serves, started anew where it is gone.
 
@@ -98,9 +104,7 @@ class World:
             Violation: It ended at its start though nobody killed it, or is never ready.
         """
         for _ in range(STARTS):
-            life = self.life
-            if life is None or life.ended or life.doomed:
-                life = self.launch(chance)
+            life = self.ensure_running(chance)
             if life.wait_ready():
                 return life
             self.note_death(life)

@@ -24,8 +24,11 @@ QUICK_WORKER_KILLS = 4  # a gateway waits longer after each death of its worker
 
 def kill_gateway(world: World, chance: random.Random) -> None:
     """At any moment; its worker notices by itself, and the next gateway does not wait for it."""
-    life = world.ensure_ready(chance)
+    life = world.ensure_running(chance) if chance.random() < 0.5 else world.ensure_ready(chance)
     time.sleep(chance.uniform(0, 0.5))
+    if life.ended:
+        world.note_death(life)
+        return
     life.kill_gateway()
     world.journal.count("kill of the gateway, any moment")
     world.launch(chance)
@@ -40,7 +43,7 @@ def kill_both(world: World, chance: random.Random) -> None:
 
 def kill_worker(world: World, chance: random.Random) -> None:
     """Also while it starts: its gateway waits longer and longer, so not for ever."""
-    life = world.ensure_ready(chance)
+    life = world.ensure_running(chance)
     for _ in range(chance.randint(1, QUICK_WORKER_KILLS)):
         time.sleep(chance.uniform(0, 2.0))
         if life.kill_worker():
@@ -48,12 +51,12 @@ def kill_worker(world: World, chance: random.Random) -> None:
 
 
 def kill_at_start(world: World, chance: random.Random) -> None:
-    """A few starts in a row, each ended by a kill before it is ready or shortly after."""
+    """Some starts in a row, each ended by a kill before it is ready or shortly after."""
     if world.life is not None and not world.life.ended:
         world.journal.count("kill of gateway and worker, any moment", world.life.kill_both())
-    for _ in range(chance.randint(2, 5)):
+    for _ in range(chance.randint(3, 8)):
         life = world.launch(chance)
-        time.sleep(chance.uniform(0.1, 5.0))
+        time.sleep(chance.uniform(0.1, 1) * chance.uniform(0.1, 8))
         if life.ended:
             world.note_death(life)
             continue
