@@ -43,7 +43,7 @@ class Plan:
 
     seed: int
     minutes: float
-    actions: int = 8
+    actions: int = 14
     asked: int = 12
     others: int = 24
     questions: int = 3

@@ -31,6 +31,7 @@ def check_all(world: World, chance: random.Random) -> None:
         Violation: One does not hold.
     """
     settle(world)
+    world.journal.step("at rest")
     for tenant in TENANTS:
         catalog(world, tenant)
     once_each_on_disk(world)

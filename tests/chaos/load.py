@@ -70,7 +70,9 @@ class Load:
                 self._stop.wait(0.3)  # there is no service at all
             except Exception as error:  # of the harness itself, or an answer that cannot be read
                 self._world.journal.violation(f"{job.__name__}: {type(error).__name__}: {error}")
-            self._stop.wait(chance.uniform(0.01, 0.15))
+            life = self._world.life
+            busy = life is not None and life.is_ready
+            self._stop.wait(chance.uniform(0.01, 0.15) * (1 if busy else 5))
 
 
 def watch_once(world: World, chance: random.Random) -> None:
