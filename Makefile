@@ -1,4 +1,5 @@
-# make demo    set up, serve the embedded default, ingest the sample corpus, ask, compare, stop
+# make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
+#               (DEMO="--questions all", "--small": docs/demo.md)
 # make test    everything CI runs apart from `make check`, in two processes
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
@@ -19,7 +20,7 @@ setup: .venv/.ready
 	@touch $@
 
 demo: setup
-	$(VENV)/python -m demo.run
+	$(VENV)/python -m demo.run $(DEMO)
 
 serve: setup
 	$(VENV)/kvstitch serve
