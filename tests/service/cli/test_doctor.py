@@ -15,6 +15,7 @@ import pytest
 
 from service.cli import main
 from service.gateway.auth.keys import KeyStore
+from service.model_fingerprint import fingerprint
 from service.settings import demo_model
 from tests.redis_server import redis_server
 from tests.service.gateway.conftest import data, folder, rig
@@ -76,7 +77,7 @@ def test_all_is_well(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixtu
     found = doctor()
     assert {f["level"] for f in found.values()} == {"ok"}
     assert set(found) == {
-        "packages", "model", "tokenizer", "weights", "data folder", "disk", "embedder", "index",
+        "packages", "model", "tokenizer", "weights", "defaults", "data folder", "disk", "embedder", "index",
         "tiers", "port", "keys", "service",
     }  # fmt: skip
     assert not (tmp_path / "data").exists(), "looking changes nothing"
@@ -193,3 +194,22 @@ def test_deep_runs_the_start_up_check(doctor: Doctor, model: Path) -> None:
     assert "384" in found["embedding"]["message"]
     change(model / "config.json", model_type="gpt2")
     assert doctor("--deep", code=1)["start-up check"]["level"] == "fail"
+
+
+def test_says_where_the_defaults_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def defaults() -> tuple[str, str]:
+        main(["doctor", "--data-dir", str(tmp_path), "--json", "--url", "http://127.0.0.1:9"])
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        (found,) = [c for c in checks if c["check"] == "defaults"]
+        return found["level"], found["message"]
+
+    assert defaults()[0] == "ok" and "built in" in defaults()[1]
+    path = tmp_path / "calibration.json"
+    fields = {"defaults": {"fusion": {"method": "pie"}, "codec": "int8"}, "measured": []}
+    path.write_text(json.dumps({"model": "another", **fields}))
+    assert defaults()[0] == "warn" and "another model" in defaults()[1]
+    path.write_text(json.dumps({"model": fingerprint(str(demo_model())), **fields}))
+    level, message = defaults()
+    assert level == "ok" and '"pie"' in message and "int8" in message and str(path) in message

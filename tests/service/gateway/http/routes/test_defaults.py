@@ -1,0 +1,64 @@
+"""What a request gets that names no method, or that says `auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from service.model_fingerprint import fingerprint
+from tests.service.gateway.rig import Rig, running
+
+
+def calibrate(data: Path, folder: Path) -> None:
+    served = {"prefix_mode": "system", "codec": "raw"}
+    measured = [
+        {"fusion": {"method": "pie"}, **served, "operations": 0.1, "agreement": {"low": 0.8}},
+        {"fusion": {"method": "a3", "ratio": 0.3}, **served, "operations": 0.4,
+         "agreement": {"low": 0.95}},
+    ]  # fmt: skip
+    defaults = {"fusion": {"method": "a3", "ratio": 0.3}, **served}
+    fields = {"model": fingerprint(str(folder)), "defaults": defaults, "measured": measured}
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "calibration.json").write_text(json.dumps(fields))
+
+
+def used(rig: Rig, **body: Any) -> Any:
+    response = rig.ask(**body)
+    assert response.status_code == 200, response.text
+    return response.json()["fusion"]
+
+
+def test_built_in(shared: Rig) -> None:
+    assert used(shared) == {"method": "a3", "ratio": 0.15}
+    found = shared.http.get("/v1/methods").json()["defaults"]
+    assert found["fusion"] == {"method": "a3", "ratio": 0.15} and found["auto"] is False
+    assert found["from"]["fusion"] == "built-in" and found["from"]["prefix_mode"] == "prompt format"
+
+
+def test_auto_without_a_calibration(shared: Rig) -> None:
+    response = shared.ask(fusion={"method": "auto", "quality": 0.9})
+    error = response.json()["error"]
+    assert response.status_code == 409 and error["code"] == "not_calibrated"
+    assert "kvstitch tune" in error["message"]
+
+
+def test_calibrated(folder: Path, data: Path) -> None:
+    calibrate(data, folder)
+    with running(folder, data) as rig:
+        rig.ingest()
+        assert used(rig) == {"method": "a3", "ratio": 0.3}
+        assert used(rig, fusion={"method": "a3"}) == {"method": "a3", "ratio": 0.15}
+        assert used(rig, fusion={"method": "auto", "quality": 0.7})["method"] == "pie"
+        assert used(rig, fusion={"method": "auto", "quality": 0.9})["method"] == "a3"
+        assert used(rig, fusion={"method": "auto"})["method"] == "vanilla"
+        chat = rig.http.post("/v1/chat/completions", json={
+            "messages": [{"role": "user", "content": "Which capital?"}],
+            "kvstitch": {"fusion": {"method": "auto", "quality": 0.7}},
+        })  # fmt: skip
+        assert chat.json()["kvstitch"]["fusion"]["method"] == "pie"
+        found = rig.http.get("/v1/methods").json()["defaults"]
+        assert found["prefix_mode"] == "system" and found["auto"] is True
+        assert set(found["from"].values()) == {"kvstitch tune", "built-in"}
+        for wrong in ({"quality": 1.5}, {"quality": "high"}, {"ratio": 0.1}):
+            assert rig.ask(fusion={"method": "auto", **wrong}).status_code == 422
