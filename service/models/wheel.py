@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,12 @@ def fetch(model: NamedModel, folder: Path) -> Path:
     # On a terminal people see pip's progress bar; stdout is for what a command prints.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=shown,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},  # a container's /tmp may be small
+        text=True,
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
