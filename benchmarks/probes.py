@@ -1,89 +1,26 @@
-"""Prompts with one passage that contains the answer, to measure which heads find it.
+"""Probes for `benchmarks.calibrate`: hidden facts, and stories of the demo language's tasks.
 
-`needle` hides a sentence among filler sentences and works with any model. `demo` uses the demo
-language's tasks, with wordings that the embedded model was trained on. Both use the prompt format
-of the model folder.
+`needle` works with any model. `demo` uses wordings that the embedded model was trained on.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from demo.language import tasks
-from service.errors import PromptTooLong
-from service.gateway.api import ModelFolder, ServingTokenizer, load_format, without_bos
-from service.prompt import PromptFormat, system_ids
+from service.tuning.calibrating.needle_probes import Probe, Prober
 
-FILLER = (
-    "The grass is green and the sky is blue.",
-    "A train left the station at noon.",
-    "Most of the shops on the square close early in winter.",
-    "The children walked home along the river.",
-    "It rained on the hills for most of the week.",
-    "An old bridge connects the two parts of the town.",
-    "The baker opens before anyone else is awake.",
-    "Nobody could remember who had planted the trees.",
-)
-PLACES = (
-    *("Berlin", "Boston", "Cairo", "Chicago", "Delhi", "Dublin", "Geneva", "Lisbon", "London"),
-    *("Madrid", "Moscow", "Paris", "Prague", "Rome", "Sydney", "Tokyo", "Toronto", "Vienna"),
-)
-NEEDLE = "The secret number of {place} is {number}."
-ASK = "What is the secret number of {place}?"
+KINDS = ("needle", "demo")
 TRIES = 50  # attempts to draw a task whose answer is in the context exactly once
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A probe. `needle` are the positions in `ids` of the sentence with the answer."""
-
-    ids: tuple[int, ...]
-    needle: range
-    answer: str
-
-
-class Prober:
-    """Makes probes for the model in `folder`; the i-th depends only on the seed and i.
-
-    Args:
-        folder: a model folder.
-        tokens: about how long needle prompts are.
-    """
-
-    def __init__(self, folder: Path, *, tokens: int = 1000) -> None:
-        files = ModelFolder(folder)
-        fmt = load_format(files)
-        self.tokenizer = ServingTokenizer(files, bos=fmt.bos)
-        self.format: PromptFormat = without_bos(fmt, self.tokenizer.bos_text)
-        self._tokens = tokens
+class DemoProber(Prober):
+    """Makes probes of both kinds; the i-th of a kind depends only on the seed and i."""
 
     def make(self, kind: str, number: int, seed: int) -> Probe:
         rng = random.Random(f"{seed} {kind} {number}")
-        return KINDS[kind](self, rng, number)
-
-    def stops(self, text: str) -> str:
-        """`text` up to where the service would stop, without surrounding white space."""
-        ends = [at for stop in self.format.stop if (at := text.find(stop)) >= 0]
-        return text[: min(ends, default=len(text))].strip()
-
-    def needle(self, rng: random.Random, number: int) -> Probe:
-        """One fact at a random position in filler text."""
-        place, value = rng.choice(PLACES), str(rng.randint(1_000_000, 9_999_999))
-        fact = NEEDLE.format(place=place, number=value)
-        sentences: list[str] = []
-        each = [len(self.tokenizer.encode_text(" " + text)) for text in FILLER]
-        length = 0
-        while length < self._tokens or not sentences:
-            chosen = rng.randrange(len(FILLER))
-            sentences.append(FILLER[chosen])
-            length += each[chosen]
-        sentences.insert(rng.randint(0, len(sentences)), fact)
-        text = self.format.render_document("", " ".join(sentences))
-        return self._probe(text, fact, ASK.format(place=place), value)
+        return self.needle(rng) if kind == "needle" else self.demo(rng, number)
 
     def demo(self, rng: random.Random, number: int) -> Probe:
         """A held-out story of one of the demo tasks, which take turns.
@@ -98,43 +35,8 @@ class Prober:
             found = list(re.finditer(rf"\b{re.escape(answer)}\b", drawn.context))
             if len(found) == 1:
                 fact = _sentence(drawn.context, found[0].start(), found[0].end())
-                return self._probe(drawn.context, fact, drawn.question, answer)
+                return self.hidden(drawn.context, fact, drawn.question, answer)
         raise AssertionError("no demo task has its answer in its context")
-
-    def _probe(self, text: str, fact: str, question: str, answer: str) -> Probe:
-        first = text.index(fact)
-        last = first + len(fact)
-        system = system_ids(self.format, self.tokenizer)
-        inside = [
-            i
-            for i, (a, b) in enumerate(self.tokenizer.encode_offsets(text))
-            if a < last and b > first
-        ]
-        asked = self.tokenizer.encode_template(self.format.question, question=question)
-        ids = (*system, *self.tokenizer.encode_text(text), *asked)
-        needle = range(len(system) + inside[0], len(system) + inside[-1] + 1)
-        return Probe(ids, needle, answer)
-
-
-KINDS: dict[str, Callable[[Prober, random.Random, int], Probe]] = {
-    "needle": Prober.needle,
-    "demo": Prober.demo,
-}
-
-
-def fits(probe: Probe, room: int) -> Probe:
-    """`probe`, if it has at most `room` tokens.
-
-    Raises:
-        PromptTooLong: it has more.
-    """
-    if len(probe.ids) > room:
-        raise PromptTooLong(
-            f"a probe of {len(probe.ids)} tokens does not fit into the {room} that the model "
-            "takes beside an answer: give fewer --tokens",
-            field="tokens",
-        )
-    return probe
 
 
 def _sentence(text: str, start: int, end: int) -> str:

@@ -215,7 +215,12 @@ class Settings(BaseSettings):
         return path.resolve().name if path.is_dir() else self.model
 
     def worker(
-        self, model_folder: Path, address: str, *, tenants_secret: str = ""
+        self,
+        model_folder: Path,
+        address: str,
+        *,
+        tenants_secret: str = "",
+        calibration: Path | None = None,
     ) -> WorkerSettings:
         """The worker's part of the settings.
 
@@ -223,9 +228,11 @@ class Settings(BaseSettings):
             model_folder: The model that it is to load.
             address: Where it is to listen.
             tenants_secret: Keys the chunks of named tenants, unless tenant_secret is set.
+            calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
         """
         return WorkerSettings(
             model=str(model_folder),
+            calibration=str(calibration.resolve()) if calibration else "",
             model_name=self.model_name,
             address=address,
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",

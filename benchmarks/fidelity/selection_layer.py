@@ -23,7 +23,6 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.calibrate import merge
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
@@ -33,7 +32,8 @@ from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
 from service.tuning.measuring.environment import describe
 from service.tuning.measuring.prompt_ids import Prompt
-from service.worker.api import A3, DecoderAdapter, load_model
+from service.tuning.report.calibration_file import merge
+from service.worker.api import A3, CALIBRATION_FILE, DecoderAdapter, load_model
 
 SMALLEST = 1e-7
 """A smaller KL is rounding error, and its logarithm would be noise."""
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"layer {layer:2d}   KL {value:.4g}")
     best = min(kl, key=lambda layer: (kl[layer], layer))
     about = {"kl": kl, "prompts": len(prompts), "ratio": args.ratio, "environment": describe()}
-    path = merge(args.model, selection_layer=best, selection_layer_from=about)
+    path = merge(args.model / CALIBRATION_FILE, selection_layer=best, selection_layer_from=about)
     print(f"best: {best}, noted in {path}")
     return 0
 

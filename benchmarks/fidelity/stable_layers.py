@@ -3,69 +3,30 @@ P7, N*).
 
     python -m benchmarks.fidelity.stable_layers MODEL_FOLDER [--documents FILE.jsonl] [--samples 32]
 
-In every document, the block whose decay alpha ranks best on average over layers is the one that
-stays important. A layer recognises it well if the block's alpha is far below the others' there.
-Layers are ordered by how often it is a low outlier (3 standard deviations, which takes more than
-ten blocks), then by how many standard deviations below the mean it is on average. The best eighth
-of the layers is written to `calibration.json` in the model folder.
+`service.tuning.calibrating.stable_layers` says how. They are written to `calibration.json` in the
+model folder; `kvstitch tune` does the same on its documents.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from benchmarks.calibrate import merge
-from benchmarks.probes import FILLER, Prober
 from service.errors import InvalidRequest, KvstitchError
+from service.tuning.calibrating.needle_probes import FILLER, Prober
+from service.tuning.calibrating.stable_layers import (
+    LEAST_BLOCKS,
+    decay_of,
+    deviations,
+    stable_layers,
+)
 from service.tuning.measuring.environment import describe
-from service.worker.api import OUTLIER_SIGMAS, DecoderAdapter, compute_sketch, load_model
-
-LEAST_BLOCKS = 4
-"""A document with fewer blocks has no middle block to compare."""
-
-
-def deviations(alpha: Tensor) -> Tensor:
-    """How many standard deviations the best block's alpha is below its layer's mean.
-
-    The best block has the lowest mean rank over layers.
-
-    Args:
-        alpha: `[layers, blocks]`; +inf for blocks that were not scored.
-
-    Returns:
-        `[layers]`.
-    """
-    scored = alpha.isfinite().all(0)
-    alpha = alpha[:, scored].double()
-    order = alpha.sort(dim=1, stable=True).indices
-    ranks = order.argsort(dim=1).double()
-    best = int(ranks.mean(0).argmin())
-    spread = alpha.std(1, correction=0).clamp(min=1e-12)
-    return (alpha.mean(1) - alpha[:, best]) / spread
-
-
-def stable_layers(found: Sequence[Tensor], layers: int) -> tuple[int, ...]:
-    """The best eighth of the layers (at least one), ascending, from the documents' deviations."""
-    stacked = torch.stack(list(found))
-    outliers = (stacked > OUTLIER_SIGMAS).double().sum(0)
-    mean = stacked.mean(0)
-    order = sorted(range(layers), key=lambda n: (-float(outliers[n]), -float(mean[n]), n))
-    return tuple(sorted(order[: math.ceil(layers / 8)]))
-
-
-@torch.inference_mode()
-def decay_of(adapter: DecoderAdapter, ids: Sequence[int]) -> Tensor:
-    """Decay alpha `[layers, blocks]` of one document that is prefilled by itself."""
-    return compute_sketch(adapter, ids).alpha.cpu()
+from service.tuning.report.calibration_file import merge
+from service.worker.api import CALIBRATION_FILE, load_model
 
 
 def texts(path: Path | None, tokens: int, samples: int, seed: int) -> Iterable[str]:
@@ -111,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     chosen = stable_layers(found, adapter.layers)
     about = {"documents": len(found), "seed": args.seed, "environment": describe()}
-    path = merge(args.model, stable_layers=list(chosen), stable_layers_from=about)
+    path = merge(
+        args.model / CALIBRATION_FILE, stable_layers=list(chosen), stable_layers_from=about
+    )
     print(f"layers {', '.join(map(str, chosen))} of {adapter.layers}, written to {path}")
     return 0
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.calibrate import word_overlap
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
+from service.tuning.calibrating.head_scores import word_overlap
 from service.tuning.measuring.case import Case
 from service.tuning.measuring.greedy_answers import NEXT, greedy
 from service.tuning.measuring.prompt_ids import Prompt

@@ -81,7 +81,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     run_id = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
     records = out / f"trials-{model[:12]}-{dtype}-{run_id}.jsonl"
     if args.fresh:
-        for path in (records, records.with_suffix(".time.json")):
+        for path in (records, *(records.with_suffix(s) for s in (".time.json", ".model.json"))):
             path.unlink(missing_ok=True)
     with (
         _corpus(args, settings, documents, prompts, adapter.max_context) as corpus,
@@ -89,6 +89,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     ):
         outcome = tune(
             plan, corpus, adapter, facts,
+            model_folder=folder,
             records=records,
             has_bos=prompts.tokenizer.bos is not None,
             on_progress=on_progress,

@@ -102,7 +102,10 @@ class Gateway:
         self._supervisor = Supervisor(
             self.worker,
             lambda address: settings.worker(
-                model_folder, address, tenants_secret=own_secret(settings.data_dir)
+                model_folder,
+                address,
+                tenants_secret=own_secret(settings.data_dir),
+                calibration=None if calibrated is None else calibrated.path,
             ),
             on_refused=self.give_up,
             on_restart=self.metrics.worker_restarts.inc,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from service.errors import InvalidRequest, PromptTooLong
 from service.tuning import questions as question_making
+from service.tuning.calibrating.model_calibration import ModelCalibration, measured
 from service.tuning.choosing import Summary, best_within, versus
 from service.tuning.corpus import Corpus
 from service.tuning.measuring.bootstrap import Bootstrap, Comparison
@@ -25,6 +26,9 @@ from service.worker.methods.api import ModelFacts
 
 MOST_PROMPTS = 100
 """Of the development part and of the test part each."""
+CALIBRATED_UNTIL = 0.1
+"""Share of the time budget after which heads and layers are not looked at any longer."""
+CALIBRATED_PASSAGES = 64
 MEMORY_BYTES = 1 << 30
 """Of KV that is held at the same time."""
 
@@ -63,6 +67,7 @@ class Outcome:
         prompt_tokens: median.
         spent_s: seconds that the run has taken.
         trials: that were made in this part of the run.
+        model: heads and layers.
     """
 
     stages: dict[str, Stage]
@@ -76,6 +81,7 @@ class Outcome:
     prompt_tokens: int
     spent_s: float
     trials: int
+    model: ModelCalibration
 
 
 def run(
@@ -84,6 +90,7 @@ def run(
     adapter: DecoderAdapter,
     facts: ModelFacts,
     *,
+    model_folder: Path,
     records: Path,
     has_bos: bool,
     on_progress: Callable[[str, int, int], None],
@@ -95,6 +102,7 @@ def run(
         corpus: the documents.
         adapter: the model.
         facts: its sizes and calibration.
+        model_folder: the model's.
         records: the file that trials are appended to; what is in it is not measured again.
         has_bos: whether the model has a token that begins every prompt.
         on_progress: as in `Trials`.
@@ -106,6 +114,17 @@ def run(
     budget = TimeBudget(records.with_suffix(".time.json"), 60 * plan.minutes)
     budget.load()
     prompts, how = _prompts(plan, corpus)
+    passages = corpus.passages(CALIBRATED_PASSAGES, random.Random(plan.seed))
+    model = measured(
+        records.with_suffix(".model.json"),
+        adapter,
+        model_folder,
+        [passage.text for passage in passages],
+        seed=plan.seed,
+        time_is_up=lambda: budget.left_until(CALIBRATED_UNTIL) <= 0,
+    )
+    facts = model.facts(facts)
+    budget.save()
     half = (len(prompts) + 1) // 2
     development, test = prompts[:half][:MOST_PROMPTS], prompts[half:][:MOST_PROMPTS]
     longest = max(prompt.tokens for prompt in (*development, *test))
@@ -139,6 +158,7 @@ def run(
         prompt_tokens=sorted(p.tokens for p in prompts)[len(prompts) // 2],
         spent_s=budget.spent,
         trials=trials.made,
+        model=model,
     )
 
 

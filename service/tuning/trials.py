@@ -45,9 +45,10 @@ class Trials:
         """Measures what is missing and records it."""
         missing = [c for c in candidates if (prompt.key, c.key) not in self._records]
         if missing:
-            self._records.add(self._runner.measure(prompt, missing))
-            self.made += len(missing)
-            self.budget.save()
+            for trials in self._runner.measure(prompt, missing):
+                self._records.add(trials)
+                self.made += len(trials)
+                self.budget.save()
 
     def measure_all(
         self,

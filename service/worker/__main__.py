@@ -98,6 +98,7 @@ def serve(settings: WorkerSettings) -> int:
         layers=adapter.layers,
         heads=adapter.heads,
         kv_heads=adapter.kv_heads,
+        first=Path(settings.calibration) if settings.calibration else None,
     )
     addressing = Addressing(
         adapter,

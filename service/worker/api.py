@@ -13,9 +13,10 @@ few functions (`harness`) for what callers do most: open an engine, prefill one 
 
 from __future__ import annotations
 
+from service.calibration import CALIBRATION_FILE
 from service.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.core.flops import full_prefill as full_prefill_flops
-from service.worker.core.model_facts import CALIBRATION_FILE, read_calibration
+from service.worker.core.model_facts import read_calibration
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.calibrate import (
+from benchmarks.calibrate import main
+from benchmarks.probes import DemoProber, Probe
+from service.prompt import system_ids
+from service.tuning.calibrating.head_scores import (
     Answer,
-    Calibration,
+    HeadScores,
     answer,
-    main,
-    merge,
     step_scores,
     word_overlap,
 )
-from benchmarks.probes import Probe, Prober
-from service.prompt import system_ids
+from service.tuning.report.calibration_file import merge
 from service.worker.api import CALIBRATION_FILE, read_calibration
 from tests.e2e.models import DEMO
 from tests.e2e.models import tiny as untrained_folder
@@ -84,7 +84,7 @@ def test_word_overlap(expected: str, text: str, recall: float, f1: float) -> Non
 
 def test_only_good_answers_count_and_scores_sum_to_one() -> None:
     """A rambling answer counts for R alone, half of one for R2 alone, a wrong one for neither."""
-    found = Calibration()
+    found = HeadScores()
     first = Answer([], torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
     other = Answer([], torch.tensor([[0.0, 3.0]]), torch.tensor([[50.0, 0.0]]))
     half = Answer([], torch.tensor([[70.0, 0.0]]), torch.tensor([[8.0, 0.0]]))
@@ -99,7 +99,7 @@ def test_only_good_answers_count_and_scores_sum_to_one() -> None:
 
 
 def test_nothing_answered_is_no_score() -> None:
-    found = Calibration()
+    found = HeadScores()
     found.add(Answer([], torch.ones(1, 2), torch.ones(1, 2)), "Thames", "Amur")
     assert found.head_scores == {}
 
@@ -168,7 +168,7 @@ def test_needle_probes_on_any_tokenizer(untrained: Path) -> None:
     """The span decodes to the fact, in the prompt of the folder's own format, about as long as
     asked for; at different depths."""
     for folder in (DEMO, untrained):
-        prober = Prober(folder, tokens=300)
+        prober = DemoProber(folder, tokens=300)
         decode = prober.tokenizer.decode
         probes = [prober.make("needle", i, 0) for i in range(8)]
         for probe in probes:
@@ -184,7 +184,7 @@ def test_needle_probes_on_any_tokenizer(untrained: Path) -> None:
 
 
 def test_demo_probes_hold_their_answer() -> None:
-    prober = Prober(DEMO)
+    prober = DemoProber(DEMO)
     for number in range(16):
         probe = prober.make("demo", number, 0)
         span = prober.tokenizer.decode(probe.ids[probe.needle.start : probe.needle.stop])
@@ -198,9 +198,9 @@ def test_demo_probes_hold_their_answer() -> None:
 
 @pytest.mark.parametrize("kind", ["needle", "demo"])
 def test_probes_follow_the_seed(kind: str) -> None:
-    made = [Prober(DEMO).make(kind, number, 3) for number in (0, 1, 2)]
-    assert [Prober(DEMO).make(kind, number, 3) for number in (2, 1, 0)] == made[::-1]
-    assert Prober(DEMO).make(kind, 0, 4) != made[0] != made[1]
+    made = [DemoProber(DEMO).make(kind, number, 3) for number in (0, 1, 2)]
+    assert [DemoProber(DEMO).make(kind, number, 3) for number in (2, 1, 0)] == made[::-1]
+    assert DemoProber(DEMO).make(kind, 0, 4) != made[0] != made[1]
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_written(
 @pytest.mark.parametrize("before", ["", "[1, 2]", "null", "7", '{"other": 1}'])
 def test_other_facts_stay_and_rubbish_does_not(tmp_path: Path, before: str) -> None:
     (tmp_path / CALIBRATION_FILE).write_text(before)
-    merge(tmp_path, mine=[2])
+    merge(tmp_path / CALIBRATION_FILE, mine=[2])
     kept = {"other": 1} if "other" in before else {}
     assert json.loads((tmp_path / CALIBRATION_FILE).read_text()) == {**kept, "mine": [2]}
     assert [path.name for path in tmp_path.iterdir()] == [CALIBRATION_FILE]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.fidelity.stable_layers import deviations, main, stable_layers
+from benchmarks.fidelity.stable_layers import main
 from service.settings import demo_model
+from service.tuning.calibrating.stable_layers import deviations, stable_layers
 from service.worker.api import read_calibration
 
 

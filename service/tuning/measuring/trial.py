@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,21 +126,13 @@ class TrialRunner:
         self._references: OrderedDict[str, _Reference] = OrderedDict()
 
     @torch.inference_mode()
-    def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> list[Trial]:
-        """Trials in the order of `candidates`."""
+    def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Iterator[list[Trial]]:
+        """Yields trials in the order of `candidates`, as many together as fit into memory."""
         store = SegmentStore(self._adapter)
         reference = self._reference(prompt, store)
-        trials: list[Trial] = []
         for start in range(0, len(candidates), self._together):
             part = candidates[start : start + self._together]
-            trials += self._trials(prompt, part, store, reference)
-        return trials
-
-    @torch.inference_mode()
-    def answer(self, prompt: Prompt) -> list[int]:
-        """Full prefill's greedy answer, without the end token."""
-        reference = self._reference(prompt, SegmentStore(self._adapter))
-        return [t for t in reference.answer.tolist() if t not in self._adapter.end_ids]
+            yield self._trials(prompt, part, store, reference)
 
     def _reference(self, prompt: Prompt, store: SegmentStore) -> _Reference:
         known = self._references.get(prompt.key)

@@ -30,6 +30,8 @@ def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str
         "questions": outcome.questions,
         "prompt_tokens_median": outcome.prompt_tokens,
         "prompts": {name: stage.prompts for name, stage in outcome.stages.items()},
+        "head_probes": {"tried": outcome.model.probes, "answered": outcome.model.answered},
+        "layer_documents": outcome.model.documents,
         "kl_minus_fixed_defaults": _estimate(outcome.against_fixed.difference),
         "prompts_won_against_fixed_defaults": round(outcome.against_fixed.won, 3),
     }
@@ -49,6 +51,7 @@ def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str
         "defaults": {**best.candidate.fields, "eviction": None, **gate_bounds(best)},
         "measured": [_row(s) for s in tested.summaries if not s.candidate.eviction],
         "evidence": found,
+        **outcome.model.fields,
         "selection_layer": outcome.selection_layer,
     }
 
@@ -70,6 +73,8 @@ def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
         "recommended": _row(outcome.recommended),
         "fixed_defaults": _row(outcome.fixed),
         "best_on_development_part": _row(outcome.chosen),
+        "selection_layer": outcome.selection_layer,
+        "stable_layers": outcome.model.stable_layers,
         "evidence": found,
         "stages": [_stage(stage) for stage in outcome.stages.values()],
     }

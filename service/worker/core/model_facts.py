@@ -2,25 +2,25 @@
 
     {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
 
-`python -m benchmarks.calibrate` writes the file. Without it, all methods but those that need its
-values can be used. It is not part of the model's fingerprint, because stored KV does not depend on
-it.
+`kvstitch tune` writes the file, into the data folder; a model's folder may hold one, too. Without
+it, all methods but those that need its values can be used. It is not part of the model's
+fingerprint, because stored KV does not depend on it. What else it holds is not the worker's
+(service/calibration.py).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from service.calibration import CALIBRATION_FILE
 from service.errors import ModelRefused
-
-CALIBRATION_FILE = "calibration.json"
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,34 @@ class ModelFacts:
     stable_layers: tuple[int, ...] = ()
 
 
-def read_calibration(folder: Path, *, layers: int, heads: int, kv_heads: int) -> ModelFacts:
+def read_calibration(
+    folder: Path, *, layers: int, heads: int, kv_heads: int, first: Path | None = None
+) -> ModelFacts:
     """The facts of the model in `folder`; without a calibration file, its sizes alone.
 
+    Args:
+        folder: the model's.
+        layers: number of layers.
+        heads: query heads of a layer.
+        kv_heads: KV heads of a layer.
+        first: a calibration file whose values go before those of the model's folder.
+
     Raises:
-        ModelRefused: the file does not fit the model.
+        ModelRefused: a file does not fit the model.
     """
-    path = folder / CALIBRATION_FILE
-    if not path.exists():
-        return ModelFacts(layers, heads, kv_heads)
+    facts = ModelFacts(layers, heads, kv_heads)
+    for path in (folder / CALIBRATION_FILE, first):
+        if path is not None and path.exists():
+            found = _read(path, layers, heads, kv_heads)
+            facts = replace(
+                facts,
+                head_scores=found.head_scores or facts.head_scores,
+                stable_layers=found.stable_layers or facts.stable_layers,
+            )
+    return facts
+
+
+def _read(path: Path, layers: int, heads: int, kv_heads: int) -> ModelFacts:
     try:
         written = json.loads(path.read_text())
         scores = {
@@ -67,7 +86,7 @@ def read_calibration(folder: Path, *, layers: int, heads: int, kv_heads: int) ->
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelRefused(
             f"{path} is not a calibration of this model ({error}): delete it, or make it again "
-            "with `python -m benchmarks.calibrate`",
+            "with `kvstitch tune`",
             field="model",
         ) from error
     return ModelFacts(layers, heads, kv_heads, scores, stable)

@@ -2,7 +2,7 @@
 
 With a mean budget of b entries, a query head gets b - b/β entries, and a share of one pool into
 which every head of every layer puts b/β. The share is by a score that is measured once per model
-(`python -m benchmarks.calibrate`). A KV head gets the mean of its query heads. These are exact
+(`kvstitch tune`). A KV head gets the mean of its query heads. These are exact
 numbers until the end, as in the paper's text, and then rounded by largest remainder over all layers
 and heads. (The public code floors b/β, uses B instead of b, and overspends by the window.)
 
@@ -18,10 +18,11 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from service.calibration import CALIBRATION_FILE
 from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.core.budget import apportion, exact
-from service.worker.core.model_facts import CALIBRATION_FILE, ModelFacts
+from service.worker.core.model_facts import ModelFacts
 from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 
@@ -44,8 +45,8 @@ class Method(SnapKV):
         if self.variant not in model.head_scores:
             raise InvalidRequest(
                 f"eviction.method headkv needs {CALIBRATION_FILE} with head scores "
-                f"{self.variant} in the "
-                "model's folder: make it with `python -m benchmarks.calibrate MODEL` and restart",
+                f"{self.variant} in the data folder or the model's: make it with `kvstitch tune` "
+                "and restart",
                 field="eviction.method",
             )
 

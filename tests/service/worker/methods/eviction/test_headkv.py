@@ -93,7 +93,7 @@ def test_a_model_without_the_scores_is_refused(variant: str, there: set[str]) ->
     with pytest.raises(InvalidRequest) as error:
         HeadKV(variant=variant).check(facts)
     assert error.value.field == "eviction.method"
-    for part in ("calibration.json", f"scores {variant} ", "python -m benchmarks.calibrate MODEL"):
+    for part in ("calibration.json", f"scores {variant} ", "`kvstitch tune`"):
         assert part in error.value.message
     HeadKV(variant=next(iter(there), "R")).check(
         ModelFacts(4, 6, 2, {next(iter(there), "R"): torch.full((4, 6), 1 / 24)})

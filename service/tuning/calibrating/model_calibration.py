@@ -1,0 +1,143 @@
+"""What `headkv` and `samkv` need to know of a model, measured within a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.errors import PromptTooLong
+from service.tuning.calibrating.head_scores import calibrate
+from service.tuning.calibrating.needle_probes import Probe, Prober
+from service.tuning.calibrating.stable_layers import (
+    LEAST_BLOCKS,
+    decay_of,
+    deviations,
+    stable_layers,
+)
+from service.worker.api import DecoderAdapter
+from service.worker.methods.api import ModelFacts
+
+MOST_PROBES = 16
+LEAST_ANSWERED = 4
+"""Head scores of fewer answered probes are not used."""
+PROBE_TOKENS = 500
+MOST_DOCUMENTS = 8
+DOCUMENT_TOKENS = (LEAST_BLOCKS * 64, 1024)
+"""Least and most tokens of a text whose layers are looked at; shorter passages are joined."""
+
+
+@dataclass(frozen=True)
+class ModelCalibration:
+    """What was measured of a model.
+
+    Attributes:
+        head_scores: for each measure `[layers][heads]`; empty: too few probes were answered.
+        stable_layers: empty: there was no long text, or no time.
+        probes: that were tried.
+        answered: how many of them were answered well enough, for each measure.
+        documents: whose layers were looked at.
+    """
+
+    head_scores: dict[str, list[list[float]]] = field(default_factory=dict)
+    stable_layers: list[int] = field(default_factory=list)
+    probes: int = 0
+    answered: dict[str, int] = field(default_factory=dict)
+    documents: int = 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of calibration.json; what could not be measured is left out, so that it stays there."""
+        heads = {"head_scores": self.head_scores} if self.head_scores else {}
+        layers = {"stable_layers": self.stable_layers} if self.stable_layers else {}
+        return {**heads, **layers}
+
+    def facts(self, before: ModelFacts) -> ModelFacts:
+        """`before` with what was measured."""
+        scores = {name: torch.tensor(rows) for name, rows in self.head_scores.items()}
+        return replace(
+            before,
+            head_scores=scores or before.head_scores,
+            stable_layers=tuple(self.stable_layers) or before.stable_layers,
+        )
+
+
+def measured(
+    path: Path,
+    adapter: DecoderAdapter,
+    folder: Path,
+    texts: Sequence[str],
+    *,
+    seed: int,
+    time_is_up: Callable[[], bool],
+) -> ModelCalibration:
+    """The calibration in `path`, measured and written there if it is not there yet.
+
+    Args:
+        path: of the file.
+        adapter: the model.
+        folder: the model's.
+        texts: passages of the documents.
+        seed: of the probes.
+        time_is_up: asked before every probe and document.
+    """
+    if path.is_file():
+        return ModelCalibration(**json.loads(path.read_text(encoding="utf-8")))
+    found = replace(
+        _heads(adapter, folder, seed, time_is_up), **_layers(adapter, folder, texts, time_is_up)
+    )
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
+    os.replace(part, path)
+    return found
+
+
+def _heads(
+    adapter: DecoderAdapter, folder: Path, seed: int, time_is_up: Callable[[], bool]
+) -> ModelCalibration:
+    prober = Prober(folder, tokens=min(PROBE_TOKENS, adapter.max_context // 2))
+
+    def probes() -> Iterator[Probe]:
+        for number in range(MOST_PROBES):
+            if time_is_up():
+                return
+            yield prober.needle(random.Random(f"{seed} needle {number}"))
+
+    try:
+        scores = calibrate(
+            adapter,
+            probes(),
+            encode=prober.tokenizer.encode_text,
+            decode=lambda ids: prober.stops(prober.tokenizer.decode(ids)),
+        )
+    except PromptTooLong:  # a model with a very short context
+        return ModelCalibration()
+    answered = {name: tally.answered for name, tally in scores.tallies.items()}
+    enough = bool(answered) and min(answered.values()) >= LEAST_ANSWERED
+    found = scores.head_scores if enough and set(scores.head_scores) == set(answered) else {}
+    return ModelCalibration(head_scores=found, probes=scores.probes, answered=answered)
+
+
+def _layers(
+    adapter: DecoderAdapter, folder: Path, texts: Sequence[str], time_is_up: Callable[[], bool]
+) -> dict[str, Any]:
+    encode = Prober(folder).tokenizer.encode_text
+    least, most = DOCUMENT_TOKENS
+    found, ids = list[Tensor](), list[int]()
+    for text in texts:
+        if time_is_up() or len(found) == MOST_DOCUMENTS:
+            break
+        ids += encode(text)
+        if len(ids) >= least:
+            longest = min(most, adapter.max_context)
+            found.append(deviations(decay_of(adapter, ids[:longest])))
+            ids = []
+    layers = list(stable_layers(found, adapter.layers)) if found else []
+    return {"stable_layers": layers, "documents": len(found)}
