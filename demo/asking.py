@@ -23,8 +23,8 @@ def ask(client: Client, scenario: Scenario, question: DemoQuestion, method: Meth
     return client.ask(
         question.question,
         method.name,
-        method.ratio,
-        scenario.top_k,
+        top_k=scenario.top_k,
+        fusion=method.fusion,
         max_tokens=scenario.max_tokens,
         retrieval=scenario.retrieval,
     )

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Kind = Literal["single", "two", "comparison", "absent"]
+Kind = Literal["single", "reworded", "two", "comparison", "absent"]
 Split = Literal["development", "test"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KIND_NAMES: dict[Kind, str] = {
     "single": "one fact",
+    "reworded": "one fact, in other words",
     "two": "two documents",
     "comparison": "comparison",
     "absent": "not in the documents",

@@ -66,8 +66,12 @@ def wait_for_user(
     compared = chosen.compared
     example = chosen.questions[0].question
     body = json.dumps(
-        request_body(example, compared.name, compared.ratio, chosen.top_k)
-        | {"max_tokens": chosen.max_tokens, "retrieval": chosen.retrieval}
+        request_body(example, compared.name, None, chosen.top_k)
+        | {
+            "fusion": compared.fusion,
+            "max_tokens": chosen.max_tokens,
+            "retrieval": chosen.retrieval,
+        }
     )
     console.print("the service stays up until Ctrl-C; try:")
     url = f"http://127.0.0.1:{port}/v1/rag/generate"

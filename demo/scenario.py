@@ -8,7 +8,7 @@ from pathlib import Path
 
 from demo.corpus_files import CorpusDocument, read_documents, read_questions
 from demo.make_corpus import Question
-from demo.questions import DemoQuestion, read_demo_questions
+from demo.questions import DemoQuestion, Kind, read_demo_questions
 
 PROSE = Path(__file__).parent / "prose"
 SEED = 7
@@ -18,18 +18,27 @@ NUM_QUESTIONS = 40
 
 @dataclass(frozen=True)
 class Method:
-    """A fusion method, and the recompute ratio it is asked with; None: it has none."""
+    """A fusion method, and the parameters that it is asked with."""
 
     name: str
-    ratio: float | None = None
+    parameters: tuple[tuple[str, float], ...] = ()
 
     @property
     def label(self) -> str:
-        return self.name if self.ratio is None else f"{self.name} {self.ratio:g}"
+        ratio = dict(self.parameters).get("ratio")
+        return self.name if ratio is None else f"{self.name} {ratio:g}"
+
+    @property
+    def fusion(self) -> dict[str, str | float]:
+        """As requests name it."""
+        return {"method": self.name, **dict(self.parameters)}
 
 
 BASELINE = Method("vanilla")
 """Full prefill, with which the other methods are compared."""
+
+PROSE_METHOD = Method("question_scout", (("ratio", 0.15), ("again_from", 0.0)))
+"""What the real model's answers are shown with: least KL to full prefill for its work."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Scenario:
         retrieval: How they are searched.
         min_right: Share of the questions that full prefill must have right.
         max_difference: By how much the share of `compared` may lie away from it.
+        shares: Of each kind among a number of questions; other kinds are asked with all only.
     """
 
     model_title: str
@@ -58,6 +68,7 @@ class Scenario:
     retrieval: str
     min_right: float
     max_difference: float
+    shares: dict[Kind, float]
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -74,7 +85,12 @@ class Scenario:
         """
         if count is None:
             return self.questions[0], self.questions
-        drawn = random.Random(SEED).sample(self.questions, min(count + 1, len(self.questions)))
+        rng = random.Random(SEED)
+        drawn: list[DemoQuestion] = []
+        for kind, share in self.shares.items():
+            pool = [q for q in self.questions if q.kind == kind]
+            wanted = round(count * share) + (not drawn)  # one more, to warm up with
+            drawn += rng.sample(pool, min(wanted, len(pool)))
         return drawn[0], drawn[1:]
 
 
@@ -85,13 +101,14 @@ def small() -> Scenario:
         model=None,
         documents=read_documents(),
         questions=[_as_demo_question(q) for q in read_questions()],
-        compared=Method("a3", 0.15),
+        compared=Method("a3", (("ratio", 0.15),)),
         others=(Method("pie"),),
         top_k=3,
         max_tokens=16,
         retrieval="dense",
         min_right=0.8,
         max_difference=0.05,
+        shares={"single": 1.0},
     )
 
 
@@ -103,13 +120,14 @@ def prose(folder: Path) -> Scenario:
         model=folder,
         documents=read_documents(PROSE / "documents"),
         questions=[q for q in everything if q.split == "test"],
-        compared=Method("question_scout", 0.15),
+        compared=PROSE_METHOD,
         others=(Method("pie"),),
         top_k=4,
         max_tokens=48,
         retrieval="hybrid",
         min_right=0.6,
         max_difference=0.1,
+        shares={"single": 0.85, "comparison": 0.1, "two": 0.05},
     )
 
 

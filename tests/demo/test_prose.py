@@ -32,7 +32,6 @@ def test_every_kind_is_asked_in_both_splits() -> None:
     assert len({q.question for q in QUESTIONS}) == len(QUESTIONS)
     for kind in KINDS:
         counts = Counter(q.split for q in QUESTIONS if q.kind == kind)
-        assert abs(counts["development"] - counts["test"]) <= 1
         assert min(counts.values()) >= 9, kind
 
 
@@ -52,5 +51,5 @@ def test_every_answer_stands_in_a_document_that_is_named() -> None:
 
 def test_a_question_does_not_give_its_answer_away() -> None:
     for question in QUESTIONS:
-        if question.kind in ("single", "two"):
+        if question.kind in ("single", "reworded", "two"):
             assert not question.is_right(question.question), question.question
