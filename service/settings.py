@@ -144,6 +144,9 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(
         30.0, gt=0, description="for a body, and a second more for every 16 KiB of it; then 408"
     )
+    reading_timeout_s: float = Field(
+        60.0, gt=0, description="in which a client takes nothing of its answer; then it is cut off"
+    )
     max_in_flight_per_key: int = Field(
         0, ge=0, description="answers of one API key at a time; 0: half of all that may be"
     )

@@ -15,7 +15,7 @@ import uvicorn
 from service.errors import InvalidSetting
 from service.gateway.app import create_app
 from service.gateway.composition import Gateway
-from service.gateway.header_deadline import with_header_deadline
+from service.gateway.connection_deadlines import with_deadlines
 
 
 class DrainingServer(uvicorn.Server):
@@ -71,7 +71,9 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
         # Streams had their time in drain(); what is still open is cut off.
         timeout_graceful_shutdown=2,
         server_header=False,
-        http=with_header_deadline(settings.header_timeout_s),
+        http=with_deadlines(
+            header_s=settings.header_timeout_s, reading_s=settings.reading_timeout_s
+        ),
     )
     return DrainingServer(config, gateway)
 
