@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import InvalidSetting
 from service.prompt import PREFIX_MODES
+from service.records import ColdMode
 from service.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
@@ -91,6 +92,11 @@ class Settings(BaseSettings):
     )
     planner: bool = Field(
         True, description="compute documents that would take longer to load than to compute"
+    )
+    cold: ColdMode = Field(
+        "in_context",
+        description="how chunks that are not stored are computed, where a request does not say: "
+        "in the prompt's context, or by themselves (as_stored)",
     )
     gate_sample: float = Field(
         0.0, ge=0, le=1, description="share of answers held against full prefill; 0: no gate"

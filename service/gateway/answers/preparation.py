@@ -201,6 +201,7 @@ class RequestPreparer:
             tenant=validated.scope.tenant,
             traceparent=traceparent,
             token_fates=request.include_tokens,
+            cold=request.cold or self._settings.cold,
         )
         citations = response.citations(result.passages, with_text=request.include_text)
         stages = {"embed": result.embed_s, "retrieve": result.retrieve_s, "plan": plan_s}

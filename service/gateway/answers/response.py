@@ -104,4 +104,5 @@ def _segment_fields(segment: SegmentReport) -> dict[str, Any]:
         "problems": segment.problems,
         "plan": segment.plan,
         "why": segment.why,
+        "computed": segment.computed,
     }

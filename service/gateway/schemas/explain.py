@@ -7,11 +7,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.gateway.schemas.generate import Citation
+from service.records import ColdMode
 
 
 class SegmentForecastOut(BaseModel):
     """What would happen to one segment: `tier` holds its KV now, or is cold; `load_bytes` of the
-    `stored_bytes` that its KV has would be read."""
+    `stored_bytes` that its KV has would be read. computed: how one that is not loaded would be."""
 
     tier: str
     tokens: int
@@ -19,6 +20,7 @@ class SegmentForecastOut(BaseModel):
     load_bytes: int
     action: Literal["load", "recompute"]
     load_s: float
+    computed: ColdMode | Literal[""] = ""
 
 
 class DocumentForecast(SegmentForecastOut):

@@ -14,7 +14,7 @@ from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel,
 from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
 from service.gateway.schemas.tokens import TokenReport
 from service.prompt import Turn
-from service.records import GateStateName
+from service.records import ColdMode, GateStateName
 
 MAX_MESSAGES = 512
 MAX_INLINE_DOCUMENTS = 64
@@ -81,6 +81,12 @@ class Choices(StrictModel):
         "cheapest that `kvstitch tune` has measured to agree that often with full prefill",
     )
     eviction: MethodChoice | None = None
+    cold: ColdMode | None = Field(
+        None,
+        description="how chunks that are not stored are computed: `in_context` of the prompt, or "
+        "`as_stored`, by themselves, so that later answers are the same; none: the service's "
+        "default",
+    )
     include_text: bool = Field(False, description="citations hold the passage's text")
 
 
@@ -157,9 +163,11 @@ class Usage(BaseModel):
 
 
 class CacheSegment(BaseModel):
-    """What happened to one segment's KV; tier is memory, ssd, redis or cold (recomputed); `bytes`
-    were read of the `stored_bytes` that its whole KV has. plan: what the planner chose, "load" or
-    "recompute", empty where there was no choice; why it was recomputed."""
+    """What happened to one segment's KV; tier is memory, ssd, redis or cold (computed); `bytes`
+    were read of the `stored_bytes` that its whole KV has. rows_recomputed: its tokens that were
+    computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
+    was no choice; why it was recomputed. computed: how a cold one was, "in_context" or
+    "as_stored"; else empty."""
 
     tier: str
     bytes: int
@@ -170,6 +178,7 @@ class CacheSegment(BaseModel):
     problems: list[str]
     plan: str
     why: str
+    computed: ColdMode | Literal[""] = ""
 
 
 class CacheDocument(CacheSegment):

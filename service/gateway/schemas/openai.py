@@ -52,9 +52,7 @@ class StreamOptions(BaseModel):
 class Extension(Choices):
     """`kvstitch` in the body (`extra_body` of the clients): what to answer from, and how."""
 
-    fusion: MethodChoice | None = Field(
-        None, description="goes before what the model's name says"
-    )
+    fusion: MethodChoice | None = Field(None, description="goes before what the model's name says")
     include_citations: bool = Field(True, description="the answer's kvstitch object holds them")
 
 

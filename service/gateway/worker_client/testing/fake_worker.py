@@ -51,6 +51,7 @@ from service.messages import (
 )
 from service.records import (
     Chunk,
+    ColdMode,
     GateState,
     MethodInfo,
     ModelInfo,
@@ -197,7 +198,7 @@ class FakeWorker:
         if self.refuse is not None:
             return Failed(request.id, self.refuse.code, self.refuse.message, self.refuse.field)
         system = SegmentForecast(-1, len(request.system), "memory", 64, 64, "load", 0.0)
-        segments = [self._segment(chunk) for chunk in request.documents]
+        segments = [self._segment(chunk, request.cold) for chunk in request.documents]
         documents = [
             SegmentForecast(
                 s.chunk_id,
@@ -207,6 +208,7 @@ class FakeWorker:
                 s.bytes,
                 "recompute" if s.tier == "cold" else "load",
                 0.001,
+                request.cold if s.tier == "cold" else "",
             )
             for s in segments
         ]
@@ -225,7 +227,7 @@ class FakeWorker:
             await asyncio.sleep(min(left, 0.01))
 
     def _report(self, request: Generate, sent: int) -> Report:
-        documents = [self._segment(chunk) for chunk in request.documents]
+        documents = [self._segment(chunk, request.cold) for chunk in request.documents]
         cached = sum(d.tokens for d in documents if d.tier == "memory")
         system = SegmentReport(-1, len(request.system), "memory", 64, 64, 0.0, 0)
         total = len(request.system) + sum(d.tokens for d in documents) + len(request.question)
@@ -248,7 +250,7 @@ class FakeWorker:
             seed=request.sampling.seed,
         )
 
-    def _segment(self, chunk: Chunk) -> SegmentReport:
+    def _segment(self, chunk: Chunk, cold: ColdMode) -> SegmentReport:
         known = tuple(chunk.ids) in self.stored
         tokens = len(chunk.ids)
         return SegmentReport(
@@ -261,6 +263,7 @@ class FakeWorker:
             0 if known else tokens,
             plan="load" if known else "recompute",
             why="" if known else "not stored",
+            computed="" if known else cold,
         )
 
     async def _beat(self) -> None:

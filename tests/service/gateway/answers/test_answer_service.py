@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Abort, Generate, Prefetch
-from tests.service.gateway.rig import DOCUMENTS, Rig, events, until
+from tests.service.gateway.rig import DOCUMENTS, Rig, events, running, until
 
 
 def encode(rig: Rig, text: str) -> list[int]:
@@ -71,6 +72,28 @@ def test_log_probabilities_where_they_are_asked_for(rig: Rig) -> None:
     for wrong in (-1, 21, True, "2"):
         refused = rig.ask(logprobs=wrong)
         assert refused.status_code == 422 and refused.json()["error"]["param"] == "logprobs"
+
+
+def test_how_missing_chunks_are_computed(folder: Path, data: Path) -> None:
+    """As the request says, else as the service is set; the answer says what happened."""
+    with running(folder, data, cold="as_stored") as rig:
+        rig.ingest(DOCUMENTS[:1])
+        fake(rig).stored.clear()
+        documents = rig.ask(top_k=1).json()["cache"]["documents"]
+        assert [(d["tier"], d["computed"]) for d in documents] == [("cold", "as_stored")]
+        documents = rig.ask(top_k=1, cold="in_context").json()["cache"]["documents"]
+        assert documents[0]["computed"] == "in_context"
+        dry = rig.ask(top_k=1, explain=True).json()["documents"]
+        assert [(d["action"], d["computed"]) for d in dry] == [("recompute", "as_stored")]
+        body = {
+            "messages": [{"role": "user", "content": "Why?"}],
+            "kvstitch": {"cold": "in_context"},
+        }
+        assert rig.http.post("/v1/chat/completions", json=body).status_code == 200
+        sent = [m for m in fake(rig).received if isinstance(m, Generate)]
+        assert [m.cold for m in sent] == ["as_stored", "in_context", "in_context"]
+        refused = rig.ask(cold="warm")
+        assert refused.status_code == 422 and refused.json()["error"]["param"] == "cold"
 
 
 def test_worker_hears_of_the_documents_before_a_long_question_is_planned(rig: Rig) -> None:
