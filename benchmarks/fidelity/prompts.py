@@ -4,14 +4,15 @@
 
 `answers` may be missing or empty; `task` names a group of lines. Texts are used as they are, so
 they must contain templates and separators. Segments are encoded one by one, without special tokens
-except BOS in S.
+except BOS in S. A list of token ids may stand for any text.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,15 @@ def of_file(folder: Path, path: Path) -> list[Prompt]:
 
 def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> Prompt:
     try:
-        documents = [tokenizer.encode_text(text) for text in raw["documents"]]
-        question = tokenizer.encode_template(raw["question"])
+        documents = [_ids(raw_one, tokenizer.encode_text) for raw_one in raw["documents"]]
+        question = _ids(raw["question"], tokenizer.encode_template)
         if not question:
             raise ValueError("the question is empty")
         return Prompt(
             str(raw.get("task", path.stem)),
-            _system(tokenizer, raw["system"]),
-            tuple(map(tuple, documents)),
-            tuple(question),
+            _ids(raw["system"], partial(_system, tokenizer)),
+            tuple(documents),
+            question,
             tuple(map(str, raw.get("answers", ()))),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -94,6 +95,10 @@ def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> 
             "of texts), question and, if known, answers",
             field="prompts",
         ) from error
+
+
+def _ids(raw: str | list[int], encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
+    return tuple(encode(raw) if isinstance(raw, str) else map(int, raw))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:

@@ -12,6 +12,8 @@ from benchmarks.quality.ruler.niah import NOISE
 from benchmarks.quality.ruler.words import distinct
 
 NAMES = 5
+EXAMPLE_TOKENS = 500
+SHORTEST = 1024
 _INSTRUCTION = (
     "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
 )
@@ -68,9 +70,11 @@ def _chain(rng: random.Random, value: str, letters: int) -> Draft:
 def _solved(chain: Draft, setting: Setting) -> str:
     """The worked example, without its instruction.
 
-    It has at most 500 tokens or an eighth of the length, but at least the smallest size.
+    It has at most 500 tokens as in the official code, whatever the length. In texts of less than
+    1,024 tokens, which RULER does not have, it has at most an eighth of them. It has at least the
+    smallest size.
     """
-    budget = min(500, setting.length // 8)
+    budget = EXAMPLE_TOKENS if setting.length >= SHORTEST else setting.length // 8
     size = chain.smallest
     while chain.tokens(size + 1, setting.count) <= budget:
         size += 1

@@ -18,11 +18,20 @@ def edit_similarity(text: str, reference: str) -> float:
     line = _code(text)
     if line == reference:
         return 1.0
-    length = len(line) + len(reference)
-    edits = length - 2 * _common(line, reference)  # number of insertions and deletions
-    return (
-        round(100 * (1 - edits / length)) / 100
-    )  # in this order, so that halves are rounded as in the original
+    # In this order, so that halves are rounded as in the original.
+    return round(100 * indel_ratio(line, reference)) / 100
+
+
+def indel_ratio(text: str, other: str) -> float:
+    """1 − (insertions and deletions that make one text the other) / length of both.
+
+    Two empty texts are equal.
+    """
+    length = len(text) + len(other)
+    if not length:
+        return 1.0
+    edits = length - 2 * _common(text, other)
+    return 1 - edits / length
 
 
 def _code(text: str) -> str:

@@ -16,11 +16,12 @@ def qa_f1(text: str, reference: str) -> float:
     The text is put into lower case, then ASCII punctuation and then articles are dropped, and it is
     split at white space: "don't" is one word, "the" is dropped and "the's" stays.
     """
-    ours, theirs = _words(text), _words(reference)
+    ours, theirs = normalised_words(text), normalised_words(reference)
     shared = (Counter(ours) & Counter(theirs)).total()
     # 2PR / (P + R) with P = shared / ours and R = shared / theirs.
     return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
 
 
-def _words(text: str) -> list[str]:
+def normalised_words(text: str) -> list[str]:
+    """Words in lower case, without ASCII punctuation and articles, as SQuAD compares them."""
     return _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()

@@ -11,25 +11,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
 
-SPLITS = ("dev", "test")
 _DATA = Path(__file__).resolve().parents[1] / "data"
-
-Embed = Callable[[Sequence[str]], NDArray[np.float32]]
-"""Texts to vectors of length one, `[texts, dim]`."""
-
-
-@dataclass(frozen=True)
-class Passage:
-    title: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -71,12 +60,10 @@ def retrieve(
     A prompt depends only on the split, seed and `others`: more samples keep the first ones.
     """
     pool = list(dict.fromkeys(each.passage for each in asked))
-    vectors = embed([f"{p.title}\n{p.text}" for p in pool])
     chosen = asked[:samples]
-    near = np.argsort(-(embed([each.question for each in chosen]) @ vectors.T), 1, kind="stable")
-    for each, ranking in zip(chosen, near, strict=True):
-        found = (pool[place] for place in ranking)
-        distractors = [p for p in found if p != each.passage and not _holds(p, each.answers)]
+    ranked = nearest([each.question for each in chosen], pool, embed)
+    for each, ranking in zip(chosen, ranked, strict=True):
+        distractors = [p for p in ranking if p != each.passage and not _holds(p, each.answers)]
         passages = [each.passage, *distractors[:others]]
         random.Random(f"{seed} {each.id} {others}").shuffle(passages)
         yield Retrieved(each, tuple(passages), passages.index(each.passage))

@@ -141,7 +141,7 @@ def test_the_third_code_is_ahead_of_the_fourth_in_every_size() -> None:
         assert counts[draft.references[-1]] > fifth
 
 
-@pytest.mark.parametrize(("length", "limit"), [(8000, 500), (2400, 300)])
+@pytest.mark.parametrize(("length", "limit"), [(8000, 500), (2400, 500), (1024, 500)])
 def test_the_example_of_a_chain_is_small(length: int, limit: int) -> None:
     (sample,) = generate("vt", count=in_words, length=length, samples=1)
     example = sample.instruction + sample.context.split(sample.instruction)[0].strip()

@@ -1,0 +1,59 @@
+"""Writes prompts of real text for one model, as token ids in the format that it is served with.
+
+    python -m benchmarks.quality.real.prompts --model FOLDER --suite nq --split dev --out FILE
+
+The file is what `python -m benchmarks.fidelity --prompts` reads, one prompt a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.quality.real.suites import SPLITS, SUITES, Choice, Suites
+from retriever import LocalEmbedder
+from service.errors import KvstitchError
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    default = Choice()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality.real.prompts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
+    parser.add_argument("--suite", choices=SUITES, default="nq")
+    parser.add_argument("--split", choices=SPLITS, default=default.split)
+    parser.add_argument("--samples", type=int, default=default.samples, help="of RULER: a task")
+    parser.add_argument("--seed", type=int, default=default.seed, help="of the passages' order")
+    parser.add_argument(
+        "--others", type=int, default=default.others, help="passages beside those that answer"
+    )
+    parser.add_argument("--chunk-tokens", type=int, help="(default: a passage is a chunk)")
+    parser.add_argument("--length", type=int, default=default.length, help="of RULER's prompts")
+    parser.add_argument("--tasks", nargs="+", default=[], help="of RULER")
+    parser.add_argument("--answer-prefix", default="", help="begins the answer")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(given)
+    values = {name: getattr(args, name) for name in Choice.__dataclass_fields__}
+    embedder = LocalEmbedder()
+    try:
+        embedder.start()
+        with closing(embedder):
+            made = Suites(args.model, embedder.embed).draw(args.suite, Choice(**values))
+    except (KvstitchError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    lines = [json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in made]
+    args.out.write_text("".join(lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The suites of real text by name, as prompts that are encoded as the service would encode them.
+
+nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
+turns    the same, asked after another question about the same passages and its answer
+musique  several passages are needed (`musique`)
+demo     the demo's corpus of prose: the documents that answer, among their nearest
+ruler    RULER's needle, tracing and counting tasks, in text that does not repeat
+needle   one needle at every depth of every length, in text that does not repeat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.quality import ruler
+from benchmarks.quality.encode import Encoder
+from benchmarks.quality.real.chunks import chunked
+from benchmarks.quality.sample import TextSample
+from benchmarks.quality.tasks import demo_prose, musique, natural_questions, needle
+from benchmarks.quality.tasks.essays import Haystack
+from benchmarks.quality.tasks.retrieved import Embed, Passage
+from service.gateway.api import PromptBuilder
+from service.prompt import Turn, document_ids
+from service.settings import Settings
+from service.tuning.measuring.prompt_ids import Prompt
+
+SPLITS = ("dev", "test")
+SUITES = ("nq", "turns", "musique", "demo", "ruler", "needle")
+RULER_SEEDS = {"dev": 43, "test": 42}
+NEEDLE_LENGTHS = (1024, 2048, 4096)
+NEEDLE_DEPTHS = (0, 25, 50, 75, 100)
+SYNTHETIC_CHUNK = 512
+"""Tokens of a chunk of RULER and needle texts where nothing else is asked for."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to draw.
+
+    Attributes:
+        split: "dev" or "test".
+        samples: at most so many prompts; of RULER for each task, of needles all cells.
+        seed: of the order of passages.
+        others: nq, turns, demo: passages beside those that answer.
+        chunk_tokens: most tokens of a chunk; None: a passage is a chunk, 512 for synthetic texts.
+        length: ruler: tokens of prompt and answer.
+        tasks: ruler: names; empty: all that need no further data.
+        answer_prefix: begins the answer.
+    """
+
+    split: str = "dev"
+    samples: int = 30
+    seed: int = 1
+    others: int = 7
+    chunk_tokens: int | None = None
+    length: int = 1024
+    tasks: Sequence[str] = ()
+    answer_prefix: str = ""
+
+
+class Suites:
+    """Draws prompts for one model.
+
+    Args:
+        folder: of the model.
+        embed: of the retriever that finds the passages.
+    """
+
+    def __init__(self, folder: Path, embed: Embed) -> None:
+        self._builder = PromptBuilder(folder, Settings.model_validate({}))
+        self._encoder = Encoder(folder)
+        self._embed = embed
+        self._draw: dict[str, Callable[[Choice], Iterator[Prompt]]] = {
+            "nq": self._natural_questions,
+            "turns": self._turns,
+            "musique": self._musique,
+            "demo": self._demo,
+            "ruler": self._ruler,
+            "needle": self._needle,
+        }
+
+    def draw(self, suite: str, choice: Choice) -> list[Prompt]:
+        """Prompts of one of `SUITES`.
+
+        Raises:
+            InvalidRequest: RULER has no such task, or its length is too short.
+        """
+        return list(self._draw[suite](choice))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._builder.tokenizer.decode(ids)
+
+    def render(self, passage: Passage) -> str:
+        """A passage as it stands in prompts."""
+        return self._builder.format.render_document(passage.title, passage.text)
+
+    def _natural_questions(self, choice: Choice) -> Iterator[Prompt]:
+        for found in self._retrieved(choice):
+            turns = [Turn("user", found.asked.question)]
+            task = f"nq{choice.others}"
+            yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
+
+    def _turns(self, choice: Choice) -> Iterator[Prompt]:
+        questions = {q.passage: q for q in natural_questions.load(choice.split)}
+        for found in self._retrieved(choice):
+            other = next(p for i, p in enumerate(found.passages) if i != found.gold)
+            before = questions[other]
+            turns = [
+                Turn("user", before.question),
+                Turn("assistant", before.answers[0]),
+                Turn("user", found.asked.question),
+            ]
+            task = f"turns{choice.others}"
+            yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
+
+    def _retrieved(self, choice: Choice) -> Iterator[natural_questions.Retrieved]:
+        return natural_questions.retrieve(
+            natural_questions.load(choice.split),
+            self._embed,
+            others=choice.others,
+            samples=choice.samples,
+            seed=choice.seed,
+        )
+
+    def _musique(self, choice: Choice) -> Iterator[Prompt]:
+        for asked in musique.load(choice.split)[: choice.samples]:
+            passages = [Passage("", text) for text in asked.passages]
+            turns = [Turn("user", asked.question)]
+            yield self._prompt("musique", passages, turns, asked.answers, choice)
+
+    def _demo(self, choice: Choice) -> Iterator[Prompt]:
+        found = demo_prose.retrieve(choice.split, self._embed, others=choice.others)
+        for number, (asked, passages) in enumerate(found):
+            if number == choice.samples:
+                break
+            turns = [Turn("user", asked.question)]
+            yield self._prompt(f"demo {asked.kind}", passages, turns, asked.answers, choice)
+
+    def _ruler(self, choice: Choice) -> Iterator[Prompt]:
+        names = choice.tasks or [name for name in ruler.tasks() if not name.startswith("qa_")]
+        for name in names:
+            for text in ruler.generate(
+                name,
+                count=self._encoder.count,
+                length=choice.length,
+                samples=choice.samples,
+                seed=RULER_SEEDS[choice.split],
+                haystack=wikipedia(choice.split),
+            ):
+                yield self._synthetic(text, choice)
+
+    def _needle(self, choice: Choice) -> Iterator[Prompt]:
+        for text in needle.generate(
+            count=self._encoder.count,
+            lengths=NEEDLE_LENGTHS,
+            depths=NEEDLE_DEPTHS,
+            haystack=wikipedia(choice.split),
+        ):
+            cell = f"needle {text.details['length']} {text.details['depth']} %"
+            yield self._synthetic(replace(text, task=cell), choice)
+
+    def _synthetic(self, text: TextSample, choice: Choice) -> Prompt:
+        made = self._encoder.encode(text, choice.chunk_tokens or SYNTHETIC_CHUNK)
+        return Prompt(text.task, made.system, made.documents, made.question, text.references)
+
+    def _prompt(
+        self,
+        task: str,
+        passages: Sequence[Passage],
+        turns: Sequence[Turn],
+        answers: Sequence[str],
+        choice: Choice,
+    ) -> Prompt:
+        fmt, tokenizer = self._builder.format, self._builder.tokenizer
+        documents = [document_ids(fmt, tokenizer, p.title, p.text) for p in passages]
+        question = self._builder.encode_question(turns)
+        question += tokenizer.encode_text(choice.answer_prefix)
+        system, chunks = self._builder.system, chunked(documents, choice.chunk_tokens)
+        return Prompt(task, tuple(system), chunks, tuple(question), tuple(answers))
+
+
+def wikipedia(split: str) -> Haystack:
+    """The passages of a split one after the other: more than 90,000 words without repetition."""
+    passages = dict.fromkeys(asked.passage for asked in natural_questions.load(split))
+    return Haystack(f"wikipedia {split}", "\n".join(passage.text for passage in passages))
