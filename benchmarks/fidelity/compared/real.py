@@ -46,6 +46,7 @@ def real() -> list[Configuration]:
         *(Configuration("cacheblend", CacheBlend(ratio), f"r={ratio:g}") for ratio in RATIOS),
         *_question_scout(),
         *(_trail(ratio, again) for again in AGAIN_FROM for ratio in RATIOS),
+        *_storage(),
     ]
 
 
@@ -55,6 +56,16 @@ def _question_scout() -> Iterator[Configuration]:
             yield _scout(QuestionScout(ratio, again_from=again))
     for edge in EDGES:
         yield _scout(QuestionScout(RATIO, edge, again_from=0), f"edge {edge} ")
+
+
+def _storage() -> Iterator[Configuration]:
+    """What chunks are precomputed behind, and what they are stored as."""
+    scout = QuestionScout(RATIO, again_from=0)
+    for prefix in ("none", "bos"):
+        yield Configuration("question_scout", scout, "r=0.15", "again from 0", prefix)
+    for codec in ("int8", "int4", "int2"):
+        yield Configuration("pie", Pie(), codec=codec)
+        yield Configuration("question_scout", scout, "r=0.15", "again from 0", codec=codec)
 
 
 def _scout(method: QuestionScout, variant: str = "") -> Configuration:
