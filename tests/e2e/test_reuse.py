@@ -67,3 +67,24 @@ def test_the_same_text_under_another_name_is_the_same_key(
     service.http.delete("/admin/documents/a copy").raise_for_status()
     answer = service.ask(question(twelve[3]), documents=[twelve[3]["doc_id"]], top_k=1)
     assert "cold" not in tiers(answer), "the copy's deletion took the original's KV"
+
+
+@pytest.mark.parametrize("fusion", ["pie", "a3", "samkv"])
+def test_an_answer_is_the_same_before_and_after_its_chunks_are_stored(
+    service: Service, fusion: str
+) -> None:
+    """To the last digit of its log-probabilities, with `cold: as_stored`."""
+    texts = [f"The {fusion} lighthouse number {n} was built by keeper {7 * n}." for n in range(3)]
+    fields = {
+        "inline_documents": [{"text": text} for text in texts],
+        "fusion": {"method": fusion},
+        "max_tokens": 6,
+        "logprobs": 5,
+        "cold": "as_stored",
+    }
+    first, *later = [service.ask("Who built lighthouse number 2?", **fields) for _ in range(3)]
+    assert tiers(first) == ["cold"] * 3
+    assert [d["computed"] for d in first["cache"]["documents"]] == ["as_stored"] * 3
+    for answer in later:
+        assert "cold" not in tiers(answer)
+        assert answer["text"] == first["text"] and answer["logprobs"] == first["logprobs"]
