@@ -98,7 +98,7 @@ def _ingest(parser: argparse.ArgumentParser) -> None:
 def _ask(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("question", metavar="QUESTION")
-    add("--method", default="a3", help="fusion method (default: a3)")
+    add("--method", help="fusion method (default: the service's); auto: see docs/tune.md")
     add("--ratio", type=float, help="share of the prompt to recompute, where the method has it")
     add("--top-k", type=int, help="passages to answer from")
     add("--collection", help="search there (default: default)")

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from service.tuning.run import Outcome, Plan
 
 TUNING_FOLDER = "tuning"
+MAX_DOCUMENTS = 1000
+"""Of more documents a seeded sample is read: parsing and embedding would take all the time."""
 KINDS = {"text/markdown": "md", "text/html": "html", "application/xhtml+xml": "html",
          "application/pdf": "pdf"}  # fmt: skip
 
@@ -64,7 +67,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     from service.worker.api import load_model, read_calibration, set_threads
 
     asked = questions.of_file(Path(args.questions)) if args.questions else []
-    documents = _documents(args.documents, settings) if args.documents else []
+    documents = _documents(args.documents, settings, args.seed) if args.documents else []
     folder = ModelFinder.of(settings).prepare(settings.model)
     set_threads(settings.threads)
     model = fingerprint(str(folder))
@@ -140,15 +143,13 @@ def _corpus(
     if args.collection is not None:
         opened = corpus.of_collection(args.collection, prompts, settings, max_context=max_context)
     else:
-        opened = corpus.of_documents(
-            documents, prompts, settings, max_context=max_context, seed=args.seed
-        )
+        opened = corpus.of_documents(documents, prompts, settings, max_context=max_context)
     with opened as found:
         yield found
 
 
-def _documents(folder: str, settings: Settings) -> list[Document]:
-    """The documents of a folder, parsed as the service parses them.
+def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
+    """The documents of a folder, parsed as the service parses them; of many, a sample.
 
     Raises:
         WrongArgument: There are none.
@@ -158,6 +159,9 @@ def _documents(folder: str, settings: Settings) -> list[Document]:
     from service.worker_settings import MIB
 
     sources, _ = files.find([folder])
+    contents = list(files.read(sources, {}))
+    if len(contents) > MAX_DOCUMENTS:
+        contents = random.Random(seed).sample(contents, MAX_DOCUMENTS)
     parser = DocumentParser(
         FileLimits(settings.max_file_pages, settings.max_file_chars, settings.file_cpu_s,
                    settings.file_memory_mib * MIB)
@@ -165,7 +169,7 @@ def _documents(folder: str, settings: Settings) -> list[Document]:
 
     async def parse() -> list[Document]:
         found = []
-        for number, read in enumerate(files.read(sources, {})):
+        for number, read in enumerate(contents):
             if isinstance(read, files.UnsendableDocument):
                 print(f"left out: {read.message}", file=sys.stderr)
                 continue
@@ -189,10 +193,14 @@ def _documents(folder: str, settings: Settings) -> list[Document]:
 @contextmanager
 def _progress(args: argparse.Namespace) -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), disable=args.json) as shown:
-        task = shown.add_task("reading", total=None)
+    to = console(stderr=True)
+    with Progress(*columns, console=to, disable=args.json or not to.is_terminal) as shown:
+        task = shown.add_task("heads and layers", total=None)
 
         def on_progress(stage: str, prompts: int, candidates: int) -> None:
-            shown.update(task, description=f"{stage}: {prompts} prompts, {candidates} candidates")
+            done = f"{stage}: {prompts} prompts, {candidates} candidates"
+            shown.update(task, description=done)
+            if not to.is_terminal and not args.json:
+                print(done, file=sys.stderr, flush=True)
 
         yield on_progress

@@ -21,8 +21,6 @@ from service.settings import Settings
 from service.tuning.measuring.greedy_answers import NEXT
 from service.tuning.measuring.prompt_ids import Prompt
 
-MAX_DOCUMENTS = 2000
-"""Of more documents a seeded sample is used: embedding them would take the time of measuring."""
 PAGE = 500
 CATALOG = "catalog.db"
 
@@ -101,15 +99,12 @@ def of_documents(
     settings: Settings,
     *,
     max_context: int,
-    seed: int,
 ) -> Iterator[Corpus]:
     """A corpus of documents that are given.
 
     Raises:
         InvalidRequest: none of them can be indexed.
     """
-    if len(documents) > MAX_DOCUMENTS:
-        documents = random.Random(seed).sample(documents, MAX_DOCUMENTS)
     with _folder() as folder, _started(folder, prompts, settings) as retriever:
         results = retriever.ingest(documents)
         if not any(result.chunks for result in results):

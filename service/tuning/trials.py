@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from service.tuning.measuring.candidate import Candidate
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.record_file import RecordFile
-from service.tuning.measuring.trial import Trial, TrialRunner
+from service.tuning.measuring.trial import Trial
 from service.tuning.time_budget import TimeBudget
+
+
+class Runner(Protocol):
+    """Measures candidates on a prompt; `measuring.trial.TrialRunner` does."""
+
+    def measure(
+        self, prompt: Prompt, candidates: Sequence[Candidate]
+    ) -> Iterator[Sequence[Trial]]: ...
 
 
 class Trials:
@@ -26,7 +35,7 @@ class Trials:
     def __init__(
         self,
         path: Path,
-        runner: TrialRunner,
+        runner: Runner,
         budget: TimeBudget,
         on_progress: Callable[[str, int, int], None],
     ) -> None:

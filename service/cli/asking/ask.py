@@ -23,15 +23,21 @@ def run(args: argparse.Namespace) -> int:
     with client(args) as http:
         if args.compare is not None:
             return compare(http, body, args.compare, args.ratio, as_json=args.json)
-        body["fusion"] = {"method": args.method}
+        if args.method is not None:
+            body["fusion"] = {"method": args.method}
         if args.ratio is not None:
-            body["fusion"]["ratio"] = args.ratio
+            body.setdefault("fusion", _default_method(http))["ratio"] = args.ratio
         if args.explain:
             return _explain(http, body, as_json=args.json)
         if args.json and not args.stream:
             emit(checked(http.post(PATH, json=body)))
             return 0
         return _stream(http, body, as_json=args.json)
+
+
+def _default_method(http: httpx.Client) -> dict[str, Any]:
+    """What the service uses where no method is named."""
+    return dict(checked(http.get("/v1/methods"))["defaults"]["fusion"])
 
 
 def _body(args: argparse.Namespace) -> dict[str, Any]:

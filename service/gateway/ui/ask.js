@@ -10,7 +10,7 @@ const PATH = "v1/rag/generate";
 
 /** Returns a function that loads methods and collections from the service. */
 export function ask() {
-  const first = methodFields("Method A", "a3");
+  const first = methodFields("Method A", "");
   const second = methodFields("Method B", "vanilla");
   byId("methods").append(first.node, second.node);
   const compare = byId("compare");

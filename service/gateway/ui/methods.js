@@ -2,18 +2,19 @@
 
 import { byId, el } from "./dom.js";
 
-const RATIO = "0.15";
-
 /** The parameter that says how much is recomputed: [name, facts] of the one that takes "auto". */
 const repair = (fusion) => Object.entries(fusion?.parameters ?? {}).find(([, facts]) => facts.auto);
 
-/** A fieldset for one method; `value()` gives it as requests take it. */
+/**
+ * A fieldset for one method; `value()` gives it as requests take it. It begins with the method
+ * `chosen`, or with the service's default if that is empty.
+ */
 export function methodFields(title, chosen) {
   const node = byId("method-template").content.cloneNode(true).firstElementChild;
   node.querySelector("legend").textContent = title;
   const field = (name) => node.querySelector(`[name=${name}]`);
   const about = node.querySelector(".about");
-  let offered = { fusion: [], eviction: [] };
+  let offered = { fusion: [], eviction: [], defaults: { fusion: {} } };
 
   function update() {
     const fusion = offered.fusion.find((method) => method.name === field("fusion").value);
@@ -33,19 +34,25 @@ export function methodFields(title, chosen) {
   return {
     node,
     offer(methods) {
-      const before = field("fusion").value || chosen;
+      const usual = methods.defaults.fusion;
+      const before = field("fusion").value || chosen || usual.method;
+      const fresh = !field("fusion").value && !chosen;
       offered = methods;
       const option = (method) =>
         el("option", { value: method.name, disabled: Boolean(method.unavailable), title: method.unavailable }, method.name);
       field("fusion").replaceChildren(...methods.fusion.map(option));
       field("fusion").value = before;
       field("eviction").replaceChildren(el("option", { value: "" }, "none"), ...methods.eviction.map(option));
-      if (!field("ratio").value && chosen !== "vanilla") field("ratio").value = RATIO;
+      const [ratio] = repair(methods.fusion.find((method) => method.name === before)) ?? [];
+      if (fresh && ratio) field("ratio").value = usual[ratio] ?? "";
       update();
     },
     value() {
-      const fusion = { method: field("fusion").value };
+      const usual = offered.defaults.fusion;
+      const method = field("fusion").value;
+      const fusion = method === usual.method ? { ...usual } : { method };
       const [ratio] = repair(offered.fusion.find((method) => method.name === fusion.method)) ?? [];
+      if (ratio) delete fusion[ratio];
       if (ratio && field("ratio").value) fusion[ratio] = Number(field("ratio").value);
       const name = field("eviction").disabled ? "" : field("eviction").value;
       if (!name) return { fusion };
