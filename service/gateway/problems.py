@@ -91,12 +91,12 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
         "status": error.status,
-        "detail": error.message,
+        "detail": sendable(error.message),
         "code": error.code,
         "instance": request.url.path,
     }
     if error.field is not None:
-        problem["field"] = error.field
+        problem["field"] = sendable(error.field)
     media_type = "application/problem+json"
     return JSONResponse(problem, error.status, headers, media_type=media_type)
 
@@ -105,11 +105,17 @@ def error_object(error: KvstitchError) -> dict[str, Any]:
     """OpenAI's error object, for responses and for streams."""
     fallback = "invalid_request_error" if error.status < 500 else "server_error"
     return {
-        "message": error.message,
+        "message": sendable(error.message),
         "type": _OPENAI_ERROR_TYPES.get(error.status, fallback),
         "code": error.code,
-        "param": error.field,
+        "param": None if error.field is None else sendable(error.field),
     }
+
+
+def sendable(text: str) -> str:
+    """The text with half characters escaped: a message may quote what was sent, and JSON can hold
+    what UTF-8 cannot."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _allowed_methods(request: Request) -> list[str]:

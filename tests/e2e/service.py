@@ -108,6 +108,10 @@ class Service:
         self._process = None
         return code
 
+    def gateway_pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def worker_pid(self) -> int | None:
         pid: int | None = self.http.get("/status").json()["worker"]["pid"]
         return pid

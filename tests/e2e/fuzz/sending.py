@@ -40,7 +40,7 @@ async def send(port: int, call: Call) -> Reply:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
         came = b""
         try:
-            with contextlib.suppress(ConnectionError):  # refused before it was read
+            with contextlib.suppress(OSError):  # refused before it was read
                 writer.write(call.raw())
                 await writer.drain()
                 if not call.well_framed and writer.can_write_eof():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -183,3 +184,19 @@ def test_body_and_media_type_limits(shared: Rig) -> None:
         "/admin/precompute", content=b"x", headers={"Content-Type": "image/png"}
     )
     assert response.status_code == 415 and "application/json" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/admin/deletions", {"filter": {"kind": {"\ud800": 1}}}),
+        ("/v1/rag/generate", {"question": "Oslo?", "filter": {"kind": {"\ud800": 1}}}),
+        ("/v1/rag/generate", {"question": "Oslo?", "fusion": {"method": "\ud800"}}),
+        ("/v1/rag/generate", {"question": "Oslo?", "\ud800": 1}),
+    ],
+)
+def test_half_characters_can_be_quoted(shared: Rig, path: str, body: dict[str, Any]) -> None:
+    """JSON can hold what UTF-8 cannot; the answer that quotes it is a 4xx all the same."""
+    headers = {"Content-Type": "application/json"}
+    response = shared.http.post(path, content=json.dumps(body), headers=headers)
+    assert response.status_code == 422, response.text
