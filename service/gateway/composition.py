@@ -177,6 +177,7 @@ class Gateway:
         make_private(self.settings.data_dir, beside=self.settings.kv_dir)
         self._keys.start()
         self._database.start()
+        self.corpus.forget_unaccepted()
 
     async def start(self) -> None:
         """Begin loading; `not_ready` tells when it is done.

@@ -100,9 +100,12 @@ class Corpus:
             gauges=self._gauges,
         )
 
+    def forget_unaccepted(self) -> None:
+        """Forget what a process that died had not accepted; before any request can come."""
+        self._store.drop_unaccepted()
+
     async def start(self) -> None:
         """The retriever must have been started; the worker may come later."""
-        await asyncio.to_thread(self._store.drop_unaccepted)
         await self._gauges.refresh()
         self._indexing.start()
         self._pruning.start()

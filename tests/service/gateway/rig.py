@@ -142,6 +142,7 @@ def running(
     worker: FakeWorker | None = None,
     command: Sequence[str] = (),
     wait_ready: bool = True,
+    embedder: HashingEmbedder | None = None,
     **settings: Any,
 ) -> Iterator[Rig]:
     """A rig between start and stop; with `command` the worker is a supervised process."""
@@ -154,7 +155,7 @@ def running(
     gateway = Gateway(
         load(model=str(folder), data_dir=data, port=0, **settings),
         folder,
-        embedder=HashingEmbedder(),
+        embedder=embedder or HashingEmbedder(),
         worker_address="" if command else address,
         heartbeat_timeout_s=1.0,
         restart_backoff_s=(0.05, 0.2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from retriever.testing import HashingEmbedder
 from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
@@ -69,6 +71,66 @@ def test_a_key_whose_request_is_under_way_is_a_conflict(rig: Rig) -> None:
         sending.join()
     assert replies[0].status_code == 202
     assert rig.finished(replies[0].json()["job_id"])["progress"]["done"] == 2
+
+
+class SlowToStart(HashingEmbedder):
+    """Starts when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def start(self) -> None:
+        assert self.go_on.wait(20)
+
+
+def test_documents_that_come_in_while_the_index_is_loaded(folder: Path, data: Path) -> None:
+    """The end of loading does not take them for what a process that died has left."""
+    embedder = SlowToStart()
+    replies: list[httpx.Response] = []
+    with running(folder, data, embedder=embedder, wait_ready=False) as rig:
+        begun = threading.Event()
+
+        def slowly() -> Iterator[bytes]:
+            yield json.dumps({"doc_id": "a", "text": "one"}).encode() + b"\n"
+            begun.set()
+            rig.wait_ready()
+            yield json.dumps({"doc_id": "b", "text": "two"}).encode()
+
+        def send() -> None:
+            url, headers = f"{rig.url}/admin/precompute", {"Content-Type": "application/x-ndjson"}
+            replies.append(httpx.post(url, content=slowly(), headers=headers, timeout=30))
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        try:
+            assert begun.wait(20)
+            until(lambda: spooling(data), "the job is begun")
+        finally:
+            embedder.go_on.set()
+            sending.join()
+        assert replies[0].status_code == 202, replies[0].text
+        assert rig.finished(replies[0].json()["job_id"])["progress"]["done"] == 2
+
+
+def test_what_was_not_accepted_is_forgotten_at_the_next_start(folder: Path, data: Path) -> None:
+    with running(folder, data):
+        pass
+    database = JobDatabase(data / "jobs.sqlite3")
+    database.start()
+    JobStore(database).begin("")
+    database.close()
+    assert spooling(data) == 1
+    with running(folder, data):
+        assert spooling(data) == 0
+
+
+def spooling(data: Path) -> int:
+    """How many jobs are on disk that are not accepted."""
+    with contextlib.closing(sqlite3.connect(data / "jobs.sqlite3")) as database:
+        query = "SELECT count(*) FROM jobs WHERE state = 'spooling'"
+        count: int = database.execute(query).fetchone()[0]
+    return count
 
 
 def test_jobs_are_listed_newest_first_in_pages_and_by_state(rig: Rig) -> None:
