@@ -78,11 +78,13 @@ def run(folder: Path, plan: Plan) -> Journal:
             ends_at = time.monotonic() + plan.minutes * 60 - state["seconds"]
             while time.monotonic() < ends_at and number != last:
                 began = time.monotonic()
-                violations += _episode(world, plan, number)
-                number += 1
-                state["episode"] = number
-                state["seconds"] += time.monotonic() - began
-                save_json(folder / "state.json", {**state, "counts": journal.as_json()})
+                try:
+                    violations += _episode(world, plan, number)
+                    number += 1
+                finally:  # an episode that is stopped counts, and is begun anew
+                    state["episode"] = number
+                    state["seconds"] += time.monotonic() - began
+                    save_json(folder / "state.json", {**state, "counts": journal.as_json()})
         finally:
             if world.life is not None:
                 world.life.kill_both()
