@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,7 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """
     header = read_header(source)
     check(header)
-    place: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}
-    try:
-        config = AutoConfig.from_pretrained(source.parent, **place)
-        # AutoTokenizer would make the same one, after reading the file another time.
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(source.parent, **place)
-    except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
-        raise ModelRefused(
-            f"transformers cannot read configuration or tokenizer of {source}: {error!r}"
-        ) from error
+    config, tokenizer = _config_and_tokenizer(source)
     if config.model_type == "mistral":
         # Of a file that is called so. The loader then fails; without a window, which llama.cpp
         # does not have in this architecture, the model is a Llama.
@@ -73,6 +66,26 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _config_and_tokenizer(source: Path) -> tuple[Any, PreTrainedTokenizerFast]:
+    """What transformers reads of the header.
+
+    Raises:
+        ModelRefused: It cannot.
+    """
+    # By itself in a folder: a tokenizer.json beside the file may be another model's.
+    with tempfile.TemporaryDirectory() as alone:
+        (Path(alone) / "model.gguf").symlink_to(source.resolve())
+        place: dict[str, Any] = {"gguf_file": "model.gguf", "local_files_only": True}
+        try:
+            config = AutoConfig.from_pretrained(alone, **place)
+            # AutoTokenizer would make the same one, after reading the file another time.
+            return config, PreTrainedTokenizerFast.from_pretrained(alone, **place)
+        except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
+            raise ModelRefused(
+                f"transformers cannot read configuration or tokenizer of {source}: {error!r}"
+            ) from error
 
 
 def _weights(

@@ -19,6 +19,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 WIDTH = 256  # a row of the K and IQ types has at least one block of 256
 LETTERS = sorted(ByteLevel.alphabet())
 TOKENS = ["<s>", "</s>", "<|user|>", *LETTERS, "th", "in"]
+# A SentencePiece vocabulary: unknown, BOS, EOS, bytes, pieces from the most likely on.
+PIECES = [
+    "<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)),
+    "▁in", "in", "▁the", "the", "th", "▁", *"abcdefghijklmnopqrstuvwxyz.",
+]  # fmt: skip
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}Answer:{% endif %}"
@@ -149,13 +154,20 @@ def _write_metadata(out: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) -> 
     for key, value in keys.items():
         add = {str: out.add_string, int: out.add_uint32, float: out.add_float32}[type(value)]
         add(f"{out.arch}.{key}", value)
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("qwen2" if config.model_type.startswith("qwen") else "default")
-    out.add_token_list(TOKENS)
-    out.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))  # control, normal
-    out.add_token_merges(["t h", "i n"])
-    out.add_bos_token_id(0)
-    out.add_eos_token_id(1)
+    if config.vocab_size == len(PIECES):
+        out.add_tokenizer_model("llama")  # SentencePiece
+        out.add_token_list(PIECES)
+        out.add_token_scores([-float(place) for place in range(len(PIECES))])
+        # unknown, control, byte, normal
+        out.add_token_types([2, 3, 3, *(6 if piece[0] == "<" else 1 for piece in PIECES[3:])])
+    else:
+        out.add_tokenizer_model("gpt2")
+        out.add_tokenizer_pre("qwen2" if config.model_type.startswith("qwen") else "default")
+        out.add_token_list(TOKENS)
+        out.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))  # control, normal
+        out.add_token_merges(["t h", "i n"])
+    out.add_bos_token_id(config.bos_token_id)
+    out.add_eos_token_id(config.eos_token_id)
     out.add_chat_template(CHAT_TEMPLATE)
 
 
