@@ -26,8 +26,8 @@ from service.worker.methods.api import ModelFacts
 
 MOST_PROMPTS = 100
 """Of the development part and of the test part each."""
-CALIBRATED_UNTIL = 0.1
-"""Share of the time budget after which heads and layers are not looked at any longer."""
+CALIBRATED_SHARE = 0.1
+"""Of the time budget, for heads and layers."""
 CALIBRATED_PASSAGES = 64
 MEMORY_BYTES = 1 << 30
 """Of KV that is held at the same time."""
@@ -114,6 +114,7 @@ def run(
     budget = TimeBudget(records.with_suffix(".time.json"), 60 * plan.minutes)
     budget.load()
     prompts, how = _prompts(plan, corpus)
+    heads_end = budget.spent + CALIBRATED_SHARE * budget.seconds
     passages = corpus.passages(CALIBRATED_PASSAGES, random.Random(plan.seed))
     model = measured(
         records.with_suffix(".model.json"),
@@ -121,7 +122,7 @@ def run(
         model_folder,
         [passage.text for passage in passages],
         seed=plan.seed,
-        time_is_up=lambda: budget.left_until(CALIBRATED_UNTIL) <= 0,
+        time_is_up=lambda: budget.spent >= heads_end,
     )
     facts = model.facts(facts)
     budget.save()

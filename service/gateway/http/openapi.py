@@ -113,7 +113,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
     if "{" in path or path in STREAMS:
         statuses.append(404)
     if path in STREAMS:
-        statuses.append(504)
+        statuses += [409, 504]  # 409: the service is to choose a method, and nothing was measured
     if path.startswith("/admin") and method != "get":
         statuses.append(409)
     return sorted(set(statuses))

@@ -58,12 +58,15 @@ def page(report: Mapping[str, Any], settings: str) -> str:
         "the same greedy answer. Operations and TTFT are relative to full prefill; TTFT is the "
         "prefill's time with stored KV in memory. Intervals are 95 %, over prompts.</p>",
     ]
+    methods = sorted(
+        {r["fusion"]["method"] for stage in report["stages"] for r in stage["candidates"]}
+    )
     for stage in reversed(report["stages"]):
         parts.append(f"<h2>{escape(STAGES[stage['name']])}</h2>")
         rows = stage["candidates"]
         marked = {best["label"], fixed["label"]}
         if stage["name"] in ("screen", "test"):
-            parts.append(_picture(rows, marked))
+            parts.append(_picture(rows, marked, methods))
         parts.append(_table(rows, best["label"]))
     return "\n".join(parts) + "\n</html>\n"
 
@@ -103,7 +106,7 @@ def _basis(found: Mapping[str, Any]) -> str:
     )
 
 
-def _picture(rows: list[dict[str, Any]], marked: set[str]) -> str:
+def _picture(rows: list[dict[str, Any]], marked: set[str], methods: list[str]) -> str:
     points = [
         Point(
             r["operations"], r["kl"]["mean"], r["kl"]["low"], r["kl"]["high"], r["label"],
@@ -112,7 +115,10 @@ def _picture(rows: list[dict[str, Any]], marked: set[str]) -> str:
         for r in rows
     ]  # fmt: skip
     return scatter(
-        points, x_title="operations, share of full prefill", y_title="KL per token, nats"
+        points,
+        methods,
+        x_title="operations, share of full prefill",
+        y_title="KL per token, nats",
     )
 
 

@@ -38,15 +38,21 @@ class Point:
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#b82e2e", "#668d1c")
 
 
-def scatter(points: Sequence[Point], *, x_title: str, y_title: str) -> str:
-    """An SVG element; y begins at 0 where no value is far from it."""
+def scatter(points: Sequence[Point], groups: Sequence[str], *, x_title: str, y_title: str) -> str:
+    """A figure with its legend; y begins at 0 where no value is far from it.
+
+    Args:
+        points: what is drawn.
+        groups: all groups of all pictures of a page, so that each has the same colour everywhere.
+        x_title: of the horizontal axis.
+        y_title: of the vertical axis.
+    """
     xs, ys = [p.x for p in points], [v for p in points for v in (p.low, p.high)]
     x_of, x_ticks = _axis(0.0, max(xs), LEFT, WIDTH - RIGHT)
     bottom = 0.0 if min(ys) < 0.5 * max(ys) else min(ys)
     y_of, y_ticks = _axis(bottom, max(ys), HEIGHT - BOTTOM, TOP)
-    colours = {
-        group: COLOURS[i % len(COLOURS)] for i, group in enumerate(dict.fromkeys(_groups(points)))
-    }
+    drawn = {p.group for p in points}
+    colours = {g: COLOURS[i % len(COLOURS)] for i, g in enumerate(groups) if g in drawn}
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_title)}">']
     parts += [_grid_x(x_of(t), t) for t in x_ticks] + [_grid_y(y_of(t), t) for t in y_ticks]
     parts.append(
@@ -63,10 +69,6 @@ def scatter(points: Sequence[Point], *, x_title: str, y_title: str) -> str:
         for group, colour in colours.items()
     )
     return f"<figure>{''.join(parts)}<figcaption>{legend}</figcaption></figure>"
-
-
-def _groups(points: Sequence[Point]) -> list[str]:
-    return sorted({p.group for p in points})
 
 
 def _axis(
