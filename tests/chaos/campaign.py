@@ -8,6 +8,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.chaos import episode, twin
 from tests.chaos.asks import asks_about
@@ -64,9 +65,11 @@ def run(folder: Path, plan: Plan) -> Journal:
     volume = Volume(folder / "volume")
     state = load_json(folder / "state.json") or {"episode": 0, "seconds": 0.0, "counts": {}}
     journal.load(state["counts"])
+    if (commit := _commit()) not in state.setdefault("commits", []):
+        state["commits"].append(commit)
     ledger = Ledger(documents)
     ledger.forget_all()  # the catalog of an earlier run tells in the first calm
-    violations: list[str] = []
+    violations: list[str] = state.setdefault("violations", [])
     with volume, redis_server() as redis:
         world = World(
             folder, model, volume, redis, Faults(folder / "faults"), journal, ledger, known, asks
@@ -119,13 +122,12 @@ def _episode(world: World, plan: Plan, number: int) -> list[str]:
 
 
 def report(
-    journal: Journal, plan: Plan, state: dict[str, float], *, volume_was_small: bool
+    journal: Journal, plan: Plan, state: dict[str, Any], *, volume_was_small: bool
 ) -> dict[str, object]:
     """What docs/chaos.md is written from."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
         "seed": plan.seed,
-        "commit": commit.stdout.strip(),
+        "commits": state["commits"],
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "minutes": round(state["seconds"] / 60, 1),
         "disk could be filled": volume_was_small,
@@ -134,3 +136,12 @@ def report(
         "counts": journal.as_json(),
         "violations": journal.violations,
     }
+
+
+def _commit() -> str:
+    """Of the checkout that is tested; empty where there is no git."""
+    try:
+        shown = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return shown.stdout.strip()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,16 @@ def test_the_time_of_day_jumps(tmp_path: Path) -> None:
     real = float(run("import time; print(time.time())", tmp_path, Faults(tmp_path / "none")).stdout)
     for shifted in map(float, run(code, tmp_path, faults).stdout.split()):
         assert abs(shifted + 86_400 - real) < 3600
+
+
+def test_it_dies_with_the_run(tmp_path: Path) -> None:
+    """The run is a process that starts another one and is gone before that has ended."""
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', %r]).pid)"
+    sleep = "open('alive', 'w').close(); import time; time.sleep(60)"
+    waiting = "import os, time\nwhile not os.path.exists('alive'): time.sleep(0.01)"
+    started = run(f"{code % sleep}\n{waiting}", tmp_path, Faults(tmp_path / "faults"))
+    child = Path(f"/proc/{int(started.stdout)}/stat")
+    give_up_at = time.monotonic() + 20
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)

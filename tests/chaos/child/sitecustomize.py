@@ -11,6 +11,7 @@ Nothing of the service knows of this.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 CLOCK_CHECK_S = 0.2
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FOLDER = os.environ.get("CHAOS_FAULTS", "")
 ROLE = "worker" if "service.worker" in sys.orig_argv else "gateway"
 
@@ -103,6 +105,12 @@ def patch_clock(path: str) -> None:
     time.time_ns = lambda: now_ns() + int(shift() * 1e9)
 
 
+def die_with_parent() -> None:
+    """A run that is killed leaves no service behind, which would hold the data folder."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if FOLDER:
+    die_with_parent()
     patch_points(DeathAtAPoint(os.path.join(FOLDER, f"{ROLE}.json")))
     patch_clock(os.path.join(FOLDER, "clock"))
