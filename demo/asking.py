@@ -25,8 +25,7 @@ def ask(client: Client, scenario: Scenario, question: DemoQuestion, method: Meth
         method.name,
         top_k=scenario.top_k,
         fusion=method.fusion,
-        max_tokens=scenario.max_tokens,
-        retrieval=scenario.retrieval,
+        **scenario.request,
     )
 
 

@@ -67,11 +67,8 @@ def wait_for_user(
     example = chosen.questions[0].question
     body = json.dumps(
         request_body(example, compared.name, None, chosen.top_k)
-        | {
-            "fusion": compared.fusion,
-            "max_tokens": chosen.max_tokens,
-            "retrieval": chosen.retrieval,
-        }
+        | {"fusion": compared.fusion}
+        | chosen.request
     )
     console.print("the service stays up until Ctrl-C; try:")
     url = f"http://127.0.0.1:{port}/v1/rag/generate"

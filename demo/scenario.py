@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demo.corpus_files import CorpusDocument, read_documents, read_questions
 from demo.make_corpus import Question
@@ -51,6 +52,7 @@ class Scenario:
         compared: The method whose answers are held against full prefill's.
         others: Methods that are shown beside it.
         top_k: Passages per answer.
+        stop: What ends an answer, besides the model's own end token.
         retrieval: How they are searched.
         min_right: Share of the questions that full prefill must have right.
         max_difference: By how much the share of `compared` may lie away from it.
@@ -65,10 +67,20 @@ class Scenario:
     others: tuple[Method, ...]
     top_k: int
     max_tokens: int
+    stop: tuple[str, ...]
     retrieval: str
     min_right: float
     max_difference: float
     shares: dict[Kind, float]
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields of every request besides question, method and top_k."""
+        return {
+            "max_tokens": self.max_tokens,
+            "stop": list(self.stop),
+            "retrieval": self.retrieval,
+        }
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -105,6 +117,7 @@ def small() -> Scenario:
         others=(Method("pie"),),
         top_k=3,
         max_tokens=16,
+        stop=(),
         retrieval="dense",
         min_right=0.8,
         max_difference=0.05,
@@ -124,6 +137,7 @@ def prose(folder: Path) -> Scenario:
         others=(Method("pie"),),
         top_k=4,
         max_tokens=48,
+        stop=(". ", "\n"),  # one sentence: in later ones so small a model repeats itself
         retrieval="hybrid",
         min_right=0.6,
         max_difference=0.1,
