@@ -16,6 +16,7 @@ from service.worker.core.flops import chunk_prefill
 from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
 from service.worker.loading.loader import Loader
+from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.segment_load import RECOMPUTE, Load, SegmentLoad
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
@@ -67,13 +68,25 @@ class MissingChunks:
             if load.stored is None:
                 load.computed = (yield from self.compute(sequence, load)).chunk
 
-    def _look_again(self, load: SegmentLoad) -> Steps[None]:
+    def read_again(self, load: PartialLoad) -> Steps[None]:
+        """Reads a document that was missing, if another request has stored it meanwhile."""
+        if (yield from self._written_meanwhile(load)):
+            load.ends = self.loader.load_ends(load.address)
+            while not load.ends.done():
+                yield load.ends
+
+    def _written_meanwhile(self, load: Load) -> Steps[bool]:
+        """Waits for the write, if there is one. What was damaged or is too slow does not count."""
         write = self.writer.write_of(load.address.key)
-        # What was damaged, or is too slow to read, is computed.
         if write is None or not load.missed or load.so_far().problems:
-            return
+            return False
         while not write.done():
             yield write
+        return True
+
+    def _look_again(self, load: SegmentLoad) -> Steps[None]:
+        if not (yield from self._written_meanwhile(load)):
+            return
         tiers: dict[str, str] = {}
         found = self.loader.streams.find([load.address], tiers.update)
         while not found.done():

@@ -79,6 +79,8 @@ class SparsePrefill:
         return (yield from self.missing.compute(sequence, load)).chunk
 
     def _ends(self, sequence: Sequence, document: PartialLoad) -> Steps[tuple[Sketch, TokenSource]]:
+        if document.missed:
+            yield from self.missing.read_again(document)
         ends = document.ends.result()
         if ends.usable and ends.sketch is not None:
             assert ends.read is not None and ends.read.blocks is not None
