@@ -91,6 +91,25 @@ def scores(rows: Sequence[Row]) -> str:
     )
 
 
+def brief(rows: Sequence[Row]) -> str:
+    """What a reader needs first: a few columns, intervals of the KL alone."""
+    bootstrap = Bootstrap(len(rows[0].outcomes))
+    body = [
+        [
+            row.name,
+            percent(_mean(row, "flops")),
+            with_interval(bootstrap.mean(row.column("kl")), _three),
+            _three(_mean(row, "kl_first")),
+            percent(_mean(row, "agree")),
+            percent(_mean(row, "right")),
+            percent(bootstrap.mean(row.column("right_of_full")).mean),
+        ]
+        for row in rows
+    ]
+    head = ["method", "operations", "KL", "first token", "same tokens", "right", "of full's"]
+    return f"{len(rows[0].outcomes)} prompts:\n\n{table(head, body)}"
+
+
 def agreement(rows: Sequence[Row]) -> str:
     bootstrap = Bootstrap(len(rows[0].outcomes))
     columns = {"same": percent, "similar": _three, "agree": percent}

@@ -5,7 +5,8 @@
 
 Reads records and what lies beside them; no model is run, and a run that is still going on can be
 looked at: the table is on the prompts that all its configurations have. --only leaves out others.
-Writes <name>.md and <name>.json (samples, machine, versions, commit) to --out.
+Writes <name>.md and <name>.json (samples, machine, versions, commit) to --out. --into puts a short
+table between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a page.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.results import compact
 from benchmarks.quality.real.outcomes import Outcome, of_full_prefill, outcome
-from benchmarks.quality.real.page import FULL, Row, page
+from benchmarks.quality.real.page import FULL, Row, brief, page
 from service.errors import KvstitchError
 from service.tuning.measuring.prompt_ids import Prompt
 
@@ -45,6 +46,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="table", help="of the files")
     parser.add_argument("--title", default="Answers of a real model")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--into", type=Path, help="a page with a place for the table")
     args = parser.parse_args(given)
     records = Records(args.records)
     try:
@@ -75,8 +77,24 @@ def main(given: Sequence[str] | None = None) -> int:
         compact(_record(args.title, measured, rows, {k: about[k] for k in chosen})),
         encoding="utf-8",
     )
+    if args.into is not None:
+        into(args.into, args.name, brief(rows))
     print(text)
     return 0
+
+
+def into(file: Path, name: str, text: str) -> None:
+    """Replaces what stands in a page between the two lines that name the table.
+
+    Raises:
+        ValueError: the page has no such lines.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{file} has no lines {begin.strip()} and {end}")
+    file.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
 
 
 def _rows(prompts: Sequence[Prompt], chosen: Mapping[str, str], records: Records) -> list[Row]:
@@ -106,7 +124,12 @@ def _record(
 
 def _columns(outcomes: Sequence[Outcome]) -> dict[str, list[float | None]]:
     each = [asdict(one) for one in outcomes]
-    return {name: [one[name] for one in each] for name in each[0]}
+    return {name: [_short(one[name]) for one in each] for name in each[0]}
+
+
+def _short(value: float | None) -> float | None:
+    """Five significant digits, as in the records."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 if __name__ == "__main__":

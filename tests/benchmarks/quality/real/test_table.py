@@ -137,5 +137,13 @@ def test_the_page_is_made_from_what_is_recorded(
         "a3 r=0.15 system": [1.0] * 5,
         "pie system": [0.0] * 5,
     }
+    document = tmp_path / "page.md"
+    document.write_text("above\n<!-- nq -->\nold\n<!-- end of nq -->\nbelow\n")
+    assert table.main([*given, "--into", str(document)]) == 0
+    written = document.read_text(encoding="utf-8")
+    assert written.startswith("above\n<!-- nq -->\n5 prompts:\n\n| method | operations | KL |")
+    assert written.endswith("|\n<!-- end of nq -->\nbelow\n") and "old" not in written
+    with pytest.raises(ValueError, match="other"):
+        table.into(document, "other", "")
     assert table.main([*given, "--base", "nonsense"]) == 2
     assert table.main([*given, "--only", "nonsense*"]) == 1
