@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from service.gateway.composition import Gateway
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Generate, Prefetch
 from service.settings import load
-from tests.service.gateway.rig import Rig, running
+from tests.service.gateway.rig import Rig, running, until
 
 Create = Callable[..., str]
 
@@ -245,3 +246,25 @@ def test_buckets_fill_again_and_tenants_have_their_own() -> None:
     with pytest.raises(QuotaExceeded) as error:
         quotas.enter("red", "k2", own)
     assert error.value.retry_after_s == pytest.approx(20.0)
+
+
+def test_one_key_may_have_so_many_answers_in_flight(
+    folder: Path, data: Path, create: Create
+) -> None:
+    """`max_in_flight_per_key`: the next is refused at once, and other keys are served."""
+    greedy, other = with_key(create()), with_key(create())
+    asked = {"question": "Oslo?", "stream": True, "top_k": 0}
+    with running(folder, data, max_in_flight_per_key=2) as rig, ExitStack() as stack:
+        assert rig.worker is not None
+        rig.worker.prefill_delay_s = 60  # ended by their disconnects
+        for _ in range(2):
+            call = rig.http.stream("POST", "/v1/rag/generate", json=asked, headers=greedy)
+            stack.enter_context(call)
+        refused = rig.http.post("/v1/rag/generate", json=asked, headers=greedy)
+        assert refused.status_code == 429 and "Retry-After" in refused.headers
+        assert refused.json()["error"]["code"] == "quota_exceeded"
+        rig.worker.prefill_delay_s = 0
+        assert rig.http.post("/v1/rag/generate", json=asked, headers=other).status_code == 200
+        stack.close()
+        until(lambda: rig.gateway.limiter.in_flight == 0, "the streams were left")
+        assert rig.http.post("/v1/rag/generate", json=asked, headers=greedy).status_code == 200
