@@ -24,9 +24,11 @@ class Summary:
         kl: mean KL per token of full prefill's answer, in nats.
         kl_first: mean KL of the first token.
         agreement: share of the answers' tokens that are its most likely ones.
+        agree_first: the same for first tokens alone.
         same: share of prompts with the same greedy answer.
         operations: of the prefill, relative to full prefill.
         ttft: median of seconds relative to full prefill of the same prompt.
+        seconds: median of the prefill.
         bytes: median of the stored KV of a prompt.
         kept: share of the KV entries held after an eviction.
     """

@@ -13,11 +13,10 @@ from service.tuning.calibrating.model_calibration import ModelCalibration, measu
 from service.tuning.choosing import Summary, best_within, versus
 from service.tuning.corpus import Corpus
 from service.tuning.measuring.bootstrap import Bootstrap, Comparison
-from service.tuning.measuring.candidate import Candidate
 from service.tuning.measuring.greedy_answers import NEXT
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.trial import TrialRunner
-from service.tuning.search_space import FIXED_METHOD, fixed_defaults
+from service.tuning.search_space import LAYER_METHOD, LAYER_RATIO, fixed_defaults
 from service.tuning.stages import Stage, Stages
 from service.tuning.time_budget import TimeBudget
 from service.tuning.trials import Trials
@@ -64,7 +63,8 @@ class Outcome:
         against_fixed: mean KL per token, recommended minus fixed, in pairs.
         selection_layer: at which A3 ranked best on the development part.
         questions: how many were made or given, and how.
-        prompt_tokens: median.
+        documents: how many there are.
+        prompt_tokens: median length of a prompt.
         spent_s: seconds that the run has taken.
         trials: that were made in this part of the run.
         model: heads and layers.
@@ -195,12 +195,9 @@ def _selection_layer(screened: Stage) -> int:
     tried = [
         s
         for s in screened.summaries
-        if s.candidate.method == FIXED_METHOD and _ratio(s.candidate) == 0.15
+        if s.candidate.method == LAYER_METHOD
+        and dict(s.candidate.parameters)["ratio"] == LAYER_RATIO
     ]
     common = min(len(s.trials) for s in tried)
     best = min(tried, key=lambda s: sum(t.kl for t in s.trials[:common]))
     return int(dict(best.candidate.parameters).get("selection_layer", 1))
-
-
-def _ratio(candidate: Candidate) -> float:
-    return float(dict(candidate.parameters)["ratio"])

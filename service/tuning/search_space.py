@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from service.calibration import BUILT_IN_FUSION
 from service.tuning.measuring.candidate import Candidate, Parameters
 from service.worker.methods.api import ModelFacts
 
@@ -26,13 +27,14 @@ SPARSE_TOKENS = 256
 LAYER_SHARES = (0.07, 0.13, 0.2, 0.27, 0.33)
 """Depths at which A3 may rank tokens; a deeper one means more layers computed for every token."""
 
-FIXED = (("ratio", 0.15),)
-FIXED_METHOD = "a3"
+LAYER_METHOD, LAYER_RATIO = "a3", 0.15
+"""Ranks tokens at one layer, which is looked for at the ratio of the papers."""
 
 
 def fixed_defaults(prefix_mode: str) -> Candidate:
     """What the service uses where nothing was tuned."""
-    return Candidate(FIXED_METHOD, FIXED, prefix_mode)
+    parameters = {name: value for name, value in BUILT_IN_FUSION.items() if name != "method"}
+    return Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), prefix_mode)
 
 
 def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Candidate]:
@@ -51,7 +53,10 @@ def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Ca
         for ratio in RATIOS
     ]
     named += [("question_scout", (("ratio", ratio), ("again_from", 0.0))) for ratio in RATIOS]
-    named += [("a3", (*FIXED, ("selection_layer", layer))) for layer in selection_layers(layers)]
+    named += [
+        (LAYER_METHOD, (("ratio", LAYER_RATIO), ("selection_layer", layer)))
+        for layer in selection_layers(layers)
+    ]
     if document_tokens >= SPARSE_TOKENS:
         named.append(("samkv", ()))
     found = [Candidate(name, parameters, prefix_mode) for name, parameters in named]
