@@ -29,6 +29,7 @@ from benchmarks.fidelity.compared.recipes import (
 )
 from benchmarks.fidelity.compared.variants import AttendedDeviation, RandomRows, ScoutVariant
 from benchmarks.fidelity.measure import Measurer
+from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import complete, measure_all
 from service.tuning.measuring.greedy_answers import greedy
@@ -256,6 +257,18 @@ def test_the_command_writes_its_results_and_goes_on(tmp_path: Path) -> None:
     assert main([*command, "--only", "no such"]) == 1
     assert main(["--prompts", str(tmp_path / "missing.jsonl"), "--out", str(tmp_path)]) == 2
     assert main([*command, "--chunk-tokens", "48", "--tasks", "border", "--samples", "0"]) == 2
+
+
+def test_the_set_for_real_models_says_what_its_records_are(tmp_path: Path) -> None:
+    command = ["--real", "--samples", "1", "--tasks", "single", "--out", str(tmp_path)]
+    assert main([*command, "--only", "pie none", "pie system int8"]) == 0
+    [records] = tmp_path.glob("samples-*.jsonl")
+    known = recorded.read(records)
+    assert [each["name"] for each in known.values()] == ["pie none", "pie system int8"]
+    assert all(each["environment"]["commit"] for each in known.values())
+    made = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [record["configuration"] for record in made] == list(known)
+    assert all(record["text"] and record["full_text"] for record in made)
 
 
 def test_the_ablation_command(tmp_path: Path) -> None:
