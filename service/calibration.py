@@ -34,7 +34,7 @@ OFF = "off"
 """A value of the setting `calibration`: none is used."""
 SETTINGS = ("prefix_mode", "codec", "gate_min_agreement", "gate_max_kl")
 """Defaults that are settings of the service; the others are those of a request."""
-BUILT_IN_FUSION = {"method": "a3", "ratio": 0.15}
+BUILT_IN_FUSION = {"method": "question_scout", "ratio": 0.15}
 
 logger = logging.getLogger(__name__)
 

@@ -78,7 +78,7 @@ class PromptFormat:
     chunk_tokens: int = 512
     top_k: int = 5
     max_tokens: int = 256
-    prefix_mode: str = "none"
+    prefix_mode: str = "system"
     stop: tuple[str, ...] = ()
     bos: str | None = ""
 

@@ -127,7 +127,7 @@ class Settings(BaseSettings):
     reranker_key: str = Field("", description="bearer token for reranker_url")
     rerank_deadline_s: float = Field(0.3, gt=0, description="then the order of the search stays")
     retrieval: Literal["dense", "sparse", "hybrid"] = Field(
-        "dense", description="how passages are searched where a request does not say"
+        "hybrid", description="how passages are searched where a request does not say"
     )
     chunk_tokens: int | None = Field(None, ge=16, le=32768)
     top_k: int | None = Field(None, ge=0, le=1024)

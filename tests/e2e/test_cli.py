@@ -57,7 +57,7 @@ def test_an_answer_says_what_happened_to_every_document(own: Service) -> None:
     found = run(own, "ask", QUESTION, "--max-tokens", "4", "--filter", "kind=manual")
     assert found.returncode == 0, found.stderr
     assert "\x1b" not in found.stdout
-    for part in ("[1]", "memory", "KiB", "TTFT", "TPOT", "a3 (ratio 0.15)", "load"):
+    for part in ("[1]", "memory", "KiB", "TTFT", "TPOT", "question_scout (ratio 0.15)", "load"):
         assert part in found.stdout, found.stdout
     result = scripted(own, "ask", QUESTION, "--max-tokens", "4", "--retrieval", "hybrid")
     assert {d["tier"] for d in result["cache"]["documents"]} == {"memory"}

@@ -234,7 +234,7 @@ def question_scout(
     *,
     layers: Sequence[int] | None = None,
     prefix: Sequence[int] = (),
-    again_from: float = 0.33,
+    again_from: float = 0.0,
 ) -> Trace:
     """The whole method: PIE gives the scores, then the chosen rows are computed.
 

@@ -57,7 +57,7 @@ def trail(
     breadth: float = 2.0,
     sure: float = 0.5,
     from_depth: float = 0.33,
-    again_from: float = 0.33,
+    again_from: float = 0.0,
     prefix: Sequence[int] = (),
 ) -> Trail:
     """The whole method on one prompt without uncached segments."""

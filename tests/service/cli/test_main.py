@@ -29,7 +29,7 @@ def test_ask_status(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", "Where is Oslo?", "--ratio", "0.3", "--top-k", "2", *url]) == 0
     out = capsys.readouterr().out
     assert "[1]" in out and "Oslo (oslo)" in out and "memory" in out
-    assert "TTFT" in out and "TPOT" in out and "a3" in out
+    assert "TTFT" in out and "TPOT" in out and "question_scout" in out
     assert main(["ask", "Where is Oslo?", "--json", "--document", "rome", *url]) == 0
     assert json.loads(capsys.readouterr().out)["citations"][0]["doc_id"] == "rome"
     assert main(["status", *url]) == 0
@@ -51,11 +51,11 @@ def test_every_event_as_a_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> 
 def test_errors_are_one_readable_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     url = ["--url", rig.url]
     assert main(["ask", "x", "--method", "magic", *url]) == 2
-    assert "known methods: a3, pie, vanilla (HTTP 422)" in capsys.readouterr().err
+    assert "known methods: a3, pie, question_scout, vanilla (HTTP 422)" in capsys.readouterr().err
     assert main(["ask", "x", "--filter", "year", *url]) == 2
     assert "write NAME=VALUE" in capsys.readouterr().err
     assert main(["ask", "x", "--compare", "magic", *url]) == 2
-    assert "known methods: a3, pie, vanilla" in capsys.readouterr().err
+    assert "known methods: a3, pie, question_scout, vanilla" in capsys.readouterr().err
     assert main(["ask", "half of \ud800", *url]) == 2
     assert "not valid UTF-8" in capsys.readouterr().err
 

@@ -35,7 +35,10 @@ def test_overload_is_answered_at_once_and_nothing_hangs(folder: Path, data: Path
         assert refused.json()["error"]["code"] == "overloaded"
         assert refused.json()["error"]["type"] == "overloaded_error"
         assert rig.metric("kvstitch_requests_rejected_total", reason="requests") == 8
-        assert rig.metric("kvstitch_requests_total", fusion="a3", outcome="overloaded") == 8
+        assert (
+            rig.metric("kvstitch_requests_total", fusion="question_scout", outcome="overloaded")
+            == 8
+        )
         assert rig.ask().status_code == 200
 
 

@@ -13,7 +13,7 @@ from tests.service.gateway.rig import Rig
 @pytest.mark.parametrize(
     ("body", "status", "field", "remedy"),
     [
-        ({"fusion": {"method": "magic"}}, 422, "fusion.method", "a3, pie, vanilla"),
+        ({"fusion": {"method": "magic"}}, 422, "fusion.method", "a3, pie, question_scout, vanilla"),
         ({"fusion": {"method": "a3", "ratio": 1.5}}, 422, "fusion.ratio", "from 0 to 1"),
         ({"fusion": {"method": "a3", "ratio": "x"}}, 422, "fusion.ratio", "from 0 to 1"),
         ({"fusion": {"method": "a3", "speed": 1}}, 422, "fusion.speed", "ratio"),

@@ -70,6 +70,7 @@ READY = Ready(
     fusion=[
         MethodInfo("a3", "Attention-aware.", {"ratio": RATIO}),
         MethodInfo("pie", "Positions only.", {}),
+        MethodInfo("question_scout", "Question-aware.", {"ratio": RATIO}),
         MethodInfo("vanilla", "Full prefill.", {}),
     ],
     eviction=[MethodInfo("snapkv", "Window attention.", {"budget": BUDGET})],

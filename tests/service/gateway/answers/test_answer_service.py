@@ -41,7 +41,10 @@ def test_answer_says_all_that_was_promised(rig: Rig) -> None:
     assert first["plan"] == "load" and first["why"] == ""
     assert {"embed", "retrieve", "plan", "queue", "load", "prefill"} <= set(result["stages"])
     assert 0 < result["timing"]["ttft_s"] <= result["timing"]["total_s"]
-    assert result["fusion"] == {"method": "a3", "ratio": 0.15} and result["eviction"] is None
+    assert (
+        result["fusion"] == {"method": "question_scout", "ratio": 0.15}
+        and result["eviction"] is None
+    )
     assert result["warnings"] == []
 
 
@@ -206,7 +209,7 @@ def test_disconnect_aborts_the_sequence(rig: Rig, stream: bool, phase: str) -> N
     assert isinstance(abort, Abort) and abort.reason == "disconnect"
     until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")
     assert rig.metric("kvstitch_disconnects_total") == 1
-    assert rig.metric("kvstitch_requests_total", fusion="a3", outcome="disconnect") == 1
+    assert rig.metric("kvstitch_requests_total", fusion="question_scout", outcome="disconnect") == 1
 
 
 def test_stream_headers_and_request_id(shared: Rig) -> None:

@@ -104,7 +104,7 @@ def test_explain_is_a_dry_run(rig: Rig) -> None:
     assert told["documents"][0]["tier"] == "memory" and told["documents"][0]["action"] == "load"
     assert 0 < told["flops"] < told["full_prefill_flops"]
     assert 0 < told["expected_ttft_s"] < told["full_prefill_ttft_s"]
-    assert told["max_tokens"] == 7 and told["fusion"] == {"method": "a3", "ratio": 0.15}
+    assert told["max_tokens"] == 7 and told["fusion"] == {"method": "question_scout", "ratio": 0.15}
     new = rig.ask(explain=True, inline_documents=[{"text": "Never seen."}]).json()
     assert new["documents"][0]["tier"] == "cold"
     assert not fake(rig).seen(Generate) and not fake(rig).seen(Prefetch)
@@ -123,7 +123,7 @@ def test_the_deadline_ends_the_answer_with_what_there_is(rig: Rig, stream: bool)
     assert response.status_code == 200 and "deadline" in response.text
     (abort,) = fake(rig).seen(Abort)
     assert isinstance(abort, Abort) and abort.reason == "deadline"
-    assert rig.metric("kvstitch_requests_total", fusion="a3", outcome="deadline") == 1
+    assert rig.metric("kvstitch_requests_total", fusion="question_scout", outcome="deadline") == 1
     if not stream:
         result = response.json()
         assert result["finish_reason"] == "deadline"

@@ -69,7 +69,7 @@ def assert_fits(described: dict[str, Any], schema: Any, body: Any, where: str) -
 def test_the_description_names_what_there_is(described: dict[str, Any]) -> None:
     models = described["components"]["schemas"]
     assert models["MethodChoice"]["properties"]["method"]["enum"] == [
-        *("a3", "pie", "vanilla", "snapkv")
+        *("a3", "pie", "question_scout", "vanilla", "snapkv")
     ]
     assert "model:pie" in models["ChatRequest"]["properties"]["model"]["enum"]
     chat = described["paths"]["/v1/chat/completions"]["post"]["responses"]

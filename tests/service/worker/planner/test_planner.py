@@ -51,7 +51,7 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
         [
             Pie(),
             A3(),
-            QuestionScout(again_from=0.0),
+            QuestionScout(again_from=0.33),
             QuestionScout(),
             QuestionTrail(),
         ]

@@ -30,9 +30,9 @@ def used(rig: Rig, **body: Any) -> Any:
 
 
 def test_built_in(shared: Rig) -> None:
-    assert used(shared) == {"method": "a3", "ratio": 0.15}
+    assert used(shared) == {"method": "question_scout", "ratio": 0.15}
     found = shared.http.get("/v1/methods").json()["defaults"]
-    assert found["fusion"] == {"method": "a3", "ratio": 0.15} and found["auto"] is False
+    assert found["fusion"] == {"method": "question_scout", "ratio": 0.15} and found["auto"] is False
     assert found["from"]["fusion"] == "built-in" and found["from"]["prefix_mode"] == "prompt format"
 
 

@@ -34,5 +34,5 @@ def test_an_unknown_method_is_named(rig: Rig) -> None:
     assert reply.status_code == 422
     problem = reply.json()
     assert (problem["code"], problem["field"]) == ("unknown_method", "method")
-    assert "a3, pie, vanilla" in problem["detail"]
+    assert "a3, pie, question_scout, vanilla" in problem["detail"]
     assert rig.http.post("/admin/gate/reset", json={"methods": "a3"}).status_code == 422

@@ -16,7 +16,7 @@ def test_models_and_methods(shared: Rig) -> None:
     models = shared.http.get("/v1/models").json()
     assert models["object"] == "list" and models["data"][0]["id"] == "model"
     methods = shared.http.get("/v1/methods").json()
-    assert [m["name"] for m in methods["fusion"]] == ["a3", "pie", "vanilla"]
+    assert [m["name"] for m in methods["fusion"]] == ["a3", "pie", "question_scout", "vanilla"]
     assert methods["fusion"][0]["parameters"]["ratio"]["le"] == 1
 
 
@@ -45,7 +45,7 @@ def test_metrics_count_what_the_responses_say(rig: Rig) -> None:
     rig.stream(max_tokens=4, fusion={"method": "pie"})
     assert rig.ask(fusion={"method": "nope"}).status_code == 422
     text = rig.http.get("/metrics").text
-    assert 'kvstitch_requests_total{fusion="a3",outcome="ok"} 3.0' in text
+    assert 'kvstitch_requests_total{fusion="question_scout",outcome="ok"} 3.0' in text
     assert 'kvstitch_requests_total{fusion="pie",outcome="ok"} 1.0' in text
     assert 'kvstitch_requests_total{fusion="none",outcome="unknown_method"} 1.0' in text
     assert "kvstitch_request_ttft_seconds_count 4.0" in text

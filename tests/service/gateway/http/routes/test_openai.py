@@ -182,7 +182,8 @@ def test_extension_chooses_documents_and_methods(rig: Rig) -> None:
 
 def test_models_are_listed_with_their_presets(shared: Rig) -> None:
     listed = shared.http.get("/v1/models").json()["data"]
-    assert [m["id"] for m in listed] == ["model", "model:a3", "model:pie", "model:vanilla"]
+    presets = ["model:a3", "model:pie", "model:question_scout", "model:vanilla"]
+    assert [m["id"] for m in listed] == ["model", *presets]
     assert all(m["object"] == "model" and m["created"] > 0 for m in listed)
     for entry in listed:
         assert shared.http.get(f"/v1/models/{entry['id']}").json() == entry
