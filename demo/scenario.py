@@ -39,8 +39,8 @@ BASELINE = Method("vanilla")
 """Full prefill, with which the other methods are compared."""
 
 PROSE_METHOD = Method("question_scout", (("ratio", 0.5), ("again_from", 0.0)))
-"""What the real model's answers are shown with. At a ratio of 0.15 few answers are full prefill's; at
-this one nearly all rows behind the first document are computed (docs/demo.md)."""
+"""What the real model's answers are shown with: nearly all rows behind the first document are
+computed. At a ratio of 0.15 few answers are full prefill's (docs/demo.md)."""
 
 
 @dataclass(frozen=True)
