@@ -15,6 +15,8 @@ GATE_MARGIN = 0.05
 """The gate tolerates this much less agreement than the lower end of the measured interval."""
 GATE_FACTOR = 2.0
 """The gate tolerates this many times the upper end of the measured mean KL."""
+GATE_PROMPTS = 20
+"""From fewer prompts no bounds follow: all of four first tokens agree with most methods."""
 LEAST_KL = 0.01
 """Nats; a tighter bound would be about rounding."""
 
@@ -59,8 +61,10 @@ def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str
 def gate_bounds(best: Summary) -> dict[str, float]:
     """What the correctness gate may demand of the recommended settings without false alarms.
 
-    It compares first tokens, so the bounds come from those.
+    It compares first tokens, so the bounds come from those; none if there are too few.
     """
+    if len(best.trials) < GATE_PROMPTS:
+        return {}
     return {
         "gate_min_agreement": round(max(0.0, best.agree_first.low - GATE_MARGIN), 3),
         "gate_max_kl": round(max(LEAST_KL, GATE_FACTOR * best.kl_first.high), 4),
