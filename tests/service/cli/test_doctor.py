@@ -77,8 +77,8 @@ def test_all_is_well(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixtu
     found = doctor()
     assert {f["level"] for f in found.values()} == {"ok"}
     assert set(found) == {
-        "packages", "model", "tokenizer", "weights", "defaults", "data folder", "disk", "embedder", "index",
-        "tiers", "port", "keys", "service",
+        "packages", "model", "tokenizer", "weights", "defaults", "data folder", "disk",
+        "embedder", "index", "tiers", "port", "keys", "service",
     }  # fmt: skip
     assert not (tmp_path / "data").exists(), "looking changes nothing"
     assert main(["doctor", "--data-dir", str(tmp_path / "data"), "--redis", "redis://no.host"]) == 1
