@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import InvalidSetting
-from service.model_fingerprint import fingerprint
+from service.model_fingerprint import CALIBRATION_FILE, fingerprint
 from service.settings import Settings
 
-CALIBRATION_FILE = "calibration.json"
 OFF = "off"
 """A value of the setting `calibration`: none is used."""
 SETTINGS = ("prefix_mode", "codec", "gate_min_agreement", "gate_max_kl")

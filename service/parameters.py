@@ -18,6 +18,8 @@ Schema = dict[str, dict[str, Any]]
 
 AUTO = "auto"
 """A value that lets the worker choose, for parameters that allow it."""
+LARGEST_INTEGER = 2**63 - 1
+"""Of tensors' indices and of the messages between the processes."""
 
 _NAMES = {float: "number", int: "integer", bool: "boolean", str: "string", tuple: "numbers"}
 
@@ -111,7 +113,9 @@ def _check_one(facts: Mapping[str, Any], value: Any, field: str) -> Any:
     number = number and abs(value) <= sys.float_info.max
     ok = {
         "number": number,
-        "integer": number and (isinstance(value, int) or value.is_integer()),
+        "integer": number
+        and abs(value) <= LARGEST_INTEGER
+        and (isinstance(value, int) or value.is_integer()),
         "boolean": isinstance(value, bool),
         "string": isinstance(value, str),
     }[kind]

@@ -54,9 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace, settings: Settings) -> int:
     # torch takes seconds to import, so wrong arguments are found before.
-    from service.calibration import CALIBRATION_FILE
     from service.gateway.api import PromptBuilder
-    from service.model_fingerprint import fingerprint
+    from service.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.models.model_finder import ModelFinder
     from service.tuning import questions
     from service.tuning.measuring.environment import describe

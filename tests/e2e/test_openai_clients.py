@@ -101,7 +101,7 @@ def test_openai_reads_log_probabilities(client: openai.OpenAI, expected: str) ->
 def test_openai_streams_with_usage(client: openai.OpenAI, expected: str) -> None:
     chunks = list(
         client.chat.completions.create(
-            model="endless:a3",
+            model="endless:question_scout",
             messages=USER,
             max_completion_tokens=TOKENS,
             stream=True,

@@ -174,3 +174,10 @@ def test_auto_is_taken_where_it_is_offered_and_nowhere_else() -> None:
         checked(share="auto")
     with pytest.raises(InvalidRequest, match='a number from 0 to 1 or "auto"'):
         checked(chosen="automatic")
+
+
+@pytest.mark.parametrize("value", [1e308, 10**30, -(10**30)])
+def test_an_integer_that_no_tensor_can_count_is_refused(value: float) -> None:
+    schema = {"budget": {"type": "integer", "default": 1024}}
+    with pytest.raises(InvalidRequest, match="budget must be an integer"):
+        check(schema, {"budget": value}, where="eviction")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from service import calibration
+from service import calibration, model_fingerprint
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.errors import InvalidSetting, KvstitchError
 from service.models.model_finder import ModelFinder
@@ -30,7 +30,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield ok("defaults", f"fusion {fusion}, prefix mode {stored.prefix_mode}, codec "
                  f"{stored.codec}, from {found.path}")  # fmt: skip
         return
-    unused = settings.data_dir / calibration.CALIBRATION_FILE
+    unused = settings.data_dir / model_fingerprint.CALIBRATION_FILE
     if settings.calibration != calibration.OFF and unused.is_file():
         yield warn("defaults", f"{unused} was made for another model, or is damaged: not used",
                    "run `kvstitch tune` for this model")  # fmt: skip

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.calibration import CALIBRATION_FILE
 from service.errors import ModelRefused
+from service.model_fingerprint import CALIBRATION_FILE
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def test_without_a_mouse(console: Console) -> None:
         keyboard.press(key)
         told = page.locator(".detail").text_content() or ""
         assert told.startswith(f"Token {number} of {tokens}: ")
-        assert float(told.rpartition("a3 score ")[2]) == scores[number - 1]
+        assert float(told.rpartition("question_scout score ")[2]) == scores[number - 1]
 
 
 def test_scores_on_hover(console: Console) -> None:

@@ -18,8 +18,8 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from service.calibration import CALIBRATION_FILE
 from service.errors import InvalidRequest
+from service.model_fingerprint import CALIBRATION_FILE
 from service.parameters import parameter
 from service.worker.core.budget import apportion, exact
 from service.worker.core.model_facts import ModelFacts

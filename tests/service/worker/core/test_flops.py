@@ -76,10 +76,10 @@ def settled_by(model: Tiny, method: FusionMethod) -> int:
     reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
     if isinstance(method, QuestionTrail):
         started = trail(reference, prompt, method.ratio).started
-        return reused_question_layers(reference, prompt, started, 0.33, layers - 1)
+        return reused_question_layers(reference, prompt, started, method.again_from, layers - 1)
     if isinstance(method, QuestionScout):
         rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
-        return reused_question_layers(reference, prompt, rows, 0.33, layers)
+        return reused_question_layers(reference, prompt, rows, method.again_from, layers)
     return 0
 
 
@@ -116,7 +116,7 @@ def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> No
     computed = computed_by(any_family, method)
     finished = finished_rows(computed, LAST)
     reused_layers = settled_by(any_family, method)
-    assert bool(reused_layers) == isinstance(method, QuestionScout)
+    assert bool(reused_layers) == (getattr(method, "again_from", 0) > 0)
     computed, finished = (without_question(rows, reused_layers) for rows in (computed, finished))
     question = list(range(len(IDS) - len(Q), len(IDS)))
     scored = [question] if isinstance(method, A3) else []

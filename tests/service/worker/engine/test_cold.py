@@ -116,7 +116,8 @@ def test_requests_that_come_together_compute_a_document_once(model: Tiny, method
         names = [r.submit(method, logprobs=5, cold="as_stored") for _ in range(4)]
         r.run()
         first, *others = [r.done(name).report for name in names]
-        assert len({str(facts(r, name)) for name in names}) == 1
+        # Tokens alone: how many of them decode together, and so the rounding, depends on timing.
+        assert len({str(facts(r, name)[0]) for name in names}) == 1
     assert how(first) == ["as_stored"] * 4
     assert all(how(report)[1:] == [""] * 3 for report in others)
     assert all(d.tier == "memory" for report in others for d in report.documents)
