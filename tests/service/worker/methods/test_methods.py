@@ -51,8 +51,8 @@ def extremes(methods: dict[str, type[Any]]) -> Iterator[tuple[str, dict[str, Any
                 values = [[facts["le"]], [facts["ge"]] * 3, [0.5, 0.2]]
             elif facts["type"] in ("number", "integer"):
                 # Odd, for widths that must be.
-                values = [facts["ge"]] if "ge" in facts else [-(2**70) - 1, -(10**6) - 1]
-                values += [facts["le"]] if "le" in facts else [10**6 + 1, 2**70 + 1]
+                values = [facts["ge"]] if "ge" in facts else [-(2**63) + 1, -(10**6) - 1]
+                values += [facts["le"]] if "le" in facts else [10**6 + 1, 2**63 - 1]
             for value in values:
                 yield name, {field: value}
 
