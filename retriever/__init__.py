@@ -19,7 +19,7 @@ from retriever.documents import (
 )
 from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
-from retriever.ingest import IngestResult
+from retriever.ingest import EmbeddedDocument, IngestResult
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
@@ -35,6 +35,7 @@ __all__ = [
     "Document",
     "DocumentInfo",
     "DocumentPage",
+    "EmbeddedDocument",
     "Embedder",
     "EndpointEmbedder",
     "EndpointReranker",

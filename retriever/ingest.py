@@ -1,19 +1,19 @@
-"""Turns documents into stored chunks and vectors.
+"""Splits and embeds documents, which takes long and changes nothing.
 
-Embedding is batched over documents; each document is stored in a transaction of its own.
+Storing them is the retriever's other half of an ingest. A caller that guards changes by a lock can
+leave this half out of it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import UpsertResult
 from retriever.chunking.chunker import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 # Enough for full batches of the embedder, and a bound on the work that a crash can lose.
 _BATCH_CHUNKS = 256
-
-# Store(document, revision, spans, vectors [len(spans), dim])
-Store = Callable[[Document, str, list[ChunkSpan], Vectors], UpsertResult]
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,22 @@ class IngestResult:
 
 
 @dataclass
-class _Item:
-    """A document being ingested; it is done when it has a result."""
+class EmbeddedDocument:
+    """A document that is ready to be stored.
+
+    Attributes:
+        document: the document.
+        revision: hash of its content and of the chunking parameters; "" if it is invalid.
+        spans: its chunks.
+        vectors: `[len(spans), dim]`; None if this revision was stored already, or on an error.
+        error: why it cannot be stored; None otherwise.
+    """
 
     document: Document
     revision: str = ""
     spans: list[ChunkSpan] = field(default_factory=list)
-    result: IngestResult | None = None
+    vectors: Vectors | None = None
+    error: RetrieverError | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -63,97 +69,81 @@ class _Item:
         title = f"{self.document.title}\n" if self.document.title else ""
         return [title + self.document.text[span.start : span.end] for span in self.spans]
 
-    def fail(self, error: RetrieverError) -> None:
-        self.result = IngestResult(self.document.doc_id, "failed", error=error)
 
-
-def ingest(
+def embed_documents(
     documents: Iterable[Document],
     chunking: ChunkSettings,
     embedder: Embedder,
     catalog: Catalog,
-    store: Store,
     scope: Scope,
-) -> list[IngestResult]:
-    """Ingest documents; one that fails does not affect the others.
+) -> Iterator[EmbeddedDocument]:
+    """Split and embed documents, in their order; one that fails does not affect the others.
 
     Args:
         documents: the documents, in any number.
         chunking: how to split them.
-        embedder: a started embedder.
+        embedder: a started embedder; its batches are filled across documents.
         catalog: where stored revisions are looked up.
-        store: stores one document with its spans and vectors.
         scope: the tenant's collection.
-
-    Returns:
-        One result per document, in their order.
     """
     fingerprint = chunking.fingerprint
-    items: list[_Item] = []
-    pending: list[_Item] = []
+    items: list[EmbeddedDocument] = []
+    new: list[EmbeddedDocument] = []
     seen: set[str] = set()
     for document in documents:
         # If a document came earlier in this call, its stored revision may still change.
         known = None if document.doc_id in seen else catalog
         seen.add(document.doc_id)
-        item = _prepare(document, chunking, fingerprint, known, scope)
+        item = EmbeddedDocument(document)
         items.append(item)
-        if item.result is None:
-            pending.append(item)
-        if sum(len(waiting.spans) for waiting in pending) >= _BATCH_CHUNKS:
-            _flush(pending, embedder, store)
-            pending = []
-    _flush(pending, embedder, store)
-    return [item.result for item in items if item.result is not None]
+        if _split(item, chunking, fingerprint, known, scope):
+            new.append(item)
+        if sum(len(waiting.spans) for waiting in new) >= _BATCH_CHUNKS:
+            _embed_batch(new, embedder)
+            yield from items
+            items, new = [], []
+    _embed_batch(new, embedder)
+    yield from items
 
 
-def _prepare(
-    document: Document,
+def _split(
+    item: EmbeddedDocument,
     chunking: ChunkSettings,
     fingerprint: str,
     catalog: Catalog | None,
     scope: Scope,
-) -> _Item:
-    """Validate and split a document; it has a result already if it is unchanged or invalid."""
-    item = _Item(document)
+) -> bool:
+    """Validate and split a document; False if it is stored already or invalid."""
+    document = item.document
     try:
         validate_document(document)
         item.revision = document_revision(document, fingerprint)
-        known = None if catalog is None else catalog.revision(document.doc_id, scope=scope)
-        if catalog is not None and known == item.revision:
-            chunks = catalog.chunks_of(document.doc_id, scope=scope)
-            item.result = IngestResult(document.doc_id, "unchanged", chunks)
-        else:
-            item.spans = chunking.split(document.text, document.title)
+        if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:
+            return False
+        item.spans = chunking.split(document.text, document.title)
     except RetrieverError as error:
-        item.fail(error)
+        item.error = error
     except Exception as error:
         logger.exception("document %r cannot be cut into chunks", document.doc_id)
-        item.fail(InvalidDocument(f"cannot be cut into chunks: {error}"))
-    return item
+        item.error = InvalidDocument(f"cannot be cut into chunks: {error}")
+    return item.error is None
 
 
-def _flush(items: list[_Item], embedder: Embedder, store: Store) -> None:
-    """Embed all texts at once, then store each document; if embedding fails, try each alone."""
+def _embed_batch(items: list[EmbeddedDocument], embedder: Embedder) -> None:
+    """Embed all texts at once; if that fails, those of each document alone."""
     try:
         vectors = _embed([text for item in items for text in item.texts], embedder)
     except EmbedderError as error:
         if len(items) == 1:
-            items[0].fail(error)
+            items[0].error = error
             return
         for item in items:
-            _flush([item], embedder, store)
+            _embed_batch([item], embedder)
         return
     start = 0
     for item in items:
         end = start + len(item.spans)
-        try:
-            done = store(item.document, item.revision, item.spans, vectors[start:end])
-            item.result = IngestResult(
-                item.document.doc_id, done.status, done.chunks, done.removed_chunk_ids
-            )
-        except RetrieverError as error:
-            item.fail(error)
+        item.vectors = vectors[start:end]
         start = end
 
 

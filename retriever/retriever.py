@@ -12,15 +12,14 @@ of a catalog.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import CorpusCounts, UpsertResult
-from retriever.chunking.chunker import ChunkSettings, ChunkSpan
+from retriever.catalog.catalog_records import CorpusCounts
+from retriever.chunking.chunker import ChunkSettings
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -30,10 +29,10 @@ from retriever.documents import (
     SearchMode,
     StoredDocument,
 )
-from retriever.embedders.base import Embedder, Vectors, space_of
-from retriever.errors import EmbedderMismatch, InvalidQuery
+from retriever.embedders.base import Embedder, space_of
+from retriever.errors import EmbedderMismatch, InvalidQuery, RetrieverError
 from retriever.index_mirror import IndexMirror
-from retriever.ingest import IngestResult, ingest
+from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.search.read_write_lock import ReadWriteLock
@@ -121,8 +120,22 @@ class Retriever:
         Returns:
             One result per document, in their order.
         """
-        store = partial(self._store, scope)
-        return ingest(documents, self._chunking, self._embedder, self._catalog, store, scope)
+        return [self._store(item, scope) for item in self._embedded(documents, scope)]
+
+    def embed(
+        self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
+    ) -> list[EmbeddedDocument]:
+        """The long half of `ingest`: it changes nothing."""
+        return list(self._embedded(documents, scope))
+
+    def store(
+        self, embedded: Iterable[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
+    ) -> list[IngestResult]:
+        """The other half: store what `embed` returned for this scope, each in a transaction.
+
+        Documents may have changed in between: what counts is what is stored now.
+        """
+        return [self._store(item, scope) for item in embedded]
 
     def search(
         self,
@@ -256,22 +269,36 @@ class Retriever:
         """A tenant's collections that have documents, with their sizes, sorted by name."""
         return self._catalog.collections(tenant)
 
-    def _store(
-        self,
-        scope: Scope,
-        document: Document,
-        revision: str,
-        spans: list[ChunkSpan],
-        vectors: Vectors,
-    ) -> UpsertResult:
-        with self._consistency.write():
-            space = space_of(self._embedder)
-            done = self._catalog.upsert(document, revision, spans, vectors, space, scope=scope)
-            if done.status != "unchanged":
-                ids = [chunk.chunk_id for chunk in done.chunks]
-                self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
-            self._mirror.record(done.state)
-        return done
+    def _embedded(self, documents: Iterable[Document], scope: Scope) -> Iterator[EmbeddedDocument]:
+        return embed_documents(documents, self._chunking, self._embedder, self._catalog, scope)
+
+    def _store(self, item: EmbeddedDocument, scope: Scope) -> IngestResult:
+        doc_id = item.document.doc_id
+        try:
+            if item.error is None and item.vectors is None:
+                if self._catalog.revision(doc_id, scope=scope) == item.revision:
+                    chunks = self._catalog.chunks_of(doc_id, scope=scope)
+                    return IngestResult(doc_id, "unchanged", chunks)
+                [item] = self._embedded([item.document], scope)  # it was removed meanwhile
+            if item.error is not None:
+                return IngestResult(doc_id, "failed", error=item.error)
+            assert item.vectors is not None
+            with self._consistency.write():
+                done = self._catalog.upsert(
+                    item.document,
+                    item.revision,
+                    item.spans,
+                    item.vectors,
+                    space_of(self._embedder),
+                    scope=scope,
+                )
+                if done.status != "unchanged":
+                    ids = [chunk.chunk_id for chunk in done.chunks]
+                    self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
+                self._mirror.record(done.state)
+            return IngestResult(doc_id, done.status, done.chunks, done.removed_chunk_ids)
+        except RetrieverError as error:
+            return IngestResult(doc_id, "failed", error=error)
 
 
 def _check_query(query: str, top_k: int, mode: str) -> None:

@@ -103,3 +103,20 @@ def test_last_of_several_revisions_in_one_call_wins(open_retriever: OpenRetrieve
     )
     assert [result.status for result in results] == ["updated", "updated", "unchanged"]
     assert [passage.chunk.text for passage in retriever.search("first", 5)] == ["first"]
+
+
+def test_what_was_embedded_is_stored_whatever_happened_in_between(
+    open_retriever: OpenRetriever,
+) -> None:
+    """Embedding looks up which documents are stored; they may change before the storing."""
+    retriever = open_retriever()
+    retriever.ingest([Document("same", "text"), Document("other", "text")])
+    embedded = retriever.embed(
+        [Document("same", "text"), Document("other", "new"), Document("", "bad")]
+    )
+    assert [result.doc_id for result in retriever.list_documents().documents] == ["other", "same"]
+    retriever.delete(["same", "other"])
+    results = retriever.store(embedded)
+    assert [result.status for result in results] == ["created", "created", "failed"]
+    assert len(retriever.search("text", 5)) == 2
+    assert [result.status for result in retriever.store(embedded)] == ["unchanged"] * 2 + ["failed"]

@@ -1,6 +1,6 @@
 """Brings accepted documents into the catalog and the index.
 
-    pending ── parse ── add purges for the old revision ── ingest ── indexed, or failed
+    pending ── parse ── embed ── add purges for the old revision ── store ── indexed, or failed
 
 What is to be done is read from the job store, so a restart simply continues. A batch that was cut
 off is done again, which changes nothing where it was done already.
@@ -9,10 +9,11 @@ off is done again, which changes nothing where it was done already.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TypeVar
 
-from retriever import Document, IngestResult, Scope
+from retriever import Document, EmbeddedDocument, IngestResult, Scope
 from service.errors import KvstitchError
 from service.gateway.corpus.background_loop import BackgroundLoop
 from service.gateway.corpus.corpus_gauges import CorpusGauges
@@ -22,6 +23,8 @@ from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.retrieval.async_retriever import AsyncRetriever
+
+T = TypeVar("T")
 
 BATCH_DOCUMENTS = 32
 BATCH_BYTES = 100_000  # small enough for steady progress, large enough to embed in batches
@@ -70,19 +73,17 @@ class IndexingLoop:
                 await asyncio.to_thread(self._jobs.scrub)
             return False
         parsed, failed = await self._parse(batch)
+        embedded = await self._embed(parsed)
         async with self._purges.catalog_lock:
-            numbers = [item.number for item, _ in parsed]
-            # Others were cancelled while they were parsed.
+            # Others were cancelled while they were parsed and embedded.
+            numbers = [item.number for item, _ in embedded]
             pending = await asyncio.to_thread(self._jobs.still_in, "pending", numbers)
-            wanted = [pair for pair in parsed if pair[0].number in pending]
-            wanted.sort(key=lambda pair: pair[0].key[:2])
             indexed = []
-            for (tenant, collection), group in groupby(wanted, lambda pair: pair[0].key[:2]):
-                for item, result in await self._ingest(Scope(tenant, collection), list(group)):
-                    if result.error is None:
-                        indexed.append((item.number, result.status, len(result.chunks)))
-                    else:
-                        failed.append((item.number, str(result.error)))
+            for item, result in await self._store([e for e in embedded if e[0].number in pending]):
+                if result.error is None:
+                    indexed.append((item.number, result.status, len(result.chunks)))
+                else:
+                    failed.append((item.number, str(result.error)))
             await asyncio.to_thread(self._jobs.set_failed, failed)
             await asyncio.to_thread(self._jobs.set_indexed, indexed)
         self._needs_scrub = True
@@ -105,12 +106,34 @@ class IndexingLoop:
                 failed.append((item.number, error.message))
         return parsed, failed
 
-    async def _ingest(
-        self, scope: Scope, group: Sequence[tuple[SpooledDocument, Document]]
+    async def _embed(
+        self, parsed: Sequence[tuple[SpooledDocument, Document]]
+    ) -> list[tuple[SpooledDocument, EmbeddedDocument]]:
+        """What is to be stored. Takes long, so no lock is held: deletions need not wait."""
+        out: list[tuple[SpooledDocument, EmbeddedDocument]] = []
+        for scope, pairs in _by_scope(parsed):
+            embedded = await self._retriever.embed([doc for _, doc in pairs], scope=scope)
+            out += zip([item for item, _ in pairs], embedded, strict=True)
+        return out
+
+    async def _store(
+        self, embedded: Sequence[tuple[SpooledDocument, EmbeddedDocument]]
     ) -> list[tuple[SpooledDocument, IngestResult]]:
-        await self._purges.add(scope, [item.doc_id for item, _ in group])
-        results = await self._retriever.ingest([document for _, document in group], scope=scope)
-        return [(item, result) for (item, _), result in zip(group, results, strict=True)]
+        """Store documents, after purges for their previous revisions were added."""
+        out: list[tuple[SpooledDocument, IngestResult]] = []
+        for scope, pairs in _by_scope(embedded):
+            await self._purges.add(scope, [item.doc_id for item, _ in pairs])
+            results = await self._retriever.store([doc for _, doc in pairs], scope=scope)
+            out += zip([item for item, _ in pairs], results, strict=True)
+        return out
+
+
+def _by_scope(
+    pairs: Sequence[tuple[SpooledDocument, T]],
+) -> Iterator[tuple[Scope, list[tuple[SpooledDocument, T]]]]:
+    ordered = sorted(pairs, key=lambda pair: pair[0].key[:2])
+    for (tenant, collection), group in groupby(ordered, lambda pair: pair[0].key[:2]):
+        yield Scope(tenant, collection), list(group)
 
 
 def _until_repetition(items: Sequence[SpooledDocument]) -> list[SpooledDocument]:

@@ -1,6 +1,7 @@
 """The retriever for coroutines: its blocking calls run in threads.
 
-Searches have threads of their own, so that a long ingest does not delay them.
+Searches have threads of their own, so that nothing delays them, and so has embedding documents,
+which delays no change.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from retriever import (
     DocFilter,
     Document,
     DocumentPage,
+    EmbeddedDocument,
     Filter,
     IngestResult,
     Passage,
@@ -113,7 +115,8 @@ class AsyncRetriever:
         self._rerank_deadline_s = rerank_deadline_s
         self._search_threads = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
         # One thread: the retriever takes one change at a time.
-        self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="ingest")
+        self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="change")
+        self._embed_thread = ThreadPoolExecutor(1, thread_name_prefix="embed")
         self.started = False
 
     async def start(self) -> None:
@@ -131,6 +134,7 @@ class AsyncRetriever:
         """Save and close, after the work under way."""
         if self.started:
             self.started = False
+            await self._in(self._embed_thread, lambda: None)
             try:
                 await self.save()
             except KvstitchError as error:  # the next start rebuilds the index from the catalog
@@ -140,6 +144,7 @@ class AsyncRetriever:
                 await self._reranker.close()
         self._search_threads.shutdown(wait=False, cancel_futures=True)
         self._change_thread.shutdown(wait=False, cancel_futures=True)
+        self._embed_thread.shutdown(wait=False, cancel_futures=True)
 
     def require(self) -> None:
         """Raise WorkerUnavailable while the index is being loaded."""
@@ -211,15 +216,22 @@ class AsyncRetriever:
 
     # -- changing --------------------------------------------------------------------------------
 
-    async def ingest(
+    async def embed(
         self, documents: Sequence[Document], *, scope: Scope = DEFAULT_SCOPE
+    ) -> list[EmbeddedDocument]:
+        """Split and embed documents, for `store`. Changes nothing and waits for no change."""
+        run = partial(self._retriever.embed, documents, scope=scope)
+        return await self._in(self._embed_thread, run)
+
+    async def store(
+        self, embedded: Sequence[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """Ingest documents; returns what became of each.
+        """Store what `embed` returned for this scope; returns what became of each document.
 
         Raises:
             DiskFull: There is no room; documents that are stored already are not stored twice.
         """
-        run = partial(self._retriever.ingest, documents, scope=scope)
+        run = partial(self._retriever.store, embedded, scope=scope)
         results = await self._in(self._change_thread, run)
         for result in results:
             if result.error is not None and (full := self._disk_full(result.error)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,9 @@ def test_a_body_must_come_in_time(folder: Path, data: Path) -> None:
                 answer = dripped(connection, b'{"question": "' + b"a" * 400)
                 assert b" 408 " in answer, answer
                 rest = answer
-                while part := connection.recv(65_536):
-                    rest += part
+                with suppress(ConnectionResetError):  # closed with bytes that nobody read
+                    while part := connection.recv(65_536):
+                        rest += part
             assert b"body_timeout" in rest, "and then the connection is closed"
         rig.ingest()
         assert rig.ask().status_code == 200

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retriever.embedders.base import Vectors
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Chunk, Precompute, Purge
 from tests.service.gateway.model_folders import byte_tokenizer
@@ -168,6 +171,32 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
     worker.on_chunk = meanwhile
     rig.ingest()
     until(lambda: len(worker.stored) == 2, "purged again")
+
+
+def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None:
+    rig.ingest()
+    embedder = rig.gateway.retriever._embedder
+    embed, reached, go_on = embedder.embed, threading.Event(), threading.Event()
+
+    def slow(texts: Sequence[str]) -> Vectors:
+        reached.set()
+        assert go_on.wait(20)
+        return embed(texts)
+
+    embedder.embed = slow  # type: ignore[method-assign]
+    documents = [{"doc_id": name, "text": f"{name} is new"} for name in ("oslo", "lima", "quito")]
+    jobs = [
+        rig.http.post("/admin/precompute", json={"documents": [document]}).json()["job_id"]
+        for document in documents
+    ]
+    assert reached.wait(20)
+    assert rig.http.delete("/admin/documents/oslo").status_code == 200
+    assert rig.http.delete("/admin/documents/rome").status_code == 200
+    assert rig.http.delete(f"/admin/jobs/{jobs[1]}").status_code == 200
+    go_on.set()
+    assert rig.finished(jobs[2])["state"] == "succeeded"
+    listed = rig.http.get("/admin/documents").json()["documents"]
+    assert [document["doc_id"] for document in listed] == ["bergen", "quito"]
 
 
 def test_failed_precompute_is_the_documents_error(rig: Rig) -> None:

@@ -53,7 +53,7 @@ async def opened(
     retriever = Retriever.in_folder(folder, embedder, ChunkSettings(WordCounter()))
     retriever = AsyncRetriever(retriever, embedder, reranker, rerank_deadline_s=deadline_s)
     await retriever.start()
-    await retriever.ingest(DOCUMENTS, scope=ACME)
+    await retriever.store(await retriever.embed(DOCUMENTS, scope=ACME), scope=ACME)
     return retriever
 
 
