@@ -1,0 +1,163 @@
+"""Less KV on a real model: codecs, eviction after fusion, and SamKV, by KL to full prefill.
+
+    python -m benchmarks.quality.real.less_kv --model FOLDER --prompts FILE.jsonl --samples 60
+
+Prompts are those of `python -m benchmarks.quality.real.prompts`. Chunks are precomputed behind the
+system prompt. Writes less_kv.md and less_kv.json (samples, machine, versions, commit) to --out as
+it goes; records are appended to less_kv-MODEL-DTYPE.jsonl there, so that a stopped run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.fidelity.prompts import of_file
+from benchmarks.fidelity.report.markdown import percent, table, with_interval
+from service.calibration import BUILT_IN_FUSION
+from service.tuning.choosing import Summary
+from service.tuning.measuring.bootstrap import Bootstrap
+from service.tuning.measuring.candidate import FULL_PREFILL, Candidate
+from service.tuning.measuring.environment import describe
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.record_file import RecordFile
+from service.tuning.measuring.trial import Trial, TrialRunner
+from service.worker.api import load_model, model_fingerprint, read_calibration
+from service.worker.methods.api import ModelFacts
+
+OUT = Path("benchmarks/results/real")
+CODECS = ("int8", "int4", "int2")
+EVICTIONS = (
+    "snapkv", "ada_snapkv", "pyramidkv", "ada_pyramidkv", "kvec", "h2o", "streaming_llm",
+)  # fmt: skip
+BUDGETS = (0.5, 0.17)
+"""Of a typical prompt's tokens; 0.17 is the A3 paper's."""
+MEMORY_BYTES = 1 << 30
+LEGEND = """\
+KL: full prefill ‖ configuration in nats per token along full prefill's greedy answer; first: of its
+first token. Same tokens: full prefill's answer tokens that are the most likely ones here too; same
+answer: all of them are. Stored: the KV that was at hand, over the same chunks stored raw. Kept: the
+prompt's KV entries held while the answer is made. Operations: of the prefill, over full prefill's.
+In brackets 95 % bootstrap intervals over prompts.
+"""
+
+
+def candidates(prompt_tokens: float, facts: ModelFacts) -> list[Candidate]:
+    """What is compared, for prompts of about so many tokens."""
+    parameters = {name: value for name, value in BUILT_IN_FUSION.items() if name != "method"}
+    fused = Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), "system")
+    whole = Candidate(FULL_PREFILL, (), "system")
+    pie = Candidate("pie", (), "system")
+    made = [pie, *(replace(pie, codec=codec) for codec in CODECS)]
+    made += [fused, *(replace(fused, codec=codec) for codec in CODECS)]
+    made += [Candidate("samkv", (), "system")]
+    names = [*EVICTIONS, *(["headkv"] if facts.head_scores else [])]
+    for base in (whole, fused):
+        made += _evicted(base, names, prompt_tokens)
+    return made
+
+
+def _evicted(base: Candidate, names: Sequence[str], prompt_tokens: float) -> Iterator[Candidate]:
+    for share in BUDGETS:
+        for name in names:
+            budget = int(share * prompt_tokens)
+            yield replace(base, eviction=name, eviction_parameters=(("budget", budget),))
+
+
+def report(title: str, rows: Sequence[Summary]) -> str:
+    """The page."""
+    raw = max(row.bytes for row in rows)
+    body = [
+        [
+            row.candidate.label,
+            with_interval(row.kl, _three),
+            _three(row.kl_first.mean),
+            percent(row.agreement.mean),
+            percent(row.same.mean),
+            percent(row.bytes / raw),
+            percent(row.kept),
+            percent(row.operations),
+        ]
+        for row in rows
+    ]
+    head = ["configuration", "KL", "first", "same tokens", "same answer", "stored", "kept"]
+    return f"# {title}\n\n{LEGEND}\n{table([*head, 'operations'], body)}"
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def write(
+    folder: Path,
+    facts: dict[str, object],
+    prompts: Sequence[Prompt],
+    compared: Sequence[Candidate],
+    file: RecordFile[Trial],
+) -> None:
+    """The table and the samples of the prompts that everything is measured on."""
+    done = [p for p in prompts if all((p.key, c.key) in file for c in compared)]
+    if not done:
+        return
+    bootstrap = Bootstrap(len(done))
+    rows = [Summary.of(c, [file[p.key, c.key] for p in done], bootstrap) for c in compared]
+    title = f"Less KV: {facts['model']}, {len(done)} prompts, {facts['dtype']}"
+    (folder / "less_kv.md").write_text(report(title, rows), encoding="utf-8")
+    columns = ("kl", "kl_first", "agreement", "same", "operations", "bytes", "kept")
+    results = [
+        row.candidate.fields | {name: [getattr(t, name) for t in row.trials] for name in columns}
+        for row in rows
+    ]
+    record = {**facts, "prompts": [p.key for p in done], "results": results}
+    (folder / "less_kv.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality.real.less_kv",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL")
+    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args(given)
+    torch.set_num_threads(args.threads)
+    prompts = of_file(args.model, args.prompts)[: args.samples]
+    adapter = load_model(str(args.model), dtype=args.dtype)
+    facts = read_calibration(
+        args.model, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
+    )
+    fingerprint = model_fingerprint(str(args.model))
+    compared = candidates(median(p.tokens for p in prompts), facts)
+    file = RecordFile(args.out / f"less_kv-{fingerprint[:12]}-{args.dtype}.jsonl", Trial)
+    file.load()
+    longest = max(prompt.tokens for prompt in prompts)
+    runner = TrialRunner(adapter, facts, longest=longest, memory_bytes=MEMORY_BYTES)
+    about: dict[str, object] = {
+        "model": args.model.name,
+        "fingerprint": fingerprint,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "environment": describe(),
+    }
+    for number, prompt in enumerate(prompts, start=1):
+        missing = [c for c in compared if (prompt.key, c.key) not in file]
+        for trials in runner.measure(prompt, missing) if missing else ():
+            file.add(trials)
+        print(f"prompt {number} of {len(prompts)} done", flush=True)
+        write(args.out, about, prompts, compared, file)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
