@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.speed.contexts import decode, evict, filled, pool_for
-from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, answer, place
+from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, TRAIL, Prompt, answer, place
+from benchmarks.speed.gpu_kernels import kernels
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
@@ -54,9 +56,10 @@ class Run:
         chunks: documents of the prompt.
         square: side of the matrices whose product gives the device's rate.
         copied: bytes of the copy that gives the device's bandwidth.
-        batch: contexts that are decoded together.
+        batch: contexts that are decoded together; fewer where the memory is too small.
         budget: KV entries per head, on average, after eviction.
         steps: tokens to decode.
+        contexts: other lengths of prompts, in tokens.
     """
 
     adapter: DecoderAdapter
@@ -68,6 +71,7 @@ class Run:
     batch: int = 64
     budget: int = 1024
     steps: int = 16
+    contexts: tuple[int, ...] = (2048, 16384)
 
 
 def prefill(run: Run) -> Outcome:
@@ -91,7 +95,8 @@ def prefill(run: Run) -> Outcome:
                 answer(engine, prompt.request(str(next(number)), METHODS[method]))
 
             ways[name] = synchronised(adapter, partial(ttft, engine, A3))
-        ways[FULL] = synchronised(adapter, partial(ttft, plain, FULL))
+        for name in (FULL, PIE, SCOUT, TRAIL):
+            ways[name] = synchronised(adapter, partial(ttft, plain, name))
         paired = run_paired(ways, run.repetitions)
     work = full_prefill_flops(adapter, len(prompt.ids)) / (2.0 * run.square**3)
     figures = [
@@ -99,11 +104,41 @@ def prefill(run: Run) -> Outcome:
             f"full prefill of {run.tokens} tokens, operations/s over a matrix product's",
             "product", FULL, at_least(0.5), work,
         ),
-        paired.figure("A3 r=0.15 from host memory over full prefill", A3, FULL, at_most(0.25)),
+        *(
+            paired.figure(f"{name} from host memory over full prefill", name, FULL, at_most(0.25))
+            for name in (A3, SCOUT, TRAIL, PIE)
+        ),
         Figure("bytes of int8 chunks over raw", [sizes["a3, int8"] / sizes[A3]], at_most(0.55)),
         paired.figure("TTFT with int8 chunks over raw", "a3, int8", A3, at_most(1.0)),
     ]  # fmt: skip
     return Outcome(figures, {"seconds": paired.raw(), "bytes": sizes})
+
+
+def contexts(run: Run) -> Outcome:
+    """TTFT at other lengths, relative to full prefill."""
+    figures, seconds = [], {}
+    for tokens in run.contexts:
+        prompt = Prompt(run.adapter, tokens, run.chunks, 0)
+        with place(run.adapter, MemoryTier(64 << 30), len(prompt.ids)) as engine:
+            for key, chunk in prompt.random_chunks(engine, run.adapter).items():
+                engine.store.put(key, chunk)
+            number = count()
+
+            def ttft(engine: Any, prompt: Prompt, number: Any, method: str) -> None:
+                answer(engine, prompt.request(str(next(number)), METHODS[method]))
+
+            names = (FULL, A3, SCOUT, PIE)
+            ways: dict[str, Work] = {
+                name: synchronised(run.adapter, partial(ttft, engine, prompt, number, name))
+                for name in names
+            }
+            paired = run_paired(ways, run.repetitions)
+        seconds[str(tokens)] = paired.raw()
+        figures += [
+            paired.figure(f"{name} over full prefill, {tokens} tokens", name, FULL, at_most(0.25))
+            for name in names[1:]
+        ]
+    return Outcome(figures, {"seconds": seconds})
 
 
 def transfer(run: Run) -> Outcome:
@@ -135,8 +170,9 @@ def decoding(run: Run) -> Outcome:
     """TPOT at batch 1 relative to reading weights and KV once; a large batch evicted."""
     adapter, steps = run.adapter, run.steps
     room = steps * (run.repetitions + 1) * 2 + 1
-    pool = pool_for(adapter, [run.tokens] * run.batch, room)
-    contexts = [filled(pool, run.tokens, room) for _ in range(run.batch)]
+    batch = _fitting(run, run.tokens + room)
+    pool = pool_for(adapter, [run.tokens] * batch, room)
+    contexts = [filled(pool, run.tokens, room) for _ in range(batch)]
     decoder = Decoder(adapter, pool)
     weights = sum(p.nbytes for p in adapter.model.parameters())
     weights -= adapter.model.get_input_embeddings().weight.nbytes  # only one row of it is read
@@ -163,11 +199,33 @@ def decoding(run: Run) -> Outcome:
                 "one", "copy", at_most(1.3), bound,
             ),
             both.figure(
-                f"TPOT at batch {run.batch}, {run.tokens} context, over budget {run.budget}",
+                f"TPOT at batch {batch}, {run.tokens} context, over budget {run.budget}",
                 "all", "evicted", at_least(2.5),
             ),
         ],
         {"seconds": alone.raw() | both.raw(), "bytes": once},
+    )  # fmt: skip
+
+
+def _fitting(run: Run, tokens: int) -> int:
+    """The largest power of two of contexts, at most `run.batch`, that the device has room for."""
+    batch = run.batch
+    if run.adapter.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        # The two buffers of the copy, and a tenth for the products' own memory.
+        free = int(0.9 * free) - 2 * run.copied
+        while batch > 1 and batch * tokens * run.adapter.kv_bytes_per_token > free:
+            batch //= 2
+    return batch
+
+
+def kernel_table(run: Run) -> Outcome:
+    """Our kernels relative to what torch offers for the same job."""
+    config = run.adapter.config
+    return kernels(
+        run.adapter.device, run.tokens, run.chunks, run.batch, run.repetitions,
+        heads=config.num_attention_heads, kv_heads=run.adapter.kv_heads, d=run.adapter.head_dim,
     )  # fmt: skip
 
 
@@ -191,7 +249,9 @@ def _product(run: Run) -> Work:
 
 
 LINES: dict[str, Callable[[Run], Outcome]] = {
+    "gpu_kernels": kernel_table,
     "gpu_prefill": prefill,
+    "gpu_contexts": contexts,
     "gpu_transfer": transfer,
     "gpu_decode": decoding,
 }
@@ -211,11 +271,17 @@ def main() -> int:
     adapter = adapter_for(_model(sizes, given.device))
     run = Run(adapter, given.repetitions)
     if given.quick:
-        run = Run(adapter, given.repetitions, 128, 4, 64, 1 << 20, 3, 32, 2)
+        run = Run(adapter, given.repetitions, 128, 4, 64, 1 << 20, 3, 32, 2, (64,))
+    failed: list[str] = []
     for name, line in LINES.items():
         started = time.perf_counter()
-        with torch.inference_mode():
-            outcome = line(run)
+        try:
+            with torch.inference_mode():
+                outcome = line(run)
+        except Exception:  # the other lines are worth as much
+            traceback.print_exc()
+            failed.append(name)
+            continue
         record = {
             "line": name,
             "threads": torch.get_num_threads(),
@@ -230,7 +296,7 @@ def main() -> int:
         }
         save(given.out, record)
         print(f"{name}, {record['took_s']} s\n{text(record)}", flush=True)
-    return 0
+    return 1 if failed else 0
 
 
 def _model(sizes: dict[str, int], device: str) -> Any:

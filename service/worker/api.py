@@ -37,6 +37,11 @@ from service.worker.harness import (
     prefill_prompt,
     prefill_sparse,
 )
+from service.worker.kernels.gpu import (
+    index_causal_attention,
+    kv_placement_gpu,
+    ragged_attention_gpu,
+)
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
@@ -103,6 +108,8 @@ __all__ = [
     "eviction_methods",
     "full_prefill_flops",
     "fusion_methods",
+    "index_causal_attention",
+    "kv_placement_gpu",
     "kv_pool",
     "load_model",
     "make_eviction",
@@ -113,6 +120,7 @@ __all__ = [
     "prefill_ids",
     "prefill_prompt",
     "prefill_sparse",
+    "ragged_attention_gpu",
     "read_calibration",
     "sample",
     "set_threads",

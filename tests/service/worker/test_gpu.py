@@ -7,12 +7,26 @@ import copy
 import pytest
 import torch
 
+from service.tuning.measuring.candidate import Candidate
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.trial import Trial, TrialRunner
+from service.worker.core.model_facts import ModelFacts
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.attention import attend_last, attend_rows
 from tests.service.worker.forward.test_decode import Running
-from tests.service.worker.tiny import Tiny, assert_close
+from tests.service.worker.tiny import (
+    D1,
+    D2,
+    D3,
+    Q,
+    S,
+    Tiny,
+    assert_close,
+    random_model,
+    tiny_config,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,3 +88,57 @@ def decoded(adapter: DecoderAdapter, ragged: bool) -> torch.Tensor:
                 kv.keep(layer, [torch.arange(0, length, 1 + h) for h in heads], 1)
         running.append(Running(kv, length, [5]))
     return decode_step(adapter, running)
+
+
+PROMPTS = [
+    Prompt("task", tuple(S), (tuple(D1 * 3), tuple(D2 * 4), tuple(D3 * 3)), tuple(Q)),
+    Prompt("task", tuple(S), (tuple(D3 * 2), tuple(D1 * 2)), (*Q, *Q)),
+]
+METHODS = [
+    Candidate("pie", (), "none"),
+    Candidate("full_reuse", (), "none"),
+    Candidate("legolink", (), "system"),
+    Candidate("a3", (("ratio", 0.3),), "system"),
+    Candidate("cacheblend", (("ratio", 0.3),), "system"),
+    Candidate("question_scout", (("ratio", 0.3),), "system"),
+    Candidate("question_trail", (("ratio", 0.3),), "system"),
+    Candidate("samkv", (), "system"),
+    *(Candidate("pie", (), "system", codec) for codec in ("int8", "int4", "int2")),
+    *(
+        Candidate("vanilla", (), "system", eviction=name, eviction_parameters=(("budget", 24),))
+        for name in ("snapkv", "ada_snapkv", "pyramidkv", "kvec", "h2o", "streaming_llm")
+    ),
+]
+
+
+@pytest.mark.parametrize("candidate", METHODS, ids=lambda c: f"{c.method} {c.codec} {c.eviction}")
+def test_what_methods_lose(candidate: Candidate, model: Tiny) -> None:
+    """In fp32 a method is as far from full prefill on the GPU as on the CPU."""
+    there = copy.deepcopy(model.adapter.model).cuda()
+    for prompt in PROMPTS:
+        here, gpu = (
+            lost(adapter, prompt, candidate) for adapter in (model.adapter, adapter_for(there))
+        )
+        assert gpu.kl == pytest.approx(here.kl, abs=1e-3)
+        assert gpu.agreement == pytest.approx(here.agreement) and gpu.bytes == here.bytes
+        assert gpu.kept == here.kept and gpu.operations == pytest.approx(here.operations)
+
+
+@pytest.mark.parametrize("name", ["a3", "cacheblend", "question_scout", "question_trail"])
+def test_all_rows_recomputed_are_full_prefill(name: str) -> None:
+    """In bfloat16, through the Triton kernels."""
+    config = tiny_config("llama", head_dim=64, max_position_embeddings=1024)
+    adapter = adapter_for(random_model(config, dtype=torch.bfloat16).cuda())
+    for prompt in PROMPTS:
+        all_rows = Candidate(name, (("ratio", 1.0),), "system")
+        assert lost(adapter, prompt, all_rows).kl < 1e-3
+        half = lost(adapter, prompt, Candidate(name, (("ratio", 0.5),), "system"))
+        none = lost(adapter, prompt, Candidate("pie", (), "system"))
+        assert half.operations > none.operations and half.kl < none.kl
+
+
+def lost(adapter: DecoderAdapter, prompt: Prompt, candidate: Candidate) -> Trial:
+    facts = ModelFacts(layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads)
+    runner = TrialRunner(adapter, facts, longest=prompt.tokens, memory_bytes=1 << 24)
+    ((trial,),) = runner.measure(prompt, [candidate])
+    return trial

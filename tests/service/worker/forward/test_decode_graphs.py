@@ -140,7 +140,7 @@ def test_nothing_is_recorded_on_a_cpu(model: Tiny) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
-@pytest.mark.parametrize("lengths", [(40, 9, 3, 12, 5), (3000, 9)])
+@pytest.mark.parametrize("lengths", [(40, 9, 3, 12, 5), (3000, 9, 70)])
 def test_on_the_gpu(lengths: tuple[int, ...]) -> None:
     """CUDA graphs in bfloat16 against steps computed there."""
     config = tiny_config("qwen3", head_dim=64, max_position_embeddings=4096)
