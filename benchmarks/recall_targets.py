@@ -68,7 +68,9 @@ class Service:
         reply = await self._http.post("/v1/rag/generate", json=body)
         if reply.status_code != 200:
             raise RuntimeError(f"POST /v1/rag/generate: {reply.status_code} {reply.text[:300]}")
-        return [str(citation["doc_id"]) for citation in reply.json()["citations"]]
+        # In the order of the search: the prompt may hold the best passage last.
+        ranked = sorted(reply.json()["citations"], key=lambda citation: -citation["score"])
+        return [str(citation["doc_id"]) for citation in ranked]
 
 
 @asynccontextmanager

@@ -8,14 +8,18 @@ again. The tokenizer comes in as an `Encoder`.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
 PREFIX_MODES = ("none", "bos", "bos_keep", "system")
+PASSAGE_ORDERS = ("best_first", "best_last")
+
+T = TypeVar("T")
 
 
 class Encoder(Protocol):
@@ -63,6 +67,9 @@ class PromptFormat:
             end of the prompt, behind the question, and of the answer's text its beginning.
         chunk_tokens: Longest chunk of a document, in tokens.
         top_k: Passages per answer.
+        passage_order: Where the best of the passages that a search has found stands in the prompt:
+            best_first, or best_last, next to the question. Small models read best what they have
+            read last.
         max_tokens: Tokens per answer.
         prefix_mode: What a chunk attends to when it is precomputed:
             nothing, BOS, BOS that stays in the prompt, or the system prompt.
@@ -77,17 +84,19 @@ class PromptFormat:
     answer_prefix: str = ""
     chunk_tokens: int = 512
     top_k: int = 5
+    passage_order: str = "best_first"
     max_tokens: int = 256
     prefix_mode: str = "system"
     stop: tuple[str, ...] = ()
     bos: str | None = ""
 
     def __post_init__(self) -> None:
-        if self.prefix_mode not in PREFIX_MODES:
-            raise InvalidRequest(
-                f"prefix_mode must be one of {', '.join(PREFIX_MODES)}, not {self.prefix_mode!r}",
-                field="prefix_mode",
-            )
+        for name, known in (("prefix_mode", PREFIX_MODES), ("passage_order", PASSAGE_ORDERS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise InvalidRequest(
+                    f"{name} must be one of {', '.join(known)}, not {value!r}", field=name
+                )
 
     @classmethod
     def load(cls, folder: Path) -> PromptFormat | None:
@@ -103,6 +112,14 @@ class PromptFormat:
     def earlier_answer(self) -> str:
         """The template of an earlier answer, with the default filled in."""
         return self.answer or " {answer}" + (self.stop[0] if self.stop else "\n\n")
+
+    def in_prompt_order(self, ranked: Sequence[T]) -> list[T]:
+        """Passages in the order in which the prompt holds them.
+
+        Args:
+            ranked: As a search has ranked them, the best first.
+        """
+        return list(ranked) if self.passage_order == "best_first" else list(reversed(ranked))
 
     def render_document(self, title: str, text: str) -> str:
         """The text of a document; one without a title has no line for it."""

@@ -79,7 +79,8 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     plan = Plan(out, args.minutes, args.seed, asked, prompts.prefix_mode)
     dtype = str(adapter.dtype).removeprefix("torch.")
     source = json.dumps([args.documents, args.collection, asked, args.seed, settings.retrieval,
-                         prompts.format.top_k, prompts.format.chunk_tokens])  # fmt: skip
+                         prompts.format.top_k, prompts.format.passage_order,
+                         prompts.format.chunk_tokens])  # fmt: skip
     run_id = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
     records = out / f"trials-{model[:12]}-{dtype}-{run_id}.jsonl"
     if args.fresh:

@@ -69,7 +69,8 @@ class Corpus:
             PromptTooLong: it does not fit into the model's context with an answer.
         """
         mode, top_k = self._settings.retrieval, self._prompts.format.top_k
-        passages = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
+        ranked = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
+        passages = self._prompts.format.in_prompt_order(ranked)
         plan = self._prompts.plan(
             self._prompts.segments([passage.chunk for passage in passages]),
             self._prompts.encode_question([Turn("user", question)]),

@@ -174,7 +174,10 @@ class RequestPreparer:
     ) -> PreparedRequest:
         started = time.perf_counter()
         request, result = validated.request, found.result
-        documents = self._prompts.segments([passage.chunk for passage in result.passages])
+        passages = result.passages
+        if validated.search is not None:  # else they came with the request, in its order
+            passages = self._prompts.format.in_prompt_order(passages)
+        documents = self._prompts.segments([passage.chunk for passage in passages])
         question = found.question
         if question is None:
             chars = sum(len(turn.text) for turn in validated.turns)
@@ -185,7 +188,7 @@ class RequestPreparer:
         plan_s = time.perf_counter() - started
         max_tokens, lowered = self._max_tokens(validated, plan)
         warnings = [*result.warnings, *lowered]
-        if validated.search is not None and not result.passages:
+        if validated.search is not None and not passages:
             warnings.append(self._nothing_found(validated))
         generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
@@ -203,11 +206,11 @@ class RequestPreparer:
             token_fates=request.include_tokens,
             cold=request.cold or self._settings.cold,
         )
-        citations = response.citations(result.passages, with_text=request.include_text)
+        citations = response.citations(passages, with_text=request.include_text)
         stages = {"embed": result.embed_s, "retrieve": result.retrieve_s, "plan": plan_s}
         if request.rerank:
             stages["rerank"] = result.rerank_s
-        return PreparedRequest(generate, result.passages, citations, plan.tokens, stages, warnings)
+        return PreparedRequest(generate, passages, citations, plan.tokens, stages, warnings)
 
     def _nothing_found(self, validated: ValidatedRequest) -> str:
         collection = validated.scope.collection

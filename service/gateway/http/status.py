@@ -27,6 +27,7 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
         "prompt": {
             "chunk_tokens": fmt.chunk_tokens,
             "top_k": fmt.top_k,
+            "passage_order": fmt.passage_order,
             "max_tokens": fmt.max_tokens,
             "prefix_mode": fmt.prefix_mode,
         },

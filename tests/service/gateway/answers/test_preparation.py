@@ -10,6 +10,7 @@ import pytest
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Abort, Generate, Prefetch
 from tests.retriever.http_endpoint import endpoint
+from tests.service.gateway.model_folders import FORMAT, make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running
 
 TEXT = "The lighthouse of Skagen is forty-six metres high. " * 8
@@ -36,6 +37,27 @@ def test_inline_documents_are_cut_cited_and_not_kept(rig: Rig) -> None:
     assert isinstance(request, Generate)
     decoded = rig.gateway.prompts.tokenizer.decode(request.documents[-1].ids)
     assert decoded == "Short.\n"
+
+
+def test_the_best_passage_stands_last_where_the_model_wants_it(tmp_path: Path, data: Path) -> None:
+    folder = make_folder(tmp_path / "model", fmt={**FORMAT, "passage_order": "best_last"})
+    with running(folder, data) as rig:
+        rig.ingest()
+        result = rig.ask().json()
+        cited = result["citations"]
+        scores = [c["score"] for c in cited]
+        assert cited[-1]["doc_id"] == "oslo" and scores == sorted(scores) and len(set(scores)) > 1
+        assert [c["index"] for c in cited] == [1, 2, 3]
+        assert [d["doc_id"] for d in result["cache"]["documents"]] == [c["doc_id"] for c in cited]
+        request = fake(rig).seen(Generate)[-1]
+        assert isinstance(request, Generate)
+        decode = rig.gateway.prompts.tokenizer.decode
+        prompt = [decode(document.ids) for document in request.documents]
+        assert [text.partition("\n")[0].lower() for text in prompt] == [c["doc_id"] for c in cited]
+        # Documents that come with the question stand as they came.
+        inline = [{"text": "Bern.", "doc_id": "a"}, {"text": "Basel.", "doc_id": "b"}]
+        own = rig.ask(inline_documents=inline).json()["citations"]
+        assert [c["doc_id"] for c in own] == ["a", "b"]
 
 
 def test_inline_text_has_the_same_ids_as_the_stored_document(rig: Rig) -> None:

@@ -87,6 +87,7 @@ def test_unusable_templates_are_refused(tmp_path: Path, template: str, message: 
         "{}",
         json.dumps({**FORMAT, "chunksize": 5}),
         json.dumps({**FORMAT, "prefix_mode": "all"}),
+        json.dumps({**FORMAT, "passage_order": "random"}),
         json.dumps({**FORMAT, "prompt": {**FORMAT["prompt"], "question": "?"}}),
     ],
 )

@@ -1,0 +1,33 @@
+"""Prompts of a tuning run are those that the service would build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retriever import Document
+from service.gateway.api import PromptBuilder
+from service.settings import load
+from service.tuning.corpus import of_documents
+from tests.service.gateway.model_folders import FORMAT, make_folder
+
+DOCUMENTS = [
+    Document("oslo", "Oslo is the capital of Norway, by the fjord.", "Oslo"),
+    Document("bergen", "Bergen is rainy and has a fish market.", "Bergen"),
+    Document("rome", "Rome is the capital of Italy, on the Tiber.", "Rome"),
+]
+
+
+@pytest.mark.parametrize(("order", "place"), [("best_first", 0), ("best_last", -1)])
+def test_passages_stand_in_the_order_that_the_model_wants(
+    tmp_path: Path, order: str, place: int
+) -> None:
+    fmt: dict[str, Any] = {**FORMAT, "passage_order": order}
+    settings = load(data_dir=tmp_path / "data")
+    prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=fmt), settings)
+    with of_documents(DOCUMENTS, prompts, settings, max_context=1024) as corpus:
+        prompt = corpus.prompt("What is the capital of Norway?", task="tune")
+    texts = [prompts.tokenizer.decode(ids) for ids in prompt.documents]
+    assert len(texts) == 3 and texts[place].startswith("Oslo\n")
