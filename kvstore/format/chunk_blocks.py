@@ -94,6 +94,14 @@ class EncodedBlocks:
             return empty, empty
         return decode_layer(replace(self.spec, tokens=tokens), raw)
 
+    def layer_bytes(self, layer: int) -> Tensor:
+        """The stored bytes of one layer's blocks, uint8: laid out like a layer of their tokens.
+
+        Raises:
+            ChunkSpecError: the layer was not requested.
+        """
+        return self._layer(layer).data
+
     def encoded_layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

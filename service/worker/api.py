@@ -42,6 +42,7 @@ from service.worker.kernels.gpu import (
     kv_placement_gpu,
     ragged_attention_gpu,
 )
+from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
@@ -88,12 +89,14 @@ __all__ = [
     "KVPool",
     "LegoLink",
     "Pie",
+    "Placement",
     "QuestionScout",
     "QuestionTrail",
     "Request",
     "SamKV",
     "Sampler",
     "SequenceKV",
+    "StagedSegment",
     "TokenEvent",
     "Vanilla",
     "adapter_for",

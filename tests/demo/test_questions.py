@@ -6,6 +6,7 @@ from demo.questions import DemoQuestion
 
 FACT = DemoQuestion("How many?", ("twenty-eight", "28"), ("a",))
 NUMBER = DemoQuestion("How many litres?", ("2,600",), ("a",))
+POTS = DemoQuestion("How many pots?", ("eighteen thousand", "18,000"), ("a",))
 LARGER = DemoQuestion("Larger?", ("Haverling",), ("a", "b"), "comparison", ("Kettlemoor",))
 ABSENT = DemoQuestion("Who?", (), (), "absent")
 
@@ -21,6 +22,10 @@ ABSENT = DemoQuestion("Who?", (), (), "absent")
         (NUMBER, "It holds 2600 people", True),
         (NUMBER, "It holds 2,600 people", True),
         (NUMBER, "It holds 12,600 people", False),
+        (NUMBER, "It holds 26 hundred people", True),
+        (POTS, "It recalled 18 thousand pots", True),
+        (POTS, "It recalled 118 thousand pots", False),
+        (POTS, "It recalled 1.18 thousand pots", False),
         (DemoQuestion("On which day?", ("Tuesday",), ("a",)), "On Tuesdays.", True),
         (DemoQuestion("Who?", ("Osei",), ("a",)), "It is Osei's bakery.", True),
         (DemoQuestion("Which?", ("five", "5"), ("a",)), "It is 3.5 bar", False),

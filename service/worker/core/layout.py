@@ -136,6 +136,17 @@ class PromptLayout:
         cached = [self._rows(s) for s in self.segments if not s.uncached and s.tokens]
         return torch.cat([*cached, self.question_rows])
 
+    def count_rows(self, rows: Tensor) -> list[int]:
+        """How many of the rows, ascending `[m]`, each segment has."""
+        starts = [segment.start for segment in self.segments]
+        borders = torch.tensor([*starts, *(segment.end for segment in self.segments)])
+        # One transfer from the device for all segments.
+        before = torch.searchsorted(rows, borders.to(rows.device)).tolist()
+        return [
+            end - start
+            for start, end in zip(before[: len(starts)], before[len(starts) :], strict=True)
+        ]
+
     def only(self, rows: Tensor) -> PromptLayout:
         """A prompt of only these rows (ascending), one after another; no segment is cached."""
         segments, at = [], 0

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from service.worker.forward.kv_placement import write_tokens
 from service.worker.kernels.cpu import ragged_attention
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
@@ -111,13 +112,12 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
     Returns:
         Logits `[size, vocabulary]` fp32.
     """
-    rotate = adapter.rope.at(batch.positions)
-    written = batch.runs.sum(1) - 1
+    positions, written = batch.positions, batch.runs.sum(1) - 1
     x = adapter.embed(batch.ids)
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x, batch=True)
-        q, k = rotate(q), rotate(k)
-        pool.write(layer, written[layer], k.flatten(0, 1), v.flatten(0, 1))
+        write_tokens(adapter.rope, pool, layer, k, v, positions=positions, into=written[layer])
+        q = adapter.rope.rotate(q, positions)
         attended = _attend(adapter, pool, layer, q, batch).flatten(1)
         x = adapter.finish(layer, x, attended, batch=True)
     return adapter.logits(x, batch=True)

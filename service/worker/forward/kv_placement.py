@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.forward.transfers import Transfers
 from service.worker.kernels.cpu import rotation
-from service.worker.kernels.gpu import kv_placement_gpu
+from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
+from service.worker.kv.pool import KVPool
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.rope import RotaryTable
 
@@ -62,26 +62,25 @@ class KVPlacer:
     def begin(self, layer: int) -> None:
         """Starts copying a layer to the GPU, so that it arrives while other layers are computed."""
         k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
-        if kv_placement_gpu.supports(k_all):
-            self._transfers_to(k_all.device).begin(layer)
+        if self._segments and kv_placement_gpu.supports(k_all):
+            self._transfers_to(k_all).begin(layer)
 
     def place(self, layer: int) -> None:
         """Decodes a layer, rotates its keys, and writes both keys and values to the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
         rope, positions = self._adapter.rope, self._positions
-        if kv_placement_gpu.supports(k_all):
-            transfers = self._transfers_to(k_all.device)
-            copied = transfers.layer(layer)
-            for (span, _), (k_parts, v_parts) in zip(self._segments, copied, strict=True):
-                kv_placement_gpu.place(
-                    k_parts,
-                    v_parts,
-                    positions=positions[span],
-                    cos=rope.cos,
-                    sin=rope.sin,
-                    k_out=k_all[:, span],
-                    v_out=v_all[:, span],
-                )
+        if self._segments and kv_placement_gpu.supports(k_all):
+            transfers = self._transfers_to(k_all)
+            staged = transfers.layer(layer)
+            kv_placement_gpu.place(
+                staged.buffer,
+                staged.placement,
+                positions=positions,
+                cos=rope.cos,
+                sin=rope.sin,
+                k_out=k_all,
+                v_out=v_all,
+            )
             transfers.begin(layer + 1)
             return
         parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
@@ -104,10 +103,16 @@ class KVPlacer:
                 segments.append((slice(segment.start, segment.end), stored))
         return segments
 
-    def _transfers_to(self, device: torch.device) -> Transfers:
+    def _transfers_to(self, k_all: Tensor) -> Transfers:
         if self._transfers is None:
-            stored = [stored for _, stored in self._segments]
-            self._transfers = Transfers(stored, self._adapter.layers, device)
+            self._transfers = Transfers(
+                [stored for _, stored in self._segments],
+                [span for span, _ in self._segments],
+                shape=(k_all.shape[0], k_all.shape[2]),
+                dtype=k_all.dtype,
+                layers=self._adapter.layers,
+                device=k_all.device,
+            )
         return self._transfers
 
 
@@ -123,6 +128,9 @@ def write_rows(
         v: new values `[m, kv_heads, head_dim]`.
         rows: prompt rows of the new ones, ascending `[m]`.
     """
+    if rotation_gpu.supports(k) and k_all.dtype == k.dtype:
+        rotation_gpu.write(k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin)
+        return
     if (kernel := rotation.row_write_kernel_for(k, v, k_all, v_all, rows)) is not None:
         kernel.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
         return
@@ -133,3 +141,30 @@ def write_rows(
     else:
         k_all.index_copy_(1, rows, rotated)
         v_all.index_copy_(1, rows, v.transpose(0, 1))
+
+
+def write_tokens(
+    rope: RotaryTable,
+    pool: KVPool,
+    layer: int,
+    k: Tensor,
+    v: Tensor,
+    *,
+    positions: Tensor,
+    into: Tensor,
+) -> None:
+    """Writes one token of each of several sequences to the pool, keys rotated to its position.
+
+    Args:
+        k: keys before RoPE `[sequences, kv_heads, head_dim]`.
+        v: values, like `k`.
+        positions: of the tokens `[sequences]`.
+        into: rows of the layer's pool `[sequences * kv_heads]`.
+    """
+    if rotation_gpu.supports(k) and pool.k[layer].dtype == k.dtype:
+        rotation_gpu.write(
+            k, v, pool.k[layer], pool.v[layer],
+            positions=positions, cos=rope.cos, sin=rope.sin, into=into,
+        )  # fmt: skip
+    else:
+        pool.write(layer, into, rope.rotate(k, positions).flatten(0, 1), v.flatten(0, 1))

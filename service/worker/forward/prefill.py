@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from service.worker.core.flops import FlopCount, causal_pairs
+from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import (
     AttentionScores,
     CachedSegment,
@@ -226,7 +226,7 @@ class PromptLoop:
                 final_rows = rows
                 x, q, rows = _restrict(x, q, rows, rows[-1:])
             rows_per_layer.append(len(rows))
-            flops.attend(causal_pairs(rows))
+            flops.attend_causally(rows)
             flops.finish(len(rows))
             x = yield from attend_and_finish(adapter, layer, x, q, rows, (k_all, v_all))
             yield None

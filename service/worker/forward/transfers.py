@@ -1,9 +1,10 @@
 """Copies stored layers to a GPU: the next layer is copied while the GPU computes the current one.
 
-    copying stream     │ copy 0 │ copy 1 │        │ copy 2 │
-    computing stream            │ place 0, layer 0 ...     │ place 1, layer 1 ...
+    copying stream     │ copy 0 │          │ copy 1 │            │ copy 2 │
+    computing stream            │ place 0 │ layer 0 ...│ place 1 │ layer 1 ...
 
-KV in codecs that the placement kernel can decode is copied as it is stored; KV in other codecs is
+All segments of a layer lie one after the other in one buffer on the device, so that one kernel
+places them. KV in codecs that it can decode is copied as it is stored; KV in other codecs is
 decoded on the device first. A layer is only copied ahead if it has been read from the store.
 """
 
@@ -11,17 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kvstore import EncodedBlocks, EncodedChunk
+from kvstore import ChunkSpec, EncodedBlocks, EncodedChunk
+from kvstore.format.tensor_layout import layer_layout
 from service.worker.core.layer_view import CachedSegment
 from service.worker.kernels.gpu import kv_placement_gpu
+from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment
 
-Parts = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""Keys and values of one segment at one layer, each as `kv_placement_gpu.place` takes them."""
+ALIGNMENT = 256
+"""Of segments in the buffer, in bytes; copies and loads are fastest there."""
+
+
+Encoded = EncodedChunk | EncodedBlocks
 
 
 @runtime_checkable
@@ -32,7 +40,7 @@ class ArrivingSegment(Protocol):
         """Whether the layer is in host memory."""
         ...
 
-    def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
+    def stored(self, layer: int) -> Encoded | None:
         """The encoded KV that contains an arrived layer; None if the layer is already decoded."""
         ...
 
@@ -41,11 +49,11 @@ class Side(Protocol):
     """Runs the copies."""
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copies are started within this context."""
+        """Copies are started within this context, after what was computed until now."""
         ...
 
-    def needed(self, parts: Sequence[Parts]) -> None:
-        """What is computed from now on reads these parts, so their copies must be finished."""
+    def needed(self) -> None:
+        """What is computed from now on reads what was copied, so copies must be finished."""
         ...
 
     def finish(self) -> None:
@@ -61,16 +69,13 @@ class Aside:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
+        # The layer that was placed last is read from the same buffer.
+        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
 
-    def needed(self, parts: Sequence[Parts]) -> None:
-        computing = torch.cuda.current_stream()
-        computing.wait_stream(self._stream)
-        for k, v in parts:
-            for tensor in (*k, *v):
-                # The allocator must not reuse this memory while the computing stream reads it.
-                tensor.record_stream(computing)
+    def needed(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
 
     def finish(self) -> None:
         self._stream.synchronize()
@@ -83,9 +88,24 @@ class InTurn:
     def copying(self) -> Iterator[None]:
         yield
 
-    def needed(self, parts: Sequence[Parts]) -> None: ...
+    def needed(self) -> None: ...
 
     def finish(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StagedLayer:
+    """One layer's stored bytes on the device, uint8, and what lies where in them."""
+
+    buffer: Tensor
+    placement: Placement
+
+
+class _Form(NamedTuple):
+    """How the bytes of a segment's layer are laid out: `starts` of keys, values and any scales."""
+
+    nbytes: int
+    starts: tuple[int, ...]
 
 
 class Transfers:
@@ -94,7 +114,10 @@ class Transfers:
     `finish` must be called before the segments' memory is released.
 
     Args:
-        segments: stored KV of the segments.
+        segments: stored KV of the segments, none empty.
+        rows: of the prompt, where each segment begins and ends.
+        shape: KV heads and head dim of the cache.
+        dtype: of the cache.
         layers: number of layers of the model.
         side: runs the copies; by default beside the computation on a GPU, immediately elsewhere.
     """
@@ -102,26 +125,40 @@ class Transfers:
     def __init__(
         self,
         segments: Sequence[CachedSegment],
+        rows: Sequence[slice],
+        *,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
         layers: int,
         device: torch.device,
         side: Side | None = None,
     ) -> None:
         self._segments = segments
+        # Asked once: a check against a protocol takes longer than a copy.
+        self._arriving = [s if isinstance(s, ArrivingSegment) else None for s in segments]
+        self._rows = rows
+        self._shape = shape
+        self._dtype = dtype
         self._layers = layers
         self._device = device
         self._side = side or (Aside(device) if device.type == "cuda" else InTurn())
-        self._ahead: tuple[int, list[Parts]] | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._placements: dict[tuple[_Form, ...], Placement] = {}
+        self._ahead: tuple[int, StagedLayer] | None = None
 
-    def layer(self, layer: int) -> list[Parts]:
-        """Every segment's keys and values of a layer, on the device; all must have arrived."""
+    def layer(self, layer: int) -> StagedLayer:
+        """A layer on the device, until the next is asked for; it must have arrived."""
         ahead, self._ahead = self._ahead, None
-        parts = ahead[1] if ahead is not None and ahead[0] == layer else self._copy_layer(layer)
-        self._side.needed(parts)
-        return parts
+        staged = ahead[1] if ahead is not None and ahead[0] == layer else self._copy_layer(layer)
+        self._side.needed()
+        return staged
 
     def begin(self, layer: int) -> None:
-        """Starts copying the layer that is needed next, if it exists and has arrived."""
-        if layer < self._layers and all(_arrived(stored, layer) for stored in self._segments):
+        """Starts copying the layer that is needed next, if it exists and has arrived.
+
+        The layer before it must have been placed.
+        """
+        if layer < self._layers and all(s is None or s.arrived(layer) for s in self._arriving):
             self._ahead = layer, self._copy_layer(layer)
 
     def finish(self) -> None:
@@ -129,21 +166,64 @@ class Transfers:
         self._ahead = None
         self._side.finish()
 
-    def _copy_layer(self, layer: int) -> list[Parts]:
+    def _copy_layer(self, layer: int) -> StagedLayer:
+        sources = [
+            arriving.stored(layer) if arriving is not None else _encoded_source(segment)
+            for segment, arriving in zip(self._segments, self._arriving, strict=True)
+        ]
+        forms = tuple(map(self._form, sources, self._rows))
+        placement = self._placements.get(forms)
+        if placement is None:
+            placement = self._placements[forms] = self._placement(forms)
         with self._side.copying():
-            return [_copy(stored, layer, self._device) for stored in self._segments]
+            for segment, source, form, staged in zip(
+                self._segments, sources, forms, placement.segments, strict=True
+            ):
+                self._copy(segment, source, layer, form, staged.k)
+        return StagedLayer(self._buffer, placement)
+
+    def _form(self, source: Encoded | None, rows: slice) -> _Form:
+        tokens = rows.stop - rows.start
+        if source is not None and source.spec.codec in kv_placement_gpu.CODECS:
+            return _encoded(source.spec, tokens)
+        kv_heads, head_dim = self._shape
+        half = tokens * kv_heads * head_dim * self._dtype.itemsize
+        return _Form(2 * half, (0, half))
+
+    def _placement(self, forms: Sequence[_Form]) -> Placement:
+        """Puts the segments one after the other, in a buffer that is large enough."""
+        segments, end = [], 0
+        for form, rows in zip(forms, self._rows, strict=True):
+            starts = [end + start for start in form.starts]
+            tokens, scaled = rows.stop - rows.start, len(starts) > 2
+            segments.append(StagedSegment(rows.start, tokens, scaled, *starts))
+            end += -(-form.nbytes // ALIGNMENT) * ALIGNMENT
+        if end > len(self._buffer):
+            self._buffer = torch.empty(end, dtype=torch.uint8, device=self._device)
+        return Placement(segments, self._dtype.itemsize, self._device)
+
+    def _copy(
+        self, segment: CachedSegment, source: Encoded | None, layer: int, form: _Form, at: int
+    ) -> None:
+        """Copies a segment's layer to byte `at` of the buffer."""
+        target = self._buffer[at : at + form.nbytes]
+        if source is not None and source.spec.codec in kv_placement_gpu.CODECS:
+            target.copy_(source.layer_bytes(layer), non_blocking=True)
+            return
+        if source is not None:
+            k, v = source.layer(layer, device=self._device, non_blocking=True)
+        else:
+            k, v = segment.layer(layer)
+        for x, part in zip((k, v), target.view(self._dtype).chunk(2), strict=True):
+            part.view(x.shape).copy_(x, non_blocking=True)
 
 
-def _arrived(stored: CachedSegment, layer: int) -> bool:
-    return not isinstance(stored, ArrivingSegment) or stored.arrived(layer)
+def _encoded_source(segment: CachedSegment) -> Encoded | None:
+    return segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
 
 
-def _copy(stored: CachedSegment, layer: int, device: torch.device) -> Parts:
-    source = stored.stored(layer) if isinstance(stored, ArrivingSegment) else stored
-    if isinstance(source, EncodedChunk | EncodedBlocks):
-        if source.spec.codec in kv_placement_gpu.CODECS:
-            return source.encoded_layer(layer, device=device)
-        k, v = source.layer(layer, device=device, non_blocking=True)
-    else:
-        k, v = (x.to(device, non_blocking=True) for x in stored.layer(layer))
-    return (k.contiguous(),), (v.contiguous(),)
+@lru_cache(maxsize=1024)
+def _encoded(spec: ChunkSpec, tokens: int) -> _Form:
+    """The form of a layer as it is stored."""
+    entries = layer_layout(replace(spec, tokens=tokens))
+    return _Form(entries[-1].end, tuple(entry.start for entry in entries))

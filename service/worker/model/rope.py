@@ -15,6 +15,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.kernels.cpu import rotation
+from service.worker.kernels.gpu import rotation_gpu
 from service.worker.model.supported import STATIC_ROPE_TYPES
 
 
@@ -54,6 +55,8 @@ class RotaryTable:
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """x `[rows, heads, head_dim]` rotated to `positions` `[rows]`; x's dtype, or into `out`."""
+        if out is None and rotation_gpu.supports(x):
+            return rotation_gpu.rotate(x, positions, cos=self.cos, sin=self.sin)
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if (kernel := rotation.kernel_for(x, positions, out)) is not None:

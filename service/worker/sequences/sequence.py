@@ -148,10 +148,7 @@ class Sequence:
         """Takes over the result of the finished prefill."""
         assert self.layout is not None
         self.rows_per_layer = result.rows_per_layer
-        self.rows_by_segment = [
-            int(((result.rows >= s.start) & (result.rows < s.end)).sum())
-            for s in self.layout.segments
-        ]
+        self.rows_by_segment = self.layout.count_rows(result.rows)
         self.flops = result.flops + self.chunk_flops
         self.coverage = result.coverage
         self.entries = result.entries_per_head or result.layout.tokens

@@ -1,7 +1,7 @@
-"""Copies a layer of a stored segment to its place in a KV cache on a GPU, in Triton, in one pass.
+"""Copies a layer of stored segments to their places in a KV cache on a GPU, in Triton, in one pass.
 
 The pass decodes the stored values, rotates the keys to their positions and lays them out by head,
-for which torch takes a dozen passes. It reads what the codecs raw and int8 store
+for which torch takes a dozen passes for every segment. It reads what the codecs raw and int8 store
 (`kvstore.format.codecs`). The result equals decoding, rotating (`service.worker.model.rope`) and
 copying in torch bit by bit, so an answer does not depend on which way was taken. Before its first
 use on a device the kernel is compared with exactly that (`triton_support`).
@@ -10,6 +10,7 @@ use on a device the kernel is compared with exactly that (`triton_support`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -23,6 +24,67 @@ ROWS = 32
 # No fused multiply-add: it rounds once less than torch does, and results must be equal bit by bit.
 OPTIONS = {"enable_fp_fusion": False}
 MAX_HEAD_DIM = 256
+# Numbers by which a program finds its rows: see `_programs`.
+COLUMNS = 7
+
+
+@dataclass(frozen=True)
+class StagedSegment:
+    """Where the stored rows of a segment lie, and where they go.
+
+    Attributes:
+        row: of the prompt, where its first token goes.
+        tokens: number of tokens.
+        scaled: whether they are int8 codes with scales, else values of the cache's dtype.
+        k: of the keys `[tokens, kv_heads, head_dim]` before RoPE, in bytes from the buffer's start.
+        v: of the values.
+        k_scale: of the keys' scales fp16 `[tokens, kv_heads]`; 0 if there are none.
+        v_scale: of the values' scales.
+    """
+
+    row: int
+    tokens: int
+    scaled: bool
+    k: int
+    v: int
+    k_scale: int = 0
+    v_scale: int = 0
+
+
+class Placement:
+    """Staged segments with the kernel's table of them; the same for every layer they fit.
+
+    Args:
+        segments: in one buffer.
+        itemsize: of the cache's dtype, in bytes.
+        device: of the buffer.
+    """
+
+    def __init__(
+        self, segments: Sequence[StagedSegment], itemsize: int, device: torch.device
+    ) -> None:
+        self.segments = tuple(segments)
+        self.programs = {
+            scaled: table.to(device)
+            for scaled in (False, True)
+            if len(table := _programs(self.segments, itemsize, scaled))
+        }
+
+
+def _programs(segments: Sequence[StagedSegment], itemsize: int, scaled: bool) -> Tensor:
+    """A line for every `ROWS` rows: keys, values and their scales, each in elements from the
+    buffer's start; first row in the segment; first row in the prompt; number of rows."""
+    size = 1 if scaled else itemsize
+    lines = [
+        (
+            s.k // size, s.v // size, s.k_scale // 2, s.v_scale // 2,
+            first, s.row + first, min(ROWS, s.tokens - first),
+        )
+        for s in segments
+        if s.scaled == scaled
+        for first in range(0, s.tokens, ROWS)
+    ]  # fmt: skip
+    return torch.tensor(lines, dtype=torch.int64).view(-1, COLUMNS)
 
 
 def supports(kv: Tensor) -> bool:
@@ -47,18 +109,28 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     tokens, heads, d = 70, 2, 64
     frequencies = 10000.0 ** -(torch.arange(0, d, 2, device=device) / d)
     angles = torch.outer(torch.arange(500, dtype=torch.float32, device=device), frequencies)
-    positions = torch.arange(400, 400 + tokens, device=device)
-    where = {"positions": positions, "cos": angles.cos(), "sin": angles.sin()}
+    positions = torch.arange(250, 250 + 2 * tokens, device=device)
     k, v = torch.randn(2, tokens, heads, d, generator=random, device=device).bfloat16()
     codes = [(x.float() * 40).clamp(-127, 127).to(torch.int8) for x in (k, v)]
     scale = torch.rand(tokens, heads, generator=random, device=device).half()
     small_k, small_v = ((x.float() * scale.float().unsqueeze(-1)).bfloat16() for x in codes)
-    ours = torch.empty(2, 2, heads, tokens, d, dtype=torch.bfloat16, device=device)
-    place((k,), (v,), **where, k_out=ours[0, 0], v_out=ours[0, 1])
-    place((codes[0], scale), (codes[1], scale), **where, k_out=ours[1, 0], v_out=ours[1, 1])
-    turned, small_turned = (_rotated(x, angles[positions]) for x in (k, small_k))
-    theirs = torch.stack([turned, v, small_turned, small_v]).transpose(1, 2)
-    return ours.flatten(0, 1), theirs
+    parts = [x.flatten().view(torch.uint8) for x in (k, v, *codes, scale)]
+    ends = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0).tolist()
+    placement = Placement(
+        [
+            StagedSegment(0, tokens, False, ends[0], ends[1]),
+            StagedSegment(tokens, tokens, True, ends[2], ends[3], ends[4], ends[4]),
+        ],
+        k.itemsize,
+        device,
+    )
+    ours = torch.empty(2, heads, 2 * tokens, d, dtype=torch.bfloat16, device=device)
+    place(
+        torch.cat(parts), placement, positions=positions, cos=angles.cos(), sin=angles.sin(),
+        k_out=ours[0], v_out=ours[1],
+    )  # fmt: skip
+    turned = _rotated(torch.cat([k, small_k]), angles[positions])
+    return ours, torch.stack([turned, torch.cat([v, small_v])]).transpose(1, 2)
 
 
 def _rotated(x: Tensor, angles: Tensor) -> Tensor:
@@ -69,8 +141,8 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def place(
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
+    staged: Tensor,
+    placement: Placement,
     *,
     positions: Tensor,
     cos: Tensor,
@@ -78,38 +150,42 @@ def place(
     k_out: Tensor,
     v_out: Tensor,
 ) -> None:
-    """Decodes, rotates and copies one layer of one segment.
+    """Decodes, rotates and copies one layer of all staged segments.
 
     Args:
-        k: keys before RoPE as stored, contiguous: `(x,)` with x `[tokens, kv_heads, head_dim]`, or
-            `(codes, scales)` with int8 codes of that shape and fp16 scales `[tokens, kv_heads]`.
-        v: values as stored, like `k`.
-        positions: of the tokens, `[tokens]`.
+        staged: the layer's stored bytes, uint8.
+        placement: where they lie in it.
+        positions: of the prompt's rows, `[n]`.
         cos: table `[max_positions, head_dim / 2]` fp32.
         sin: table like `cos`.
-        k_out: where the keys go, `[kv_heads, tokens, head_dim]`.
-        v_out: where the values go; same strides as `k_out`.
+        k_out: the layer's keys `[kv_heads, n, head_dim]`.
+        v_out: the layer's values; same strides as `k_out`.
     """
     assert k_out.stride() == v_out.stride()
-    scaled = len(k) == 2
-    tokens, heads, d = k[0].shape
-    half = d // 2
-    _kernel[(-(-tokens // ROWS), heads)](
-        k[0], v[0], k[-1], v[-1], positions, cos, sin, k_out, v_out, tokens,
-        k_out.stride(0), k_out.stride(1),
-        SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
-    )  # fmt: skip
+    half = k_out.shape[2] // 2
+    scales = staged.view(torch.float16)
+    for scaled, programs in placement.programs.items():
+        _kernel[(len(programs), k_out.shape[0])](
+            staged.view(torch.int8 if scaled else k_out.dtype), scales, programs,
+            positions, cos, sin, k_out, v_out, k_out.stride(0), k_out.stride(1),
+            SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
+            COLUMNS=COLUMNS, **OPTIONS,
+        )  # fmt: skip
 
 
 def _place_rows(
-    k: tl.tensor, v: tl.tensor, k_scale: tl.tensor, v_scale: tl.tensor, positions: tl.tensor,
-    cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor, tokens: tl.tensor,
+    values: tl.tensor, scales: tl.tensor, programs: tl.tensor, positions: tl.tensor,
+    cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor,
     out_head: tl.tensor, out_row: tl.tensor, SCALED: tl.constexpr, HALF: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
-    row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    inside = row < tokens
+    mine = programs + tl.program_id(0) * COLUMNS
+    k, v = values + tl.load(mine), values + tl.load(mine + 1)
+    k_scale, v_scale = scales + tl.load(mine + 2), scales + tl.load(mine + 3)
+    number, width = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    row, into = tl.load(mine + 4) + number, tl.load(mine + 5) + number
+    inside = number < tl.load(mine + 6)
     there = inside[:, None] & (width < HALF)[None, :]
     stored = (row * heads + head)[:, None] * (2 * HALF) + width[None, :]
     low = tl.load(k + stored, mask=there, other=0)
@@ -124,16 +200,16 @@ def _place_rows(
         scale = tl.load(v_scale + row * heads + head, mask=inside, other=0.0).to(tl.float32)
         v_low = (v_low.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
         v_high = (v_high.to(tl.float32) * scale[:, None]).to(v_out.dtype.element_ty)
-    position = tl.load(positions + row, mask=inside, other=0)
+    position = tl.load(positions + into, mask=inside, other=0)
     turn = position[:, None] * HALF + width[None, :]
     c = tl.load(cos + turn, mask=there, other=0.0)
     s = tl.load(sin + turn, mask=there, other=0.0)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    place = head * out_head + row[:, None] * out_row + width[None, :]
+    place = head * out_head + into[:, None] * out_row + width[None, :]
     tl.store(k_out + place, (low * c - high * s).to(k_out.dtype.element_ty), mask=there)
     tl.store(k_out + place + HALF, (high * c + low * s).to(k_out.dtype.element_ty), mask=there)
     tl.store(v_out + place, v_low.to(v_out.dtype.element_ty), mask=there)
     tl.store(v_out + place + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
 
 
-_kernel = triton_support.jit(_place_rows, "tokens", "positions", "k_scale", "v_scale")
+_kernel = triton_support.jit(_place_rows)

@@ -22,9 +22,10 @@ from torch import Tensor
 from service.worker.kernels.gpu import triton_support
 from service.worker.kernels.gpu.triton_support import tl
 
-# Keys of a block, and how many of them are read at once. 8,192 keys of 8 KV heads are 256 programs;
-# a block's partial result is a few percent of what it read.
-BLOCK, KEYS = 256, 64
+# Keys of a block, and how many of them are read at once. 8,192 keys of 8 KV heads are 128 programs,
+# about one for each multiprocessor of a large GPU; a block's partial result is one or two percent
+# of what it read. Of 128 to 1,024 the best for one and for eight such sequences on an H100.
+BLOCK, KEYS = 512, 64
 # Blocks whose partial results are joined at once.
 PARTS = 32
 # Query heads of a KV head, padded with zeros: tensor cores multiply 16 rows at a time.

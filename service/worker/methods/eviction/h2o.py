@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.core.flops import causal_pairs
 from service.worker.core.layer_view import LayerView
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.attention import attention_probabilities
@@ -54,7 +53,7 @@ class Method(EvictionMethod):
             q, rows = view.q[tile : tile + TILE], view.rows[tile : tile + TILE]
             weights = attention_probabilities(q, view.k[:, : last + 1], rows, view.scale)
             sums[:, : last + 1] += weights.sum(1)
-        view.flops.score(causal_pairs(view.rows))
+        view.flops.score_causally(view.rows)
         return sums.view(kv_heads, heads // kv_heads, n).mean(1)
 
     def score(self, prompt: PromptAttention) -> Tensor:

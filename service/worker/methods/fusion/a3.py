@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.core.flops import causal_pairs
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.model_facts import ModelFacts
@@ -75,7 +74,7 @@ class Method(DenseMethod):
         start = view.layout.question_start
         # All rows are computed at this layer, so a row's place in the view is its prompt index.
         rows = view.rows[start:]
-        view.flops.score(causal_pairs(rows))
+        view.flops.score_causally(rows)
         every_row = torch.ones(len(rows), device=rows.device)
         q = view.q[start:]
         return attend_with_scores(q, view.k, view.v, rows, every_row, view.scale)[1]

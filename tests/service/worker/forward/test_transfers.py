@@ -3,6 +3,7 @@ in which form, and that answers do not depend on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from torch import Tensor
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
 from service.records import Method
 from service.worker.forward import kv_placement as place
-from service.worker.forward.transfers import Parts, Transfers
+from service.worker.forward.transfers import StagedLayer, Transfers
 from service.worker.kernels.gpu import kv_placement_gpu
+from service.worker.kernels.gpu.kv_placement_gpu import Placement
 from service.worker.loading import chunk_stream as streaming
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
@@ -25,6 +27,9 @@ from service.worker.model.rope import Rotation
 from tests.service.worker.engines import A3, PIE, disk, rig
 from tests.service.worker.loading.test_streaming import names
 from tests.service.worker.tiny import Tiny
+
+Parts = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""Keys and values of a segment, each as its values or as codes and scales."""
 
 CPU = torch.device("cpu")
 LAYERS = 3
@@ -41,8 +46,8 @@ class RecordingSide:
         self.events.append("copy")
         yield
 
-    def needed(self, parts: Sequence[Parts]) -> None:
-        self.events.append(f"wait for {len(parts)}")
+    def needed(self) -> None:
+        self.events.append("wait")
 
     def finish(self) -> None:
         self.events.append("finish")
@@ -77,28 +82,27 @@ def every_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_next_layer_is_copied_ahead() -> None:
     side = RecordingSide()
     chunks = [chunk_of("raw"), chunk_of("int8", seed=1)]
-    transfers = Transfers(chunks, LAYERS, CPU, side)
+    transfers = transfers_of(chunks, side)
     for layer in range(LAYERS):
-        for chunk, parts in zip(chunks, transfers.layer(layer), strict=True):
+        for chunk, parts in zip(chunks, parts_of(transfers.layer(layer)), strict=True):
             assert_same(parts, chunk.encoded_layer(layer))
         transfers.begin(layer + 1)
     transfers.finish()
-    waits = ["wait for 2"]
-    assert side.events == ["copy", *waits, "copy", *waits, "copy", *waits, "finish"]
+    assert side.events == [*["copy", "wait"] * 3, "finish"]
 
 
 def test_a_layer_that_was_not_copied_ahead_is_copied_when_it_is_needed() -> None:
     side = RecordingSide()
-    transfers = Transfers([chunk_of("raw")], LAYERS, CPU, side)
+    transfers = transfers_of([chunk_of("raw")], side)
     transfers.begin(0)
-    assert_same(transfers.layer(2)[0], chunk_of("raw").encoded_layer(2))
-    assert side.events == ["copy", "copy", "wait for 1"]
+    assert_same(parts_of(transfers.layer(2))[0], chunk_of("raw").encoded_layer(2))
+    assert side.events == ["copy", "copy", "wait"]
 
 
 def test_what_has_not_arrived_is_not_copied_ahead(tmp_path: Path) -> None:
     chunk, side = chunk_of("raw"), RecordingSide()
     stream = in_parts(chunk, tmp_path, 2, decode=False)
-    transfers = Transfers([chunk, stream], LAYERS, CPU, side)
+    transfers = transfers_of([chunk, stream], side)
     transfers.begin(1)
     assert side.events == ["copy"]
     transfers.begin(2)
@@ -120,7 +124,7 @@ def test_in_which_form(tmp_path: Path, codec: str, kind: str) -> None:
     else:
         stored = in_parts(chunk, tmp_path, LAYERS, decode=kind != "in parts")
     for layer in range(LAYERS):
-        (parts,) = Transfers([stored], LAYERS, CPU).layer(layer)
+        (parts,) = parts_of(transfers_of([stored]).layer(layer))
         if codec in kv_placement_gpu.CODECS and kind != "in parts, decoded":
             assert_same(parts, chunk.encoded_layer(layer))
         else:
@@ -128,6 +132,37 @@ def test_in_which_form(tmp_path: Path, codec: str, kind: str) -> None:
             assert_same(parts, ((k,), (v,)))
         k, v = stored.layer(layer)
         assert k.equal(chunk.layer(layer)[0]) and v.equal(chunk.layer(layer)[1])
+
+
+def transfers_of(segments: Sequence[Any], side: RecordingSide | None = None) -> Transfers:
+    rows = [slice(70 * i, 70 * (i + 1)) for i in range(len(segments))]
+    return Transfers(
+        segments, rows, shape=(2, 32), dtype=torch.bfloat16, layers=LAYERS, device=CPU, side=side
+    )
+
+
+def parts_of(
+    staged: StagedLayer, shape: tuple[int, int] = (2, 32), dtype: torch.dtype = torch.bfloat16
+) -> list[Parts]:
+    """The tensors of a staged layer, segment by segment."""
+    heads, d = shape
+
+    def read(start: int, dtype: torch.dtype, *shape: int) -> Tensor:
+        nbytes = dtype.itemsize * math.prod(shape)
+        return staged.buffer[start : start + nbytes].view(dtype).view(shape)
+
+    parts: list[Parts] = []
+    for s in staged.placement.segments:
+        if s.scaled:
+            codes = [read(start, torch.int8, s.tokens, heads, d) for start in (s.k, s.v)]
+            scales = [
+                read(start, torch.float16, s.tokens, heads) for start in (s.k_scale, s.v_scale)
+            ]
+            parts.append(((codes[0], scales[0]), (codes[1], scales[1])))
+        else:
+            k, v = (read(start, dtype, s.tokens, heads, d) for start in (s.k, s.v))
+            parts.append(((k,), (v,)))
+    return parts
 
 
 def assert_same(ours: Parts, theirs: Parts) -> None:
@@ -140,16 +175,21 @@ def assert_same(ours: Parts, theirs: Parts) -> None:
 
 
 def place_in_torch(
-    k: Sequence[Tensor], v: Sequence[Tensor], *, positions: Tensor, cos: Tensor, sin: Tensor,
+    staged: Tensor, placement: Placement, *, positions: Tensor, cos: Tensor, sin: Tensor,
     k_out: Tensor, v_out: Tensor,
 ) -> None:  # fmt: skip
     """What the Triton kernel does."""
-    rotate = Rotation(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
-    for stored, out in ((k, k_out), (v, v_out)):
-        x = stored[0]
-        if len(stored) == 2:
-            x = (x.float() * stored[1].float().unsqueeze(-1)).to(out.dtype)
-        out.copy_((rotate(x) if stored is k else x).transpose(0, 1))
+    shape, dtype = (k_out.shape[0], k_out.shape[2]), k_out.dtype
+    layer = StagedLayer(staged, placement)
+    for segment, parts in zip(placement.segments, parts_of(layer, shape, dtype), strict=True):
+        rows = slice(segment.row, segment.row + segment.tokens)
+        at = positions[rows]
+        rotate = Rotation(cos[at].unsqueeze(1), sin[at].unsqueeze(1))
+        for stored, out in zip(parts, (k_out, v_out), strict=True):
+            x = stored[0]
+            if len(stored) == 2:
+                x = (x.float() * stored[1].float().unsqueeze(-1)).to(dtype)
+            out[:, rows] = (rotate(x) if out is k_out else x).transpose(0, 1)
 
 
 class Counted(Transfers):

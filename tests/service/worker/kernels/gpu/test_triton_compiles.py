@@ -74,9 +74,12 @@ def test_placement_rounds_every_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     """As torch does: no product is fused into a sum."""
-    stored = [INT8, INT8, FP16, FP16] if codec == "int8" else [BF16] * 4
-    types = [*stored, INT64, FP32, FP32, BF16, BF16, "i32", "i64", "i64"]
-    constants = {"SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": kv_placement_gpu.ROWS}
+    stored = INT8 if codec == "int8" else BF16
+    types = [stored, FP16, INT64, INT64, FP32, FP32, BF16, BF16, "i64", "i64"]
+    constants = {
+        "SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": kv_placement_gpu.ROWS,
+        "COLUMNS": kv_placement_gpu.COLUMNS,
+    }  # fmt: skip
     made = compiled(
         tmp_path,
         monkeypatch,

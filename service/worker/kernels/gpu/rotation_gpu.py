@@ -1,0 +1,171 @@
+"""Rotates queries, and rotates and writes keys with their values, on a GPU, in Triton.
+
+For each of the two torch takes a dozen operations, which take longer to launch than to compute. The
+results equal `service.worker.model.rope` bit by bit; before the first use on a device they are
+compared (`triton_support`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.gpu import triton_support
+from service.worker.kernels.gpu.triton_support import tl
+
+ROWS = 16
+# No fused multiply-add: it rounds once less than torch does, and results must be equal bit by bit.
+OPTIONS = {"enable_fp_fusion": False}
+MAX_HEAD_DIM = 256
+
+
+def supports(x: Tensor) -> bool:
+    """Whether the kernels take x `[rows, heads, head_dim]`."""
+    on_gpu = _rotate is not None and x.device.type == "cuda"
+    fits = (
+        x.dtype in triton_support.HALF_PRECISION
+        and x.shape[-1] <= MAX_HEAD_DIM
+        and x.stride(-1) == 1
+    )
+    return on_gpu and fits and is_verified(x.device)
+
+
+@cache
+def is_verified(device: torch.device) -> bool:
+    """Whether the kernels compile on this device and give what torch gives, bit by bit."""
+    return triton_support.matches_torch("rotating rows", lambda: _compared(device), 0.0)
+
+
+def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
+    random = torch.Generator(device=device).manual_seed(0)
+    rows, heads, d, n = 37, 3, 64, 90
+    frequencies = 10000.0 ** -(torch.arange(0, d, 2, device=device) / d)
+    angles = torch.outer(torch.arange(n, dtype=torch.float32, device=device), frequencies)
+    positions = torch.randperm(n, generator=random, device=device)[:rows]
+    x = torch.randn(rows, 2 * heads, d, generator=random, device=device).bfloat16()
+    k, v = x[:, :heads], x[:, heads:]
+    ours = torch.zeros(2, heads, n, d, dtype=torch.bfloat16, device=device)
+    where = {"cos": angles.cos(), "sin": angles.sin()}
+    write(k, v, *ours, positions=positions, **where)
+    theirs = torch.zeros_like(ours)
+    left, right = k.float().chunk(2, -1)
+    c, s = (table[positions].unsqueeze(1) for table in where.values())
+    turned = torch.cat([left * c - right * s, right * c + left * s], -1).bfloat16()
+    theirs[0][:, positions], theirs[1][:, positions] = turned.transpose(0, 1), v.transpose(0, 1)
+    flat = torch.zeros(2, heads * n, d, dtype=torch.bfloat16, device=device)
+    into = (torch.arange(heads, device=device) * n + positions[:, None]).flatten()
+    write(k, v, *flat, positions=positions, **where, into=into)
+    rotated = rotate(k, positions, **where)
+    both = torch.cat([ours.flatten(), flat.flatten(), rotated.flatten()])
+    return both, torch.cat([theirs.flatten(), theirs.flatten(), turned.flatten()])
+
+
+def rotate(x: Tensor, positions: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
+    """x rotated, contiguous.
+
+    Args:
+        x: `[rows, heads, head_dim]`.
+        positions: of the rows, `[rows]`.
+        cos: table `[max_positions, head_dim / 2]` fp32.
+        sin: table like `cos`.
+    """
+    rows, heads, d = x.shape
+    out = torch.empty(rows, heads, d, dtype=x.dtype, device=x.device)
+    half = d // 2
+    _rotate[(-(-rows // ROWS), heads)](
+        x, positions, cos, sin, out, rows, x.stride(0), x.stride(1),
+        HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
+    )  # fmt: skip
+    return out
+
+
+def write(
+    k: Tensor,
+    v: Tensor,
+    k_all: Tensor,
+    v_all: Tensor,
+    *,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    into: Tensor | None = None,
+) -> None:
+    """Writes keys, rotated, and values to a cache.
+
+    Args:
+        k: keys before RoPE `[rows, kv_heads, head_dim]`.
+        v: values, like `k`.
+        k_all: the cache, `[kv_heads, n, head_dim]`, or with `into` `[n, head_dim]` contiguous.
+        v_all: like `k_all`, with its strides.
+        positions: of the rows `[rows]`; without `into` also the rows of the cache.
+        cos: table `[max_positions, head_dim / 2]` fp32.
+        sin: table like `cos`.
+        into: rows of the cache, `[rows * kv_heads]`.
+    """
+    assert k_all.stride() == v_all.stride()
+    rows, heads, d = k.shape
+    half = d // 2
+    of_head, of_row = (k_all.stride(0), k_all.stride(1)) if into is None else (0, d)
+    _write[(-(-rows // ROWS), heads)](
+        k, v, k_all, v_all, positions, positions if into is None else into, cos, sin, rows,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1), of_head, of_row,
+        SCATTERED=into is not None, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
+        **OPTIONS,
+    )  # fmt: skip
+
+
+def _rotate_rows(
+    x: tl.tensor, positions: tl.tensor, cos: tl.tensor, sin: tl.tensor, out: tl.tensor,
+    rows: tl.tensor, of_row: tl.tensor, of_head: tl.tensor, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = row < rows
+    there = inside[:, None] & (width < HALF)[None, :]
+    at = x + row[:, None] * of_row + head * of_head + width[None, :]
+    low = tl.load(at, mask=there, other=0).to(tl.float32)
+    high = tl.load(at + HALF, mask=there, other=0).to(tl.float32)
+    turn = tl.load(positions + row, mask=inside, other=0)[:, None] * HALF + width[None, :]
+    c = tl.load(cos + turn, mask=there, other=0.0)
+    s = tl.load(sin + turn, mask=there, other=0.0)
+    into = out + (row * heads + head)[:, None] * (2 * HALF) + width[None, :]
+    tl.store(into, (low * c - high * s).to(out.dtype.element_ty), mask=there)
+    tl.store(into + HALF, (high * c + low * s).to(out.dtype.element_ty), mask=there)
+
+
+def _write_rows(
+    k: tl.tensor, v: tl.tensor, k_all: tl.tensor, v_all: tl.tensor, positions: tl.tensor,
+    into: tl.tensor, cos: tl.tensor, sin: tl.tensor, rows: tl.tensor, k_row: tl.tensor,
+    k_head: tl.tensor, v_row: tl.tensor, v_head: tl.tensor, out_head: tl.tensor,
+    out_row: tl.tensor, SCATTERED: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = row < rows
+    there = inside[:, None] & (width < HALF)[None, :]
+    key = k + row[:, None] * k_row + head * k_head + width[None, :]
+    value = v + row[:, None] * v_row + head * v_head + width[None, :]
+    low = tl.load(key, mask=there, other=0).to(tl.float32)
+    high = tl.load(key + HALF, mask=there, other=0).to(tl.float32)
+    v_low = tl.load(value, mask=there, other=0)
+    v_high = tl.load(value + HALF, mask=there, other=0)
+    position = tl.load(positions + row, mask=inside, other=0)
+    turn = position[:, None] * HALF + width[None, :]
+    c = tl.load(cos + turn, mask=there, other=0.0)
+    s = tl.load(sin + turn, mask=there, other=0.0)
+    target = position
+    if SCATTERED:
+        target = tl.load(into + row * heads + head, mask=inside, other=0)
+    place = head * out_head + target[:, None] * out_row + width[None, :]
+    tl.store(k_all + place, (low * c - high * s).to(k_all.dtype.element_ty), mask=there)
+    tl.store(k_all + place + HALF, (high * c + low * s).to(k_all.dtype.element_ty), mask=there)
+    tl.store(v_all + place, v_low, mask=there)
+    tl.store(v_all + place + HALF, v_high, mask=there)
+
+
+_rotate = triton_support.jit(_rotate_rows, "rows")
+_write = triton_support.jit(_write_rows, "rows")

@@ -1,0 +1,113 @@
+"""The Triton kernels that rotate queries and write keys and values, against torch: the same to the
+bit. Run by Triton's interpreter, which needs no GPU, and on the GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.worker.forward.kv_placement import write_rows, write_tokens
+from service.worker.kernels.gpu import rotation_gpu
+from service.worker.kv.pool import KVPool
+from service.worker.model.rope import RotaryTable
+from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
+
+CASES = [(1, 1, 32), (70, 2, 64), (17, 3, 96), (40, 2, 80)]
+"""Rows, KV heads, head dim."""
+DTYPES = {"cpu": (torch.float16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
+N = 200
+
+
+def table(d: int, device: str) -> RotaryTable:
+    return RotaryTable(10000.0 ** -(torch.arange(0, d, 2, device=device) / d), 1.25, N)
+
+
+def fused(rows: int, heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    """Queries, keys and values as parts of one product, so that none is contiguous."""
+    random = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 4 * heads, d, generator=random).to(device, dtype)
+    return x[:, : 2 * heads], x[:, 2 * heads : 3 * heads], x[:, 3 * heads :]
+
+
+def both(run: Callable[[], Tensor], expected: int) -> tuple[Tensor, Tensor]:
+    """The result by the kernels, which `run` launches so many times, and by torch."""
+    with (
+        patch.object(rotation_gpu, "supports", lambda _: True),
+        patch.object(rotation_gpu, "write", wraps=rotation_gpu.write) as written,
+        patch.object(rotation_gpu, "rotate", wraps=rotation_gpu.rotate) as rotated,
+    ):
+        ours = run()
+        assert written.call_count + rotated.call_count == expected
+    with patch.object(rotation_gpu, "supports", lambda _: False):
+        return ours, run()
+
+
+def rotate(device: str) -> None:
+    """Raises AssertionError where kernel and torch differ."""
+    for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
+        q, *_ = fused(rows, heads, d, dtype, device)
+        positions = torch.randperm(N, generator=torch.Generator().manual_seed(1))[:rows].to(device)
+        ours, theirs = both(lambda: table(d, device).rotate(q, positions), 1)  # noqa: B023
+        assert ours.equal(theirs) and ours.is_contiguous(), (rows, heads, d, dtype)
+
+
+def write(device: str) -> None:
+    """Raises AssertionError where kernel and torch differ, or other rows are written."""
+    for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
+        _, k, v = fused(rows, heads, d, dtype, device)
+        at = torch.randperm(N, generator=torch.Generator().manual_seed(2))[:rows].sort().values
+
+        def written() -> Tensor:
+            cache = torch.zeros(2, heads, N + 3, d, dtype=dtype, device=device)  # noqa: B023
+            k_all, v_all = cache[:, :, :N]
+            write_rows(table(d, device), k_all, v_all, k, v, at.to(device))  # noqa: B023
+            return cache
+
+        ours, theirs = both(written, 1)
+        assert ours.equal(theirs), (rows, heads, d, dtype)
+        assert int(ours.flatten(2).any(-1).sum()) and not ours[:, :, N:].any()
+
+
+def tokens(device: str) -> None:
+    """Raises AssertionError where the pool is another than torch's."""
+    for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
+        _, k, v = fused(rows, heads, d, dtype, device)
+        positions = torch.arange(rows, device=device) * 2
+        random = torch.Generator().manual_seed(3)
+        into = torch.randperm(heads * N, generator=random)[: rows * heads].to(device)
+
+        def written() -> Tensor:
+            pool = KVPool(1, heads, d, N, dtype=dtype, device=torch.device(device))  # noqa: B023
+            write_tokens(
+                table(d, device), pool, 0, k, v, positions=positions, into=into  # noqa: B023
+            )  # fmt: skip
+            return torch.stack([pool.k[0], pool.v[0]])
+
+        ours, theirs = both(written, 1)
+        assert ours.equal(theirs) and int((ours != 0).any(-1).sum()) == 2 * rows * heads
+
+
+CHECKS = [rotate, write, tokens]
+
+
+@needs_triton
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_in_the_interpreter(check: Callable[[str], None]) -> None:
+    run_interpreted(__name__, check.__name__)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_the_gpu(check: Callable[[str], None]) -> None:
+    assert rotation_gpu.supports(torch.zeros(2, 5, 64, dtype=torch.bfloat16, device="cuda"))
+    check("cuda")
+
+
+def test_a_cpu_is_left_to_others() -> None:
+    assert not rotation_gpu.supports(torch.zeros(2, 5, 64, dtype=torch.bfloat16))
