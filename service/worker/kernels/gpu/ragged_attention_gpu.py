@@ -58,8 +58,8 @@ def is_verified(device: torch.device, group: int, d: int) -> bool:
 def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator(device=device).manual_seed(0)
     q = torch.randn(2, 2 * group, d, generator=random, device=device).bfloat16()
-    k, v = torch.randn(2, 1000, d, generator=random, device=device).bfloat16()
-    starts, lengths = [600, 30, 0, 700], [70, BLOCK + 1, 1, BLOCK]
+    k, v = torch.randn(2, 3 * BLOCK, d, generator=random, device=device).bfloat16()
+    starts, lengths = [600, 30, 0, 2 * BLOCK], [70, BLOCK + 1, 1, BLOCK]
     scale, theirs = d**-0.5, []
     for asked, start, length in zip(q.view(4, 1, group, d), starts, lengths, strict=True):
         keys, values = (x[None, start : start + length].float() for x in (k, v))
