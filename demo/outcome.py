@@ -59,14 +59,15 @@ class Figures:
 
 
 def problems(outcomes: Sequence[Outcome], scenario: Scenario) -> list[str]:
-    """Finds the reasons for which this demo run counts as failed.
+    """Finds the reasons for which this demo run counts as failed; answerable questions decide.
 
     Returns:
         A sentence for each of: too few right answers with full prefill; clearly more or fewer right
         answers with the compared method. Empty where the run is fine.
     """
-    full = Figures.of(outcomes, BASELINE)
-    compared = Figures.of(outcomes, scenario.compared)
+    judged = [outcome for outcome in outcomes if outcome.question.answerable]
+    full = Figures.of(judged, BASELINE)
+    compared = Figures.of(judged, scenario.compared)
     found = []
     if full.right < scenario.min_right * full.asked:
         found.append(f"only {full.right} of {full.asked} right with full prefill")

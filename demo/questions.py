@@ -15,6 +15,7 @@ from typing import Literal, get_args
 Kind = Literal["single", "reworded", "two", "comparison", "absent"]
 Split = Literal["development", "test"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+SPLITS: tuple[Split, ...] = get_args(Split)
 KIND_NAMES: dict[Kind, str] = {
     "single": "one fact",
     "reworded": "one fact, in other words",
@@ -41,6 +42,9 @@ class DemoQuestion:
         wrong: What must not be named before an accepted answer: the other side of a comparison.
         documents: Ids of the documents that hold the answer.
         split: Formats and settings are chosen on `development`; figures are from `test`.
+        answerable: Whether full prefill of the demo's model answers it from passages of these
+            documents alone (demo/answerable.py). What it cannot answer even then says nothing
+            about how a method treats several passages.
     """
 
     question: str
@@ -49,6 +53,7 @@ class DemoQuestion:
     kind: Kind = "single"
     wrong: tuple[str, ...] = ()
     split: Split = "test"
+    answerable: bool = True
 
     @property
     def expected(self) -> str:
@@ -70,9 +75,12 @@ def _place(phrase: str, text: str) -> int | None:
 
 
 def _plain(text: str) -> str:
-    """Lower case, single blanks, and numbers without separators of thousands."""
+    """Lower case, single blanks, and numbers in digits alone: 18,000 and 18 thousand are 18000."""
     text = re.sub(r"(?<=\d)[,\u202f](?=\d{3})", "", text.casefold().replace("\u2019", "'"))
-    return " ".join(text.replace("-", " ").split())
+    text = " ".join(text.replace("-", " ").split())
+    for word, zeros in (("hundred", "00"), ("thousand", "000")):
+        text = re.sub(rf"(?<![\d.])(\d+) {word}\b", rf"\g<1>{zeros}", text)
+    return text
 
 
 def read_demo_questions(path: Path) -> list[DemoQuestion]:

@@ -22,19 +22,20 @@ from demo.model import ModelMissing, fetch
 from demo.outcome import problems
 from demo.picture import draw
 from demo.process import free_port, service
+from demo.questions import SPLITS, Split
 from demo.report import print_answers, print_kinds, print_summary
 from demo.scenario import Scenario
 
 PICTURE = Path("build/demo.png")
 
 
-def choose(console: Console, small: bool) -> Scenario:
+def choose(console: Console, small: bool, split: Split) -> Scenario:
     """The scenario with the real model; the small one where asked for, or nothing else is there."""
     if small:
         return scenario.small()
     console.print("fetching the language model (93 MB, once) ...")
     try:
-        return scenario.prose(fetch())
+        return scenario.prose(fetch(), split)
     except ModelMissing as missing:
         console.print(f"[yellow]{missing}[/]", highlight=False)
         console.print(
@@ -126,12 +127,13 @@ def main() -> int:
     parser.add_argument(
         "--questions", type=number_of_questions, default=scenario.NUM_QUESTIONS, help="or: all"
     )
+    parser.add_argument("--split", choices=SPLITS, default="test", help="half of the questions")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="where the PNG goes")
     parser.add_argument("--skip-shape", action="store_true", help="leave the 0.5B timing out")
     parser.add_argument("--keep-running", action="store_true", help="leave the service up")
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 170)
-    chosen = choose(console, args.small)
+    chosen = choose(console, args.small, args.split)
     with tempfile.TemporaryDirectory(prefix="kvstitch-demo-") as scratch:
         data_dir = args.data_dir or Path(scratch) / "data"
         data_dir.mkdir(parents=True, exist_ok=True)

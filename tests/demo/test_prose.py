@@ -2,13 +2,15 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 from demo.corpus_files import read_documents
-from demo.questions import KINDS, DemoQuestion, read_demo_questions
-from demo.scenario import PROSE
+from demo.questions import KINDS, SPLITS, DemoQuestion, read_demo_questions
+from demo.scenario import PROSE, prose
+from demo.scenario import QUESTIONS as QUESTIONS_FILE
 
 DOCUMENTS = {d.doc_id: d for d in read_documents(PROSE / "documents")}
-QUESTIONS = read_demo_questions(PROSE / "questions.jsonl")
+QUESTIONS = read_demo_questions(QUESTIONS_FILE)
 
 
 def test_there_are_enough_documents_of_the_promised_length() -> None:
@@ -33,6 +35,22 @@ def test_every_kind_is_asked_in_both_splits() -> None:
     for kind in KINDS:
         counts = Counter(q.split for q in QUESTIONS if q.kind == kind)
         assert min(counts.values()) >= 9, kind
+
+
+def test_what_no_document_answers_is_not_answerable() -> None:
+    for question in QUESTIONS:
+        assert not (question.answerable and question.kind == "absent"), question.question
+
+
+def test_a_number_of_questions_is_drawn_among_the_answerable(tmp_path: Path) -> None:
+    for split in SPLITS:
+        scenario = prose(tmp_path, split)
+        warm_up, drawn = scenario.draw(20)
+        assert len(drawn) == 20 and warm_up not in drawn
+        assert all(q.answerable and q.split == split for q in (warm_up, *drawn))
+        assert {q.kind for q in drawn} == set(scenario.shares)
+        _, everything = scenario.draw(None)
+        assert {q.answerable for q in everything} == {True, False}
 
 
 def test_questions_name_documents_that_are_there() -> None:

@@ -1,6 +1,7 @@
 """Tables, picture and verdict of a demo run, from answers that are given."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_problems_are_said(mixed: list[Outcome]) -> None:
     assert problems([mixed[2]] * 20, SCENARIO) == ["only 0 of 20 right with full prefill"]
     found = problems([*fine, *[mixed[1]] * 3], SCENARIO)
     assert found == ["a3 0.15 has 20 right where full prefill has 23"]
+
+
+def test_questions_that_are_not_answerable_are_not_held_against_a_run(
+    mixed: list[Outcome],
+) -> None:
+    hard = replace(mixed[2], question=replace(QUESTION, answerable=False))
+    assert problems([*[mixed[0]] * 20, *[hard] * 20], SCENARIO) == []
 
 
 def test_citations_are_named_once_and_the_source_is_marked() -> None:
