@@ -40,9 +40,8 @@ BASELINE = Method("vanilla")
 """Full prefill, with which the other methods are compared."""
 
 PROSE_METHOD = Method("question_scout", (("ratio", 0.4), ("again_from", 0.0)))
-"""What the real model's answers are shown with. On the development half it is the lowest ratio at
-which seven of ten answers are full prefill's; at 0.15, the service's default, half of them are
-(docs/demo.md)."""
+"""What the real model's answers are shown with. On the development half four of five answers are
+full prefill's; at 0.15, the service's default, half of them are (docs/demo.md)."""
 
 
 @dataclass(frozen=True)
