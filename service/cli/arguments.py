@@ -106,6 +106,10 @@ def _ask(parser: argparse.ArgumentParser) -> None:
     add("--filter", action="append", metavar="NAME=VALUE", help="only documents with this "
         "metadata; or a JSON object such as '{\"year\": {\"gte\": 2020}}'")  # fmt: skip
     add("--retrieval", choices=("dense", "sparse", "hybrid"), help="by meaning, words, or both")
+    add("--quality", type=float, metavar="SHARE", help="with --method auto: the cheapest that was "
+        "measured to agree with full prefill that often, such as 0.95")  # fmt: skip
+    add("--cold", choices=("in_context", "as_stored"), help="how chunks that are not stored are "
+        "computed: with the prompt, or alone, so that later answers are the same")  # fmt: skip
     add("--max-tokens", type=int)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--explain", action="store_true", help="a dry run: what would be loaded and "

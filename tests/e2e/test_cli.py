@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Documents
+from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import HANG_S, Service
 
 QUESTION = "How long is the warranty?"
@@ -63,6 +63,25 @@ def test_an_answer_says_what_happened_to_every_document(own: Service) -> None:
     assert {d["tier"] for d in result["cache"]["documents"]} == {"memory"}
     none = scripted(own, "ask", QUESTION, "--max-tokens", "4", "--filter", "kind=none")
     assert none["citations"] == []
+
+
+def test_how_missing_chunks_are_computed_is_chosen_and_told(
+    serve: Serve, twelve: Documents
+) -> None:
+    with serve(memory_tier_mib=0) as service:
+        service.ingest(twelve)
+        service.until(lambda: len(service.chunk_files()) >= 12, "chunks are stored")
+        for path in service.chunk_files():
+            path.unlink()
+        given = ("ask", QUESTION, "--max-tokens", "4", "--method", "pie", "--cold", "as_stored")
+        found = run(service, *given)
+    assert found.returncode == 0, found.stderr
+    assert "cold" in found.stdout and "compute as stored" in " ".join(found.stdout.split())
+
+
+def test_auto_needs_measurements(own: Service) -> None:
+    found = run(own, "ask", QUESTION, "--quality", "0.95")
+    assert found.returncode and "kvstitch tune" in found.stderr
 
 
 def test_a_dry_run_is_told_apart(own: Service) -> None:

@@ -100,6 +100,8 @@ def _place(cited: dict[str, Any] | None, document: dict[str, Any]) -> tuple[str,
 
 def _segment(segment: dict[str, Any]) -> tuple[str, ...]:
     plan = segment["plan"] or ("load" if segment["tier"] != "cold" else "compute")
+    if segment["computed"]:
+        plan = f"compute {segment['computed'].replace('_', ' ')}"
     return (
         segment["tier"],
         size(segment["bytes"]),

@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
             return compare(http, body, args.compare, args.ratio, as_json=args.json)
         if args.method is not None:
             body["fusion"] = {"method": args.method}
+        if args.quality is not None:
+            body.setdefault("fusion", {"method": "auto"})["quality"] = args.quality
         if args.ratio is not None:
             body.setdefault("fusion", _default_method(http))["ratio"] = args.ratio
         if args.explain:
@@ -48,6 +50,7 @@ def _body(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "collection": args.collection,
         "retrieval": args.retrieval,
+        "cold": args.cold,
         "filter": parse_pairs(args.filter, "--filter") or None,
     }
     return {name: value for name, value in fields.items() if value is not None}

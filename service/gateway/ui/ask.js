@@ -84,7 +84,11 @@ async function runOne(view, body, signal) {
 /** The fields that both methods share; for empty ones the service's defaults apply. */
 function common() {
   const body = { question: byId("question").value };
-  const text = { collection: byId("collection").value.trim(), retrieval: byId("retrieval").value };
+  const text = {
+    collection: byId("collection").value.trim(),
+    retrieval: byId("retrieval").value,
+    cold: byId("cold").value,
+  };
   const numbers = { top_k: byId("top-k").value, max_tokens: byId("max-tokens").value };
   for (const [name, value] of Object.entries(text)) if (value) body[name] = value;
   for (const [name, value] of Object.entries(numbers)) if (value !== "") body[name] = Number(value);

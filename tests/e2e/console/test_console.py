@@ -79,6 +79,7 @@ def test_every_field_reaches_the_service(console: Console) -> None:
     page = console.ready()
     page.get_by_label("Collection").first.fill("default")
     page.get_by_label("Retrieval").select_option("sparse")
+    page.get_by_label("Missing KV").select_option("as stored")
     page.get_by_label("Passages").fill("2")
     page.get_by_label("Answer tokens").fill("5")
     console.ask(QUESTION, method="a3", ratio="0.4", eviction="snapkv", budget="77")
@@ -87,6 +88,7 @@ def test_every_field_reaches_the_service(console: Console) -> None:
         "question": QUESTION,
         "collection": "default",
         "retrieval": "sparse",
+        "cold": "as_stored",
         "top_k": 2,
         "max_tokens": 5,
         "fusion": {"method": "a3", "ratio": 0.4},
