@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 
@@ -127,6 +128,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL")
     parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="configurations by label, with wildcards"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -138,7 +142,11 @@ def main(given: Sequence[str] | None = None) -> int:
         args.model, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
     )
     fingerprint = model_fingerprint(str(args.model))
-    compared = candidates(median(p.tokens for p in prompts), facts)
+    compared = [
+        candidate
+        for candidate in candidates(median(p.tokens for p in prompts), facts)
+        if any(fnmatchcase(candidate.label, pattern) for pattern in args.only)
+    ]
     file = RecordFile(args.out / f"less_kv-{fingerprint[:12]}-{args.dtype}.jsonl", Trial)
     file.load()
     longest = max(prompt.tokens for prompt in prompts)

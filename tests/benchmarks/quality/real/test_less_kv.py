@@ -37,3 +37,8 @@ def test_a_run_measures_everything_once(tmp_path: Path) -> None:
 
     assert less_kv.main(given) == 0
     assert records.read_text(encoding="utf-8") == known, "what is known is not measured again"
+
+    assert less_kv.main([*given, "--only", "samkv*", "pie*"]) == 0
+    assert records.read_text(encoding="utf-8") == known
+    fewer = json.loads((tmp_path / "out" / "less_kv.json").read_text(encoding="utf-8"))["results"]
+    assert [row["fusion"]["method"] for row in fewer] == ["pie"] * 4 + ["samkv"]
