@@ -26,7 +26,7 @@ import torch
 from benchmarks.fidelity import results
 from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.compared.configurations import standard
-from benchmarks.fidelity.compared.real import real
+from benchmarks.fidelity.compared.real import behind, real
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
 from benchmarks.fidelity.report import metrics, recorded
@@ -102,7 +102,10 @@ def main(given: Sequence[str] | None = None) -> int:
         "seed": args.seed,
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
-    configurations = real() if args.real else standard(adapter.layers)
+    configurations = standard(adapter.layers)
+    if args.real:
+        modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
+        configurations = [*real(), *behind(modes)]
     what, base = "Fusion methods", None
     if args.ablation:
         ablation = Ablation(adapter.layers, adapter.heads, args.ratio, args.edge)

@@ -88,6 +88,7 @@ def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> 
             tuple(documents),
             question,
             tuple(map(str, raw.get("answers", ()))),
+            raw.get("behind", {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(

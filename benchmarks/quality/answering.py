@@ -77,12 +77,12 @@ class Answerer:
             self._adapter, prompt, store, kv,
             prefix_mode=compared.prefix_mode, codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
-        prefix = store.prefix(prompt, compared.prefix_mode)
+        prefixes = store.prefixes(prompt, compared.prefix_mode)
         try:
             if isinstance(compared.method, MultiInfLLM):
-                said = self._by_itself(prompt, case, prefix, compared.method)
+                said = self._by_itself(prompt, case, prefixes, compared.method)
             else:
-                said = self._prefilled(prompt, case, prefix, compared)
+                said = self._prefilled(prompt, case, prefixes, compared)
         finally:
             kv.release()
         ends = self._adapter.end_ids
@@ -99,12 +99,12 @@ class Answerer:
         )
 
     def _prefilled(
-        self, prompt: Prompt, case: Case, prefix: Sequence[int], compared: Compared
+        self, prompt: Prompt, case: Case, prefixes: Sequence[tuple[int, ...]], compared: Compared
     ) -> _Said:
         method = compared.method
         assert not isinstance(method, MultiInfLLM)
         if isinstance(method, SamKV):
-            sketches = self._prompt_sketches(prompt, case, prefix, compared.block)
+            sketches = self._prompt_sketches(prompt, case, prefixes, compared.block)
             started = time.perf_counter()
             result = prefill_sparse(
                 self._adapter,
@@ -130,9 +130,9 @@ class Answerer:
         return _Said(logits.argmax(-1).tolist(), kept, fresh / documents, seconds)
 
     def _by_itself(
-        self, prompt: Prompt, case: Case, prefix: Sequence[int], method: MultiInfLLM
+        self, prompt: Prompt, case: Case, prefixes: Sequence[tuple[int, ...]], method: MultiInfLLM
     ) -> _Said:
-        segments = [(prompt.system, ()), *((ids, prefix) for ids in prompt.documents)]
+        segments = [(prompt.system, ()), *zip(prompt.documents, prefixes, strict=True)]
         scores = [
             relevance(self._adapter, ids, before, method.local) if ids else None
             for ids, before in segments
@@ -147,12 +147,12 @@ class Answerer:
         return _Said(tokens, kept, 0.0, seconds)
 
     def _prompt_sketches(
-        self, prompt: Prompt, case: Case, prefix: Sequence[int], block: int
+        self, prompt: Prompt, case: Case, prefixes: Sequence[tuple[int, ...]], block: int
     ) -> list[Sketch | None]:
         """Sketches of the documents; None for empty ones."""
         found: list[Sketch | None] = []
-        for ids, stored in zip(prompt.documents, case.segments[1:], strict=True):
-            key = (ids, tuple(prefix), block)
+        for ids, prefix, stored in zip(prompt.documents, prefixes, case.segments[1:], strict=True):
+            key = (ids, prefix, block)
             if stored is not None and key not in self._sketches:
                 self._sketches[key] = compute_sketch(self._adapter, ids, prefix=prefix, block=block)
             found.append(None if stored is None else self._sketches[key])

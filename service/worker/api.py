@@ -20,6 +20,7 @@ from service.worker.core.model_facts import read_calibration
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
+from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
@@ -79,6 +80,7 @@ __all__ = [
     "Addressing",
     "CacheBlend",
     "Capture",
+    "ChunkPrefill",
     "Decoder",
     "DecoderAdapter",
     "DoneEvent",

@@ -17,7 +17,7 @@ from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps, run
 from service.worker.engine.engine import Engine
-from service.worker.forward import chunk_prefill
+from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.prefill import Capture, Progress, PromptLoop, prefill
 from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
@@ -124,7 +124,7 @@ def prefill_ids(
         capture: sees every layer.
     """
     layout = PromptLayout.of(ids, [], [], uncached=[True], device=adapter.device)
-    target = kv or chunk_prefill.ScratchKV(adapter, layout.tokens)
+    target = kv or ScratchKV(adapter, layout.tokens)
     return run(prefill(adapter, layout, [None], Vanilla(), target, capture=capture))
 
 
@@ -217,9 +217,9 @@ def attention_scores(
     return scores, progress.flops.total
 
 
-def compute_chunk(adapter: DecoderAdapter, address: Address) -> EncodedChunk:
+def compute_chunk(chunks: ChunkPrefill, address: Address) -> EncodedChunk:
     """One chunk, computed as precompute does it; nothing is stored."""
-    return run(chunk_prefill.compute_chunk(adapter, address)).chunk
+    return run(chunks.compute(address)).chunk
 
 
 def compute_sketch(

@@ -6,7 +6,8 @@ what chunks are precomputed behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.variants import RandomRows
@@ -48,6 +49,23 @@ def real() -> list[Configuration]:
         *(_trail(ratio, again) for again in AGAIN_FROM for ratio in RATIOS),
         *_storage(),
     ]
+
+
+def behind(modes: Iterable[str]) -> list[Configuration]:
+    """What is measured with chunks precomputed behind other documents.
+
+    Args:
+        modes: names of the prompts' own ways to choose these (`Prompt.behind`).
+    """
+    return [replace(c, prefix_mode=mode) for mode in modes for c in _compared()]
+
+
+def _compared() -> Iterator[Configuration]:
+    yield Configuration("pie", Pie())
+    yield Configuration("a3", A3(RATIO), f"r={RATIO:g}")
+    yield Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}")
+    for ratio in RATIOS:
+        yield _scout(QuestionScout(ratio))
 
 
 def _question_scout() -> Iterator[Configuration]:

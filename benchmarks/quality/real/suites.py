@@ -92,6 +92,13 @@ class Suites:
     def decode(self, ids: Sequence[int]) -> str:
         return self._builder.tokenizer.decode(ids)
 
+    def passages(self, split: str) -> list[list[int]]:
+        """All passages of Natural Questions' split as they stand in prompts, as token ids."""
+        asked = natural_questions.load(split)
+        fmt, tokenizer = self._builder.format, self._builder.tokenizer
+        distinct = dict.fromkeys(each.passage for each in asked)
+        return [document_ids(fmt, tokenizer, p.title, p.text) for p in distinct]
+
     def render(self, passage: Passage) -> str:
         """A passage as it stands in prompts."""
         return self._builder.format.render_document(passage.title, passage.text)

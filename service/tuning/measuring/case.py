@@ -66,7 +66,7 @@ class Case:
             prompt.documents,
             prompt.question,
             uncached=[segment is None for segment in segments],
-            offset=len(store.prefix(prompt, prefix_mode)),
+            prefixes=store.prefixes(prompt, prefix_mode),
             device=adapter.device,
         )
         return cls(adapter, layout, segments, kv, attention_scores)

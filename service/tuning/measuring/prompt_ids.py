@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as token ids; `answers` are the accepted texts, empty if none is known."""
+    """One prompt as token ids.
+
+    Attributes:
+        answers: the accepted texts, empty if none is known.
+        behind: for a prefix mode that the documents' neighbourhood decides, the token ids that
+            stand between S and each document when it is precomputed.
+    """
 
     task: str
     system: tuple[int, ...]
     documents: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]
     answers: tuple[str, ...] = ()
+    behind: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict, compare=False)
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvstore import EncodedChunk, encode_chunk
 from service.tuning.measuring.prompt_ids import Prompt
-from service.worker.api import Address, Addressing, DecoderAdapter, compute_chunk
+from service.worker.api import Address, Addressing, ChunkPrefill, DecoderAdapter, compute_chunk
 
 
 class SegmentStore:
@@ -18,13 +18,17 @@ class SegmentStore:
 
     def __init__(self, adapter: DecoderAdapter) -> None:
         self._adapter = adapter
+        self._chunks = ChunkPrefill(adapter)
         # There is one model, so the fingerprint need not tell models apart.
         self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
         self._encoded: dict[tuple[str, str], EncodedChunk] = {}
 
-    def prefix(self, prompt: Prompt, prefix_mode: str) -> tuple[int, ...]:
-        """Token ids that documents are precomputed behind."""
-        return self._addressing.prefix(prefix_mode, prompt.system)
+    def prefixes(self, prompt: Prompt, prefix_mode: str) -> list[tuple[int, ...]]:
+        """Token ids that each document is precomputed behind."""
+        return [
+            self._document(prompt, number, prefix_mode).prefix_ids if ids else ()
+            for number, ids in enumerate(prompt.documents)
+        ]
 
     def segments(
         self, prompt: Prompt, prefix_mode: str, codec: str
@@ -37,16 +41,23 @@ class SegmentStore:
 
     def _addresses(self, prompt: Prompt, prefix_mode: str) -> list[Address | None]:
         documents = [
-            self._addressing.document(ids, prefix_mode, prompt.system, "") if ids else None
-            for ids in prompt.documents
+            self._document(prompt, number, prefix_mode) if ids else None
+            for number, ids in enumerate(prompt.documents)
         ]
         return [self._addressing.system(prompt.system, "") if prompt.system else None, *documents]
+
+    def _document(self, prompt: Prompt, number: int, prefix_mode: str) -> Address:
+        ids = prompt.documents[number]
+        behind = prompt.behind.get(prefix_mode)
+        if behind is None:
+            return self._addressing.document(ids, prefix_mode, prompt.system, "")
+        return self._addressing.document(ids, "system", prompt.system, "", behind[number])
 
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:
         found = self._encoded.get((address.key, codec))
         if found is None:
             raw = codec == "raw"
-            found = compute_chunk(self._adapter, address) if raw else self._encode(address, codec)
+            found = compute_chunk(self._chunks, address) if raw else self._encode(address, codec)
             self._encoded[address.key, codec] = found
         return found
 

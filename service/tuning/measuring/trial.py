@@ -202,10 +202,10 @@ class TrialRunner:
     def _sketches(
         self, prompt: Prompt, store: SegmentStore, prefix_mode: str
     ) -> list[Sketch | None]:
-        prefix = store.prefix(prompt, prefix_mode)
+        prefixes = store.prefixes(prompt, prefix_mode)
         return [
             compute_sketch(self._adapter, ids, prefix=prefix) if ids else None
-            for ids in prompt.documents
+            for ids, prefix in zip(prompt.documents, prefixes, strict=True)
         ]
 
 

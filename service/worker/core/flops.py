@@ -109,16 +109,17 @@ def full_prefill(shape: Shape, tokens: int) -> float:
     return count.total
 
 
-def chunk_prefill(shape: Shape, tokens: int) -> float:
+def chunk_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     """Operations of computing a chunk by itself.
 
     It ends with the keys and values of the last layer.
 
     Args:
-        tokens: of the chunk and of the prefix it is computed behind.
+        tokens: of the chunk.
+        behind: tokens of the prefix whose KV is at hand.
     """
     count, finished = FlopCount(shape), shape.layers - 1
     count.project(shape.layers * tokens)
-    count.attend(finished * tokens * (tokens + 1) / 2)
+    count.attend(finished * tokens * (behind + (tokens + 1) / 2))
     count.finish(finished * tokens)
     return count.total

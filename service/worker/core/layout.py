@@ -25,12 +25,15 @@ class Segment:
         offset: position of its first token when it was precomputed, in tokens: the length of the
             prefix that stood before it then.
         uncached: no usable KV is stored for it; its rows are computed like the question's.
+        exact: it was precomputed behind the same tokens that stand before it in this prompt, so
+            its stored KV is that of a full prefill.
     """
 
     start: int
     end: int
     offset: int = 0
     uncached: bool = False
+    exact: bool = False
 
     @property
     def tokens(self) -> int:
@@ -59,7 +62,7 @@ class PromptLayout:
         question: Sequence[int],
         *,
         uncached: Sequence[bool],
-        offset: int = 0,
+        prefixes: Sequence[Sequence[int]] = (),
         device: torch.device | None = None,
     ) -> PromptLayout:
         """Places the segments one after another.
@@ -69,13 +72,17 @@ class PromptLayout:
             documents: token ids of each document.
             question: token ids of Q.
             uncached: for S, then for every document: whether its rows must be computed.
-            offset: length in tokens of the prefix behind which the documents were precomputed.
+            prefixes: token ids of the prefix behind which each document was precomputed; none
+                given: nothing stood before any of them.
         """
         ids = list(system)
-        segments = [Segment(0, len(system), 0, uncached[0])]
-        for document, is_uncached in zip(documents, uncached[1:], strict=True):
-            segments.append(Segment(len(ids), len(ids) + len(document), offset, is_uncached))
+        segments = [Segment(0, len(system), 0, uncached[0], exact=True)]
+        for document, is_uncached, prefix in zip(
+            documents, uncached[1:], prefixes or [()] * len(documents), strict=True
+        ):
+            start, exact = len(ids), len(prefix) == len(ids) and list(prefix) == ids
             ids.extend(document)
+            segments.append(Segment(start, len(ids), len(prefix), is_uncached, exact))
         start = len(ids)
         ids.extend(question)
         return cls(torch.tensor(ids, dtype=torch.long, device=device), tuple(segments), start)
@@ -115,13 +122,8 @@ class PromptLayout:
 
     @property
     def stale_documents(self) -> tuple[Segment, ...]:
-        """Cached documents whose KV can differ from that of a full prefill.
-
-        Only a first document is exact, if it was precomputed behind the same prefix that stands
-        before it in this prompt.
-        """
-        cached = [s for s in self.documents if not s.uncached and s.tokens]
-        return tuple(s for s in cached if s.offset != s.start)
+        """Cached documents whose KV can differ from that of a full prefill."""
+        return tuple(s for s in self.documents if s.tokens and not s.uncached and not s.exact)
 
     @property
     def stale_document_rows(self) -> Tensor:

@@ -23,6 +23,7 @@ from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
 from service.worker.engine.scheduler import Scheduler
 from service.worker.engine.step_budget import StepBudget
+from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool
@@ -75,8 +76,9 @@ class Engine:
         self.streams = loader.streams
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
-        self.precompute_queue = PrecomputeQueue(adapter, store, loader)
-        missing = MissingChunks(adapter, loader, self.precompute_queue)
+        chunks = ChunkPrefill(adapter)
+        self.precompute_queue = PrecomputeQueue(chunks, store, loader)
+        missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._launcher = PrefillLauncher(
             adapter, self._facts, addressing, loader, missing, self.planner
         )

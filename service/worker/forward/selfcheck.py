@@ -74,7 +74,7 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
         for a, b in ((0, s), (s, s + d))
     ]
     cached = PromptLayout.of(
-        system, [document], question, uncached=[False, False], offset=s, device=device
+        system, [document], question, uncached=[False, False], prefixes=[system], device=device
     )
     stitched = run(prefill(adapter, cached, parts, Pie(), scratch)).logits
 

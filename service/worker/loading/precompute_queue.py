@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from kvstore import TieredStore
 from service.worker.core.request import PrecomputedEvent
 from service.worker.core.steps import Steps
-from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
+from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
 
 # Most chunks that are computed but not yet written; bounds memory when the disk is slow.
@@ -55,8 +54,8 @@ class PrecomputeQueue:
         counts: number of finished tasks by outcome: stored, present or failed.
     """
 
-    def __init__(self, adapter: DecoderAdapter, store: TieredStore, loader: Loader) -> None:
-        self._adapter = adapter
+    def __init__(self, chunks: ChunkPrefill, store: TieredStore, loader: Loader) -> None:
+        self._chunks = chunks
         self._store = store
         self._loader = loader
         self._queue: deque[Task] = deque()
@@ -170,7 +169,7 @@ class PrecomputeQueue:
             self._current = None
             self._finish(task)  # `write` stays None, which means that the chunk was present
             return
-        self._steps = compute_chunk(self._adapter, task.address)
+        self._steps = self._chunks.compute(task.address)
 
     def _store_current(self, computed: ComputedChunk) -> None:
         task, self._current, self._steps = self._current, None, None

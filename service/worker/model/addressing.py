@@ -63,10 +63,20 @@ class Addressing:
         return self._address(ids, "none", (), tenant)
 
     def document(
-        self, ids: Sequence[int], prefix_mode: str, system: Sequence[int], tenant: str
+        self,
+        ids: Sequence[int],
+        prefix_mode: str,
+        system: Sequence[int],
+        tenant: str,
+        behind: Sequence[int] = (),
     ) -> Address:
-        """A document segment, precomputed behind the prefix that `prefix_mode` names."""
-        return self._address(ids, prefix_mode, self.prefix(prefix_mode, system), tenant)
+        """A document segment, precomputed behind the prefix that `prefix_mode` names.
+
+        Args:
+            behind: token ids of other documents, which stood between that prefix and this one.
+        """
+        prefix = (*self.prefix(prefix_mode, system), *behind)
+        return self._address(ids, prefix_mode, prefix, tenant)
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
         """Token ids that a chunk is precomputed behind; their own KV is not stored."""

@@ -51,7 +51,7 @@ class PromptModel:
             by itself.
         as_stored: whether a load that is computed is computed by itself, before the prompt; the
             prompt then costs what it would if it had been loaded.
-        alone: tokens of each further chunk that is computed by itself, prefix included.
+        alone: tokens of each further chunk that is computed by itself, and of its prefix.
         waiting_s: by tier, seconds that it needs for what other prompts are still reading.
         exact_layers_done: number of first layers that have already been computed with every row.
     """
@@ -66,7 +66,7 @@ class PromptModel:
     uncached_tokens: int = 0
     documents: Sequence[int] = ()
     as_stored: bool = False
-    alone: Sequence[int] = ()
+    alone: Sequence[tuple[int, int]] = ()
     waiting_s: Mapping[str, float] = field(default_factory=dict)
     exact_layers_done: int = 0
 
@@ -95,10 +95,10 @@ class PromptModel:
         return self._alone_flops(()) + total_flops(phases, FlopCount(self.shape))
 
     def _alone_flops(self, computed: Collection[int]) -> float:
-        """Operations of computing chunks by themselves."""
+        """Operations of computing chunks by themselves, behind prefixes that are at hand."""
         chosen = [self.loads[i] for i in computed] if self.as_stored else []
-        tokens = [*self.alone, *(load.tokens + load.prefix for load in chosen)]
-        return sum(chunk_prefill(self.shape, one) for one in tokens)
+        chunks = [*self.alone, *((load.tokens, load.prefix) for load in chosen)]
+        return sum(chunk_prefill(self.shape, tokens, behind=prefix) for tokens, prefix in chunks)
 
     def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
         if self.as_stored:

@@ -75,7 +75,7 @@ class Prompt:
         documents: tokens of each document that is already loaded, or whose chunk will be computed
             by itself.
         as_stored: whether what is not loaded is computed by itself, not with the prompt.
-        alone: tokens of each chunk that must be computed by itself, prefix included.
+        alone: tokens of each chunk that must be computed by itself, and of its prefix.
         others_bytes: by tier, bytes that other prompts are still reading.
         exact_layers_done: number of first layers that have already been computed with every row.
         crowded: whether other requests decode meanwhile, which halves the speed of prefill.
@@ -87,7 +87,7 @@ class Prompt:
     uncached_tokens: int = 0
     documents: Sequence[int] = ()
     as_stored: bool = False
-    alone: Sequence[int] = ()
+    alone: Sequence[tuple[int, int]] = ()
     others_bytes: Mapping[str, float] = field(default_factory=dict)
     exact_layers_done: int = 0
     crowded: bool = False

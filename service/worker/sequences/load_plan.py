@@ -57,9 +57,9 @@ class FoundSegment:
         )
 
     @property
-    def tokens_alone(self) -> int:
-        """Tokens that computing its chunk by itself takes, prefix included."""
-        return self.tokens + (0 if self.address is None else len(self.address.prefix_ids))
+    def prefix_tokens(self) -> int:
+        """Tokens that it is precomputed behind."""
+        return 0 if self.address is None else len(self.address.prefix_ids)
 
 
 def found_segments(sequence: Sequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
@@ -147,7 +147,7 @@ def _prompt(
         uncached_tokens=sum(s.tokens for s in uncached),
         documents=[s.tokens for s in [*ready, *alone] if s.number and s.tokens],
         as_stored=sequence.as_stored,
-        alone=[s.tokens_alone for s in alone],
+        alone=[(s.tokens, s.prefix_tokens) for s in alone],
         others_bytes=bytes_left,
         crowded=crowded,
     )
@@ -201,7 +201,7 @@ def waiting_prompt(
         uncached_tokens=sum(len(load.address.ids) for load in uncached),
         documents=[len(load.address.ids) for load in placed],
         as_stored=sequence.as_stored,
-        alone=[len(load.address.prefix_ids) + len(load.address.ids) for load in alone],
+        alone=[(len(load.address.ids), len(load.address.prefix_ids)) for load in alone],
         others_bytes=others,
         exact_layers_done=exact_layers_done,
         crowded=crowded,

@@ -12,13 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.worker.core.flops import chunk_prefill
 from service.worker.core.steps import Steps
-from service.worker.forward.chunk_prefill import ComputedChunk, compute_chunk
+from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.segment_load import RECOMPUTE, Load, SegmentLoad
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
 from service.worker.sequences.sequence import Sequence
 
@@ -39,17 +37,16 @@ class ChunkWriter(Protocol):
 class MissingChunks:
     """Computes the missing chunks of one engine's prompts."""
 
-    adapter: DecoderAdapter
+    chunks: ChunkPrefill
     loader: Loader
     writer: ChunkWriter
 
     def compute(self, sequence: Sequence, load: Load) -> Steps[ComputedChunk]:
         """Computes the chunk of a load, and stores it unless it is stored already."""
         address = load.address
-        computed = yield from compute_chunk(self.adapter, address)
+        computed = yield from self.chunks.compute(address)
         load.computed_alone = True
-        rows = len(address.prefix_ids) + len(address.ids)
-        sequence.chunk_flops += chunk_prefill(self.adapter, rows)
+        sequence.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.
         if load.plan != RECOMPUTE:
             self.writer.store(address, computed)

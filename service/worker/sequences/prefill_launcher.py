@@ -302,7 +302,7 @@ class PrefillLauncher:
             [d.ids for d in request.documents],
             request.question,
             uncached=uncached,
-            offset=len(self.addressing.prefix(request.prefix_mode, request.system)),
+            prefixes=[() if a is None else a.prefix_ids for a in sequence.addresses[1:]],
             device=self.adapter.device,
         )
 

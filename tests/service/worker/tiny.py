@@ -229,7 +229,11 @@ class Tiny:
                 for i, ids in enumerate(segments)
             ]
         layout = PromptLayout.of(
-            system, documents, question, uncached=is_uncached, offset=len(prefix)
+            system,
+            documents,
+            question,
+            uncached=is_uncached,
+            prefixes=[prefix] * len(documents),
         )
         pool = KVPool(
             self.adapter.layers,

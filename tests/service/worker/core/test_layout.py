@@ -9,7 +9,11 @@ from service.worker.core.layout import PromptLayout, union
 
 def test_ranges() -> None:
     layout = PromptLayout.of(
-        [1, 2], [[3, 4, 5], [], [6]], [7, 8], uncached=[False, True, False, False], offset=2
+        [1, 2],
+        [[3, 4, 5], [], [6]],
+        [7, 8],
+        uncached=[False, True, False, False],
+        prefixes=[[1, 2], [1, 2], [1, 2, 9]],
     )
     assert layout.ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert layout.ids.dtype == torch.long
@@ -19,7 +23,7 @@ def test_ranges() -> None:
         (5, 5, 0),
         (5, 6, 1),
     ]
-    assert [s.offset for s in layout.segments] == [0, 2, 2, 2]
+    assert [s.offset for s in layout.segments] == [0, 2, 2, 3]
     assert layout.documents == layout.segments[1:]
     assert layout.tokens == 8
     assert layout.question_start == 6

@@ -66,7 +66,7 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
         **source.choice(
             [
                 {"uncached_tokens": uncached},
-                {"as_stored": True, "alone": [uncached + 50], "documents": [uncached]},
+                {"as_stored": True, "alone": [(uncached, 50)], "documents": [uncached]},
             ]
         ),
     )
@@ -105,15 +105,15 @@ def test_with_many_documents_no_single_change_is_better(model: Tiny, seed: int) 
 
 
 def test_computing_by_itself_costs_more_than_with_the_prompt(model: Tiny) -> None:
-    """Its prefix is computed, too, and the prompt repairs it like a stored one."""
+    """It is computed behind a prefix, and the prompt repairs it like a stored one."""
     loads = [Loadable(100, "ssd", 0.0, prefix=50), Loadable(100, "ssd", 0.0)]
     plan = prompt_model(model, 220, loads, Pie(), flop_s=1e-9)
     alone = replace(plan, as_stored=True)
     assert alone.seconds() == plan.seconds()
     assert alone.seconds({0}) > alone.seconds({1})
     both, missing = alone.seconds({0, 1}), replace(alone, loads=[], documents=[100, 100])
-    assert both == pytest.approx(replace(missing, alone=[150, 100]).seconds())
-    assert replace(missing, alone=[150]).flops() > missing.flops()
+    assert both == pytest.approx(replace(missing, alone=[(100, 50), (100, 0)]).seconds())
+    assert replace(missing, alone=[(100, 50)]).flops() > missing.flops()
 
 
 def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:

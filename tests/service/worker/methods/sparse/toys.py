@@ -123,7 +123,7 @@ def sparse_run(
         documents,
         Q,
         uncached=[not ids for ids in (system, *documents)],
-        offset=len(prefix),
+        prefixes=[prefix] * len(documents),
     )
     texts = [ids for ids in documents if ids]
     starts = [segment.start for segment in layout.documents if segment.tokens]

@@ -1,0 +1,117 @@
+"""Adds to the prompts of a file which other chunks each of their chunks is precomputed behind.
+
+    python -m benchmarks.quality.real.behind --model FOLDER --prompts nq.jsonl --split dev \\
+        --modes n3 p3 p3,all --out nq_behind.jsonl
+
+The other chunks are those of all passages of the split, cut as the prompts' are. A mode is
+
+    n3   its three nearest ones by the retriever's embeddings, the nearest one last
+    p3   the same three for all chunks, those nearest to the centres of three clusters
+    r3   the same three for all chunks, drawn at random
+
+with `,all` for the prompt's first chunk too (else that one is behind the system prompt alone, where
+its KV is exact), and `,first` for the nearest one first. `python -m benchmarks.fidelity --real`
+measures the modes of such a file under their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.fidelity.prompts import of_file
+from benchmarks.quality.real.chunks import Ids, chunked
+from benchmarks.quality.real.suites import SPLITS, Suites
+from benchmarks.quality.tasks.retrieved import Embed
+from retriever import LocalEmbedder
+from service.errors import KvstitchError
+from service.tuning.measuring.prompt_ids import Prompt
+
+Vectors = NDArray[np.float32]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality.real.behind",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL")
+    parser.add_argument("--split", choices=SPLITS, default="dev")
+    parser.add_argument("--chunk-tokens", type=int, help="of the prompts")
+    parser.add_argument("--modes", nargs="+", default=["n3", "p3"])
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(given)
+    embedder = LocalEmbedder()
+    try:
+        embedder.start()
+        with closing(embedder):
+            suites = Suites(args.model, embedder.embed)
+            pool = chunked(suites.passages(args.split), args.chunk_tokens)
+            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed)
+            prompts = of_file(args.model, args.prompts)
+            made = [neighbourhood.add(prompt, args.modes) for prompt in prompts]
+    except (KvstitchError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    lines = [json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in made]
+    args.out.write_text("".join(lines), encoding="utf-8")
+    return 0
+
+
+class Neighbourhood:
+    """The chunks of a corpus, and which of them another chunk is precomputed behind."""
+
+    def __init__(self, suites: Suites, embed: Embed, pool: Sequence[Ids], seed: int) -> None:
+        self._suites, self._embed, self._pool, self._seed = suites, embed, pool, seed
+        self._vectors = self._embedded(pool)
+
+    def add(self, prompt: Prompt, modes: Sequence[str]) -> Prompt:
+        vectors = self._embedded(prompt.documents)
+        behind = {mode: self._mode(mode, prompt.documents, vectors) for mode in modes}
+        return replace(prompt, behind=behind)
+
+    def _mode(self, mode: str, documents: Sequence[Ids], vectors: Vectors) -> list[Ids]:
+        name, *flags = mode.split(",")
+        kind, count = name[0], int(name[1:])
+        found = []
+        for number, (ids, vector) in enumerate(zip(documents, vectors, strict=True)):
+            chosen = self._nearest(ids, vector, count) if kind == "n" else self._fixed(kind, count)
+            if "first" not in flags:
+                chosen = chosen[::-1]
+            exact = number == 0 and "all" not in flags
+            found.append(() if exact else tuple(token for one in chosen for token in one))
+        return found
+
+    def _nearest(self, ids: Ids, vector: Vectors, count: int) -> list[Ids]:
+        ranked = np.argsort(-(self._vectors @ vector), kind="stable")
+        others = (self._pool[place] for place in ranked if self._pool[place] != ids)
+        return [next(others) for _ in range(count)]
+
+    def _fixed(self, kind: str, count: int) -> list[Ids]:
+        if kind == "r":
+            return random.Random(self._seed).sample(list(self._pool), count)
+        clusters = faiss.Kmeans(self._vectors.shape[1], count, seed=self._seed)
+        clusters.train(self._vectors)
+        centres = np.asarray(clusters.centroids)
+        places = np.argmax(centres @ self._vectors.T, axis=1)
+        return [self._pool[place] for place in places]
+
+    def _embedded(self, chunks: Sequence[Ids]) -> Vectors:
+        return self._embed([self._suites.decode(ids) for ids in chunks])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

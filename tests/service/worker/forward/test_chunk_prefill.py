@@ -1,0 +1,81 @@
+"""Chunks computed behind a prefix whose KV is kept are those of one full prefill."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.worker.core.flops import chunk_prefill
+from service.worker.core.steps import run
+from service.worker.forward.chunk_prefill import MAX_PREFIXES, ChunkPrefill
+from service.worker.model.addressing import Address, Addressing
+from tests.service.worker.tiny import D1, D2, D3, S, Tiny
+
+
+@pytest.fixture
+def chunks(any_family: Tiny) -> ChunkPrefill:
+    return ChunkPrefill(any_family.adapter)
+
+
+def address(model: Tiny, ids: list[int], behind: list[int], codec: str = "raw") -> Address:
+    addressing = Addressing(model.adapter, fingerprint="tiny", codec=codec)
+    return addressing.document(ids, "system", S, "", behind)
+
+
+def test_a_chunk_is_what_a_full_prefill_of_prefix_and_chunk_computes(
+    any_family: Tiny, chunks: ChunkPrefill
+) -> None:
+    """The first one computes the prefix too, the second one finds it."""
+    for ids in (D1, D2):
+        made = run(chunks.compute(address(any_family, ids, D3))).chunk
+        expected = any_family.precompute(ids, [*S, *D3])
+        for layer in range(any_family.adapter.layers):
+            for ours, theirs in zip(made.layer(layer), expected.layer(layer), strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_prefix_is_computed_once(any_family: Tiny, chunks: ChunkPrefill) -> None:
+    shape, before = any_family.adapter, len(S) + len(D3)
+    first, second = (run(chunks.compute(address(any_family, d, D3))).flops for d in (D1, D2))
+    assert second == chunk_prefill(shape, len(D2), behind=before)
+    alone = chunk_prefill(shape, len(D1), behind=before)
+    assert first == pytest.approx(alone + chunk_prefill(shape, before))
+    assert first == pytest.approx(chunk_prefill(shape, before + len(D1)))
+
+
+def test_the_system_segment_is_a_prefix(any_family: Tiny, chunks: ChunkPrefill) -> None:
+    """Without a second computation: a cold prompt computes S first, then its documents."""
+    addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="int8")
+    run(chunks.compute(addressing.system(S, "")))
+    made = run(chunks.compute(addressing.document(D1, "system", S, "")))
+    assert made.flops == chunk_prefill(any_family.adapter, len(D1), behind=len(S))
+
+
+def test_a_codec_does_not_round_what_the_next_chunk_stands_behind(
+    any_family: Tiny, chunks: ChunkPrefill
+) -> None:
+    run(chunks.compute(address(any_family, D1, D3, codec="int4")))
+    made = run(chunks.compute(address(any_family, D2, D3))).chunk
+    expected = any_family.precompute(D2, [*S, *D3])
+    last = any_family.adapter.layers - 1
+    torch.testing.assert_close(made.layer(last)[1], expected.layer(last)[1], atol=1e-4, rtol=1e-4)
+
+
+def test_few_prefixes_are_kept_and_deleted_text_is_not(
+    any_family: Tiny, chunks: ChunkPrefill
+) -> None:
+    shape = any_family.adapter
+    run(chunks.compute(address(any_family, D1, D2)))
+    chunks.forget(tuple(D3))
+    assert run(chunks.compute(address(any_family, D1, D2))).flops == chunk_prefill(
+        shape, len(D1), behind=len(S) + len(D2)
+    )
+    chunks.forget(tuple(D2))
+    assert run(chunks.compute(address(any_family, D1, D2))).flops > chunk_prefill(
+        shape, len(D1), behind=len(S) + len(D2)
+    )
+    for token in range(MAX_PREFIXES):
+        run(chunks.compute(address(any_family, D1, [token + 1])))
+    assert run(chunks.compute(address(any_family, D1, D2))).flops > chunk_prefill(
+        shape, len(D1), behind=len(S) + len(D2)
+    )
