@@ -5,8 +5,10 @@ Importing this package imports neither torch nor faiss.
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
+from retriever.catalog.companion_table import Accompanied, Kind
 from retriever.chunking.chunker import ChunkSettings, ChunkSpan, split
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
+from retriever.companions import Companions
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -26,10 +28,12 @@ from retriever.scope import Scope
 from retriever.search.vector_index import VectorIndex
 
 __all__ = [
+    "Accompanied",
     "Catalog",
     "Chunk",
     "ChunkSettings",
     "ChunkSpan",
+    "Companions",
     "CorpusCounts",
     "DocFilter",
     "Document",
@@ -41,6 +45,7 @@ __all__ = [
     "EndpointReranker",
     "Filter",
     "IngestResult",
+    "Kind",
     "LocalEmbedder",
     "Passage",
     "Reranked",

@@ -20,6 +20,7 @@ from typing import get_args
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
 from retriever.chunking.chunker import ChunkSettings
+from retriever.companions import Companions
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -61,6 +62,9 @@ class Retriever:
         embedder: turns texts into vectors.
         chunking: how documents are split.
         index_dir: where the index is saved; None: it is never saved, and every start rebuilds it.
+
+    Attributes:
+        companions: which other chunks a chunk's KV is computed behind.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Retriever:
         self._embedder = embedder
         self._chunking = chunking
         self._mirror = IndexMirror(catalog, index, embedder, index_dir)
+        self.companions = Companions(catalog.companions, index)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
-PREFIX_MODES = ("none", "bos", "bos_keep", "system")
+PREFIX_MODES = ("none", "bos", "bos_keep", "system", "primer", "neighbours")
 PASSAGE_ORDERS = ("best_first", "best_last")
 
 T = TypeVar("T")
@@ -71,8 +71,10 @@ class PromptFormat:
             best_first, or best_last, next to the question. Small models read best what they have
             read last.
         max_tokens: Tokens per answer.
-        prefix_mode: What a chunk attends to when it is precomputed:
-            nothing, BOS, BOS that stays in the prompt, or the system prompt.
+        prefix_mode: What a chunk attends to when it is precomputed: nothing (none), BOS (bos), BOS
+            that stays in the prompt (bos_keep), the system prompt (system), or the system prompt
+            and other chunks of the collection: the same ones for all (primer), or the nearest
+            (neighbours).
         stop: Strings that end an answer.
         bos: The token that starts a prompt. Empty: the tokenizer's own; None: none.
     """

@@ -11,10 +11,18 @@ from typing import Any, Literal, NamedTuple, get_args
 
 @dataclass(frozen=True)
 class Chunk:
-    """One retrieved document segment D_i. `ids` are the truth; `chunk_id` is the catalog's."""
+    """One retrieved document segment D_i.
+
+    Attributes:
+        chunk_id: the catalog's.
+        ids: its token ids, which are the truth.
+        behind: token ids of the other chunks that stand between S and this one when its KV is
+            computed by itself, in the prefix modes primer and neighbours.
+    """
 
     chunk_id: int
     ids: list[int]
+    behind: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

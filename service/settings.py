@@ -132,6 +132,9 @@ class Settings(BaseSettings):
     chunk_tokens: int | None = Field(None, ge=16, le=32768)
     top_k: int | None = Field(None, ge=0, le=1024)
     prefix_mode: str | None = None
+    companions: int = Field(
+        3, ge=1, le=16, description="chunks that others are computed behind: primer, neighbours"
+    )
 
     # Limits of one call.
     max_top_k: int = Field(64, ge=1)

@@ -77,7 +77,7 @@ class Answerer:
             self._adapter, prompt, store, kv,
             prefix_mode=compared.prefix_mode, codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
-        prefixes = store.prefixes(prompt, compared.prefix_mode)
+        prefixes = [p.ids for p in store.prefixes(prompt, compared.prefix_mode)]
         try:
             if isinstance(compared.method, MultiInfLLM):
                 said = self._by_itself(prompt, case, prefixes, compared.method)
@@ -99,7 +99,7 @@ class Answerer:
         )
 
     def _prefilled(
-        self, prompt: Prompt, case: Case, prefixes: Sequence[tuple[int, ...]], compared: Compared
+        self, prompt: Prompt, case: Case, prefixes: Sequence[Sequence[int]], compared: Compared
     ) -> _Said:
         method = compared.method
         assert not isinstance(method, MultiInfLLM)
@@ -130,7 +130,7 @@ class Answerer:
         return _Said(logits.argmax(-1).tolist(), kept, fresh / documents, seconds)
 
     def _by_itself(
-        self, prompt: Prompt, case: Case, prefixes: Sequence[tuple[int, ...]], method: MultiInfLLM
+        self, prompt: Prompt, case: Case, prefixes: Sequence[Sequence[int]], method: MultiInfLLM
     ) -> _Said:
         segments = [(prompt.system, ()), *zip(prompt.documents, prefixes, strict=True)]
         scores = [
@@ -147,12 +147,12 @@ class Answerer:
         return _Said(tokens, kept, 0.0, seconds)
 
     def _prompt_sketches(
-        self, prompt: Prompt, case: Case, prefixes: Sequence[tuple[int, ...]], block: int
+        self, prompt: Prompt, case: Case, prefixes: Sequence[Sequence[int]], block: int
     ) -> list[Sketch | None]:
         """Sketches of the documents; None for empty ones."""
         found: list[Sketch | None] = []
         for ids, prefix, stored in zip(prompt.documents, prefixes, case.segments[1:], strict=True):
-            key = (ids, prefix, block)
+            key = (ids, tuple(prefix), block)
             if stored is not None and key not in self._sketches:
                 self._sketches[key] = compute_sketch(self._adapter, ids, prefix=prefix, block=block)
             found.append(None if stored is None else self._sketches[key])

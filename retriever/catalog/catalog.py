@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from retriever.catalog import queries
 from retriever.catalog.catalog_records import CatalogState, CorpusCounts, UpsertResult
+from retriever.catalog.companion_table import CompanionTable
 from retriever.catalog.database import Database
 from retriever.catalog.filter_sql import conditions
 from retriever.catalog.queries import CarriedOver
@@ -39,10 +40,14 @@ class Catalog:
 
     Args:
         path: the file.
+
+    Attributes:
+        companions: which other chunks a chunk's KV is computed behind.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._database = Database(Path(path))
+        self.companions = CompanionTable(self._database)
 
     def start(self) -> None:
         """Open the file, creating or upgrading its schema.

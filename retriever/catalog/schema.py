@@ -8,7 +8,7 @@ from pathlib import Path
 from retriever.errors import CatalogUnsupported
 from retriever.search import bm25
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # `state` has one row. With each change the generation rises by one and the token is new, so that a
 # restored backup that reaches the same generation again is still recognised as different.
@@ -71,6 +71,30 @@ CREATE TABLE vectors (
 );
 """
 
+# See companion_table.py. A companion is no foreign key, because the rows that name it outlive it.
+_COMPANIONS = """
+CREATE TABLE accompanied (
+    chunk_id INTEGER PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    exact INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE companions (
+    chunk_id INTEGER NOT NULL REFERENCES chunks ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    companion_id INTEGER NOT NULL,
+    PRIMARY KEY (chunk_id, position)
+) WITHOUT ROWID;
+CREATE INDEX companions_by_companion ON companions (companion_id);
+CREATE TABLE primers (
+    scope_id INTEGER NOT NULL REFERENCES scopes ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    chunk_id INTEGER NOT NULL REFERENCES chunks ON DELETE CASCADE,
+    PRIMARY KEY (scope_id, number, position)
+);
+CREATE INDEX primers_by_chunk ON primers (chunk_id);
+"""
+
 # The first release had no tenants, so everything it stored belongs to the default scope. `vectors`
 # refers to the table `chunks` by name and stays unchanged. The update of sqlite_sequence makes sure
 # that no chunk id is used twice.
@@ -119,10 +143,12 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            _run(connection, _STATE + _DOCUMENTS + _VECTORS)
+            _run(connection, _STATE + _DOCUMENTS + _VECTORS + _COMPANIONS)
         elif version == 1:
-            _run(connection, _FROM_1)
+            _run(connection, _FROM_1 + _COMPANIONS)
             _index_words(connection)
+        elif version == 2:
+            _run(connection, _COMPANIONS)
         elif version != SCHEMA_VERSION:
             raise CatalogUnsupported(
                 f"{path} has schema version {version}, this release reads up to {SCHEMA_VERSION}"

@@ -66,6 +66,12 @@ class VectorIndex:
         with self._lock.read():
             return frozenset().union(*(part.ids for part in self._parts.values()))
 
+    def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
+        """Number of vectors of a scope."""
+        with self._lock.read():
+            part = self._parts.get(scope)
+            return 0 if part is None else len(part.ids)
+
     def reset(self, dim: int) -> None:
         """Remove everything; from now on vectors have `dim` dimensions."""
         with self._lock.write():

@@ -30,6 +30,7 @@ from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder, make_reranker
@@ -113,6 +114,7 @@ class Gateway:
             backoff_s=restart_backoff_s,
         )
         self.retriever = self._make_retriever(embedder or make_embedder(settings))
+        behind = PrecomputedBehind(self.prompts, self.retriever.companions, settings.companions)
         self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
@@ -126,7 +128,7 @@ class Gateway:
             validator=RequestValidator(
                 self.worker, self.retriever, self.prompts, settings, self.default_methods
             ),
-            preparer=RequestPreparer(self.worker, self.retriever, self.prompts, settings),
+            preparer=RequestPreparer(self.worker, self.retriever, self.prompts, behind, settings),
             limiter=self.limiter,
             metrics=self.metrics,
             tracing=self._tracing,
@@ -137,6 +139,7 @@ class Gateway:
             retriever=self.retriever,
             worker=self.worker,
             prompts=self.prompts,
+            behind=behind,
             quotas=quotas,
             metrics=self.metrics,
             settings=settings,

@@ -1,13 +1,15 @@
 """Adds to the prompts of a file which other chunks each of their chunks is precomputed behind.
 
     python -m benchmarks.quality.real.behind --model FOLDER --prompts nq.jsonl --split dev \\
-        --modes n3 p3 p3,all --out nq_behind.jsonl
+        --modes primer-r3 neighbours-n3 --out nq_behind.jsonl
 
 The other chunks are those of all passages of the split, cut as the prompts' are. A mode is
+`primer-` (their KV is that of one prefill) or `neighbours-` (they are stitched together), then
 
     n3   its three nearest ones by the retriever's embeddings, the nearest one last
-    p3   the same three for all chunks, those nearest to the centres of three clusters
     r3   the same three for all chunks, drawn at random
+    c3   the same three for all chunks, those nearest to the centres of three clusters
+    g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
 
 with `,all` for the prompt's first chunk too (else that one is behind the system prompt alone, where
 its KV is exact), and `,first` for the nearest one first. `python -m benchmarks.fidelity --real`
@@ -50,7 +52,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL")
     parser.add_argument("--split", choices=SPLITS, default="dev")
     parser.add_argument("--chunk-tokens", type=int, help="of the prompts")
-    parser.add_argument("--modes", nargs="+", default=["n3", "p3"])
+    parser.add_argument("--modes", nargs="+", default=["primer-r3", "neighbours-n3"])
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(given)
@@ -77,28 +79,41 @@ class Neighbourhood:
     def __init__(self, suites: Suites, embed: Embed, pool: Sequence[Ids], seed: int) -> None:
         self._suites, self._embed, self._pool, self._seed = suites, embed, pool, seed
         self._vectors = self._embedded(pool)
+        self._centres: dict[int, Vectors] = {}
 
     def add(self, prompt: Prompt, modes: Sequence[str]) -> Prompt:
         vectors = self._embedded(prompt.documents)
         behind = {mode: self._mode(mode, prompt.documents, vectors) for mode in modes}
         return replace(prompt, behind=behind)
 
-    def _mode(self, mode: str, documents: Sequence[Ids], vectors: Vectors) -> list[Ids]:
-        name, *flags = mode.split(",")
-        kind, count = name[0], int(name[1:])
-        found = []
+    def _mode(self, mode: str, documents: Sequence[Ids], vectors: Vectors) -> list[list[Ids]]:
+        (_, which), flags = mode.split(",")[0].split("-"), mode.split(",")[1:]
+        kind, (count, *of) = which[0], [int(number) for number in which[1:].split("/")]
+        found: list[list[Ids]] = []
         for number, (ids, vector) in enumerate(zip(documents, vectors, strict=True)):
-            chosen = self._nearest(ids, vector, count) if kind == "n" else self._fixed(kind, count)
-            if "first" not in flags:
-                chosen = chosen[::-1]
+            if kind == "n":
+                chosen = self._nearest(ids, vector, count)
+            elif kind == "g":
+                chosen = self._of_group(ids, vector, count, *of)
+            else:
+                chosen = self._fixed(kind, count)
             exact = number == 0 and "all" not in flags
-            found.append(() if exact else tuple(token for one in chosen for token in one))
+            found.append([] if exact else chosen if "first" in flags else chosen[::-1])
         return found
 
     def _nearest(self, ids: Ids, vector: Vectors, count: int) -> list[Ids]:
         ranked = np.argsort(-(self._vectors @ vector), kind="stable")
         others = (self._pool[place] for place in ranked if self._pool[place] != ids)
         return [next(others) for _ in range(count)]
+
+    def _of_group(self, ids: Ids, vector: Vectors, count: int, size: int) -> list[Ids]:
+        if size not in self._centres:
+            groups = faiss.Kmeans(self._vectors.shape[1], len(self._pool) // size, seed=self._seed)
+            groups.train(self._vectors)
+            self._centres[size] = np.asarray(groups.centroids)
+        centres = self._centres[size]
+        centre = centres[np.argmax(centres @ vector)]
+        return self._nearest(ids, centre, count)
 
     def _fixed(self, kind: str, count: int) -> list[Ids]:
         if kind == "r":

@@ -20,6 +20,7 @@ from service.errors import NotFound, PromptTooLong
 from service.gateway.answers import response
 from service.gateway.answers.inline_documents import inline_passages
 from service.gateway.answers.validation import ValidatedRequest
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
 from service.gateway.schemas import Citation
@@ -81,9 +82,11 @@ class RequestPreparer:
         worker: Worker,
         retriever: AsyncRetriever,
         prompts: PromptBuilder,
+        behind: PrecomputedBehind,
         settings: Settings,
     ) -> None:
         self._worker = worker
+        self._behind = behind
         self._retriever = retriever
         self._prompts = prompts
         self._settings = settings
@@ -177,7 +180,7 @@ class RequestPreparer:
         passages = result.passages
         if validated.search is not None:  # else they came with the request, in its order
             passages = self._prompts.format.in_prompt_order(passages)
-        documents = self._prompts.segments([passage.chunk for passage in passages])
+        documents = self._behind.in_prompt([passage.chunk for passage in passages])
         question = found.question
         if question is None:
             chars = sum(len(turn.text) for turn in validated.turns)

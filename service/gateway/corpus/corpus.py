@@ -24,6 +24,7 @@ from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
@@ -49,6 +50,7 @@ class Corpus:
         retriever: AsyncRetriever,
         worker: Worker,
         prompts: PromptBuilder,
+        behind: PrecomputedBehind,
         quotas: Quotas,
         metrics: GatewayMetrics,
         settings: Settings,
@@ -58,13 +60,14 @@ class Corpus:
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
-        purges = PurgeQueue(deletions, retriever, worker, prompts)
+        purges = PurgeQueue(deletions, retriever, worker, prompts, behind)
         self._gauges = CorpusGauges(self._store, retriever, metrics)
         self._precompute = PrecomputeLoop(
             jobs=self._store,
             retriever=retriever,
             worker=worker,
             prompts=prompts,
+            behind=behind,
             purges=purges,
             gauges=self._gauges,
             pin_check_s=settings.pin_check_s,

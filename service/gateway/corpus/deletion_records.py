@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from service.messages import Chunk
 
 
 @dataclass(frozen=True)
 class PurgeTarget:
-    """A chunk whose KV may have to be deleted: where it was, and the token ids that key its KV."""
+    """A chunk whose KV may have to be deleted.
+
+    Attributes:
+        tenant, collection, doc_id, chunk_id: Where it was.
+        ids: The token ids that key its KV behind S.
+        copies: What else goes with it: its KV behind other chunks, and theirs behind it.
+    """
 
     tenant: str
     collection: str
     doc_id: str
     chunk_id: int
     ids: list[int]
+    copies: list[Chunk] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PendingPurge(PurgeTarget):
     """A purge that is on disk and not done; its chunk may still be in the catalog."""
 
     number: int
     receipt_id: str | None
+    shared: bool = False  # another chunk has the same ids, so only the copies are deleted
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ import uuid
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget, Receipt
 from service.gateway.corpus.job_database import JobDatabase
+from service.messages import Chunk
 
 _MAX_DOC_IDS = 100
 
@@ -49,7 +51,7 @@ class DeletionStore:
                     collection,
                     json.dumps(list(doc_ids[:_MAX_DOC_IDS])),
                     len(doc_ids),
-                    len(targets),
+                    sum(bool(target.ids) for target in targets),
                     now,
                     None if targets else now,
                 ),
@@ -98,7 +100,7 @@ class DeletionStore:
                 "SELECT * FROM purges WHERE ?1 IS NULL OR receipt_id = ?1 ORDER BY number LIMIT ?2",
                 (receipt_id, limit),
             ).fetchall()
-        return [PendingPurge(**{**dict(row), "ids": json.loads(row["ids"])}) for row in rows]
+        return [_pending(row) for row in rows]
 
     def settle(self, purges: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
         """Remove purges that were made, or that are not needed after all.
@@ -156,13 +158,26 @@ def _insert_purges(
     write: sqlite3.Connection, targets: Sequence[PurgeTarget], receipt_id: str | None
 ) -> None:
     write.executemany(
-        "INSERT INTO purges (receipt_id, tenant, collection, doc_id, chunk_id, ids) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO purges (receipt_id, tenant, collection, doc_id, chunk_id, ids, copies) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (receipt_id, t.tenant, t.collection, t.doc_id, t.chunk_id, json.dumps(t.ids))
-            for t in targets
+            (
+                receipt_id,
+                target.tenant,
+                target.collection,
+                target.doc_id,
+                target.chunk_id,
+                json.dumps(target.ids),
+                json.dumps([asdict(copy) for copy in target.copies]),
+            )
+            for target in targets
         ],
     )
+
+
+def _pending(row: sqlite3.Row) -> PendingPurge:
+    copies = [Chunk(**copy) for copy in json.loads(row["copies"])]
+    return PendingPurge(**{**dict(row), "ids": json.loads(row["ids"]), "copies": copies})
 
 
 def _add_to_receipt(

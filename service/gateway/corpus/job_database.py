@@ -16,7 +16,7 @@ from pathlib import Path
 from service.errors import InternalError, InvalidSetting
 from service.gateway.disk_guard import DiskGuard
 
-VERSION = 2
+VERSION = 3
 _TABLES = """
 CREATE TABLE jobs (
     job_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, tenant TEXT NOT NULL,
@@ -40,7 +40,8 @@ CREATE TABLE sizes (
 ) WITHOUT ROWID;
 CREATE TABLE purges (
     number INTEGER PRIMARY KEY AUTOINCREMENT, receipt_id TEXT, tenant TEXT NOT NULL,
-    collection TEXT NOT NULL, doc_id TEXT NOT NULL, chunk_id INTEGER NOT NULL, ids TEXT NOT NULL
+    collection TEXT NOT NULL, doc_id TEXT NOT NULL, chunk_id INTEGER NOT NULL, ids TEXT NOT NULL,
+    copies TEXT NOT NULL DEFAULT '[]'
 );
 CREATE INDEX purges_of_receipt ON purges (receipt_id);
 CREATE TABLE contents (chunk_id INTEGER PRIMARY KEY, digest BLOB NOT NULL);
@@ -78,13 +79,16 @@ INSERT INTO documents
             'metadata', json(coalesce(json_extract(payload, '$.metadata'), '{{}}'))) END,
         CAST(json_extract(payload, '$.text') AS BLOB), state, change, chunks, error
     FROM documents_1;
-INSERT INTO purges SELECT number, NULL, '', 'default', doc_id, chunk_id, ids FROM purges_1;
+INSERT INTO purges SELECT number, NULL, '', 'default', doc_id, chunk_id, ids, '[]' FROM purges_1;
 INSERT INTO contents SELECT * FROM contents_1;
 DROP TABLE documents_1;
 DROP TABLE jobs_1;
 DROP TABLE purges_1;
 DROP TABLE contents_1;
 """
+
+
+_FROM_2 = "ALTER TABLE purges ADD COLUMN copies TEXT NOT NULL DEFAULT '[]'"
 
 
 class JobDatabase:
@@ -171,6 +175,8 @@ def _create_or_migrate(connection: sqlite3.Connection, path: Path) -> None:
         if version == 0:
             for statement in (_FROM_1 if "jobs" in tables else _TABLES).split(";\n"):
                 connection.execute(statement)
+        elif version == 2:
+            connection.execute(_FROM_2)
         elif version != VERSION:
             raise InvalidSetting(
                 f"{path} has schema version {version}, this release reads up to {VERSION}: use "

@@ -1,6 +1,9 @@
 """Stores the KV of indexed documents, and makes the purges that are due.
 
-    pending purges ── indexed documents ── pinned documents whose KV is gone ── wait
+    pending purges ── indexed documents ── what stands behind others ── pinned documents ── wait
+
+A chunk that is computed behind other chunks (prefix modes primer and neighbours) is computed behind
+S alone, too, for prompts that begin with it; that is done when its document is done already.
 
 What is to be done is read from disk, so a restart simply continues. The worker finds a chunk whose
 KV is stored already and does not compute it twice.
@@ -9,10 +12,13 @@ KV is stored already and does not compute it twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from retriever import Scope
@@ -23,13 +29,17 @@ from service.gateway.corpus.deletion_records import PurgeTarget
 from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL, PurgeQueue
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk
 
+logger = logging.getLogger(__name__)
+
 BATCH_DOCUMENTS = 32
 MAX_CRASHES = 3  # a document during which the worker died this often fails
+ENOUGH_INDEXED = 256  # documents to choose companions among, while more are being indexed
 POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
@@ -43,11 +53,13 @@ class PrecomputeLoop:
         retriever: AsyncRetriever,
         worker: Worker,
         prompts: PromptBuilder,
+        behind: PrecomputedBehind,
         purges: PurgeQueue,
         gauges: CorpusGauges,
         pin_check_s: float,
     ) -> None:
         self._jobs = jobs
+        self._behind = behind
         self._retriever = retriever
         self._worker = worker
         self._prompts = prompts
@@ -75,32 +87,42 @@ class PrecomputeLoop:
 
     async def _step(self) -> bool:
         """Make the due purges, then store the KV of a batch; False if there was no batch."""
-        await self._worker.wait_ready()
+        max_context = (await self._worker.wait_ready()).model.max_context
         await self._purges.run_due()
+        if self._behind.kind is not None and await asyncio.to_thread(self._more_to_come):
+            return False
         # One by one after a crash, so that a document that kills the worker does not block others.
         limit = 1 if self._crashes else BATCH_DOCUMENTS
         batch = await asyncio.to_thread(self._jobs.indexed, limit)
         if not batch:
             self._crashes.clear()  # of documents that were cancelled
-            await self._restore_pinned()
+            if await self._complete(max_context):
+                return True
+            await self._restore_pinned(max_context)
             return False
         try:
-            await self._precompute(batch)
+            await self._precompute(batch, max_context)
         except WorkerUnavailable:
             await self._count_crash(batch)
             raise
         await self._gauges.refresh()
         return True
 
-    async def _precompute(self, batch: Sequence[SpooledDocument]) -> None:
+    def _more_to_come(self) -> bool:
+        """Whether documents are being indexed that others should stand behind."""
+        few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
+        return few and bool(self._jobs.pending(1, 1))
+
+    async def _precompute(self, batch: Sequence[SpooledDocument], max_context: int) -> None:
         chunks_left: Counter[int] = Counter()
         errors: dict[int, str] = {}
         work: list[tuple[SpooledDocument, PurgeTarget]] = []
         for item in batch:
             scope = Scope(item.tenant, item.collection)
-            for target in await self._purges.targets_of(scope, [item.doc_id]):
+            targets = await self._purges.with_companions(scope, [item.doc_id], max_context)
+            for target in targets:
                 work.append((item, target))
-                chunks_left[item.number] += 1
+                chunks_left[item.number] += len(self._wanted(target))
         without_chunks = [item.number for item in batch if not chunks_left[item.number]]
         await self._finish(without_chunks, errors)
         for tenant, group in groupby(work, lambda pair: pair[0].tenant):
@@ -126,8 +148,13 @@ class PrecomputeLoop:
     async def _store(
         self, tenant: str, targets: Sequence[PurgeTarget]
     ) -> AsyncGenerator[tuple[int, str], None]:
-        """Have the KV of these chunks stored; yields (chunk_id, error or "") of each."""
-        chunks = [Chunk(target.chunk_id, target.ids) for target in targets]
+        """Have the KV of these chunks stored; yields (chunk_id, error or "") of each.
+
+        Args:
+            targets: Each with its copy behind others, if it has one.
+        """
+        wanted = [chunk for target in targets for chunk in self._wanted(target)]
+        chunks = sorted(wanted, key=lambda chunk: bool(chunk.behind))  # those alone come first
         async with self._purges.storing(targets):
             replies = self._worker.precompute(
                 self._prompts.system, chunks, self._prompts.prefix_mode, tenant
@@ -135,15 +162,51 @@ class PrecomputeLoop:
             async for reply in replies:
                 yield reply.chunk_id, reply.message if reply.status == "failed" else ""
 
-    async def _restore_pinned(self) -> None:
+    def _wanted(self, target: PurgeTarget) -> list[Chunk]:
+        """What is to be stored of a chunk before its document is done.
+
+        A chunk behind neighbours is put together from these, so all chunks are needed alone.
+        """
+        alone = Chunk(target.chunk_id, target.ids)
+        if not target.copies:
+            return [alone]
+        return [*([alone] if self._behind.kind == "neighbours" else []), *target.copies]
+
+    async def _complete(self, max_context: int) -> bool:
+        """Store what is missing of documents that stand behind others; False if nothing is.
+
+        Companions may have been deleted, or the prefix mode may be a new one.
+        """
+        if self._behind.kind is None:
+            return False
+        documents = await self._retriever.run_blocking(lambda: self._behind.open(BATCH_DOCUMENTS))
+        for scope, doc_id in documents:
+            await self._store_all(scope, doc_id, max_context)
+        return bool(documents)
+
+    async def _store_all(self, scope: Scope, doc_id: str, max_context: int) -> None:
+        """A document behind its companions, if it has any, and behind S alone."""
+        targets = await self._purges.with_companions(scope, [doc_id], max_context)
+        for start in range(0, len(targets), CHUNKS_PER_CALL):
+            part = targets[start : start + CHUNKS_PER_CALL]
+            alone = [replace(target, copies=[]) for target in part if target.copies]
+            failed = [
+                f"{chunk_id}: {error}"
+                for wanted in (part, alone)
+                async for chunk_id, error in self._store(scope.tenant, wanted)
+                if error
+            ]
+            if failed:
+                logger.warning("document %s is not stored completely: %s", doc_id, failed[0])
+            chunk_ids = [target.chunk_id for target in part]
+            await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+
+    async def _restore_pinned(self, max_context: int) -> None:
         """Compute again what a tier has evicted of pinned documents."""
         if time.monotonic() - self._pins_checked_at < self._pin_check_s:
             return
         for scope, doc_id in await self._retriever.pinned():
-            targets = await self._purges.targets_of(scope, [doc_id])
-            for start in range(0, len(targets), CHUNKS_PER_CALL):
-                async for _ in self._store(scope.tenant, targets[start : start + CHUNKS_PER_CALL]):
-                    pass
+            await self._store_all(scope, doc_id, max_context)
         self._pins_checked_at = time.monotonic()
 
     async def _finish(self, numbers: Sequence[int], errors: dict[int, str]) -> None:

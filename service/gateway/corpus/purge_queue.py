@@ -12,18 +12,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from retriever import Scope
 from service.errors import TierUnreached
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget
 from service.gateway.corpus.deletion_store import DeletionStore
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk
 
+NO_CHUNK = -1  # of a purge that only deletes copies
 CHUNKS_PER_CALL = 64  # in one message to the worker
+COPIES_PER_PURGE = 8  # of other chunks behind the one that is purged; further ones are other purges
 
 
 class PurgeQueue:
@@ -40,8 +45,10 @@ class PurgeQueue:
         retriever: AsyncRetriever,
         worker: Worker,
         prompts: PromptBuilder,
+        behind: PrecomputedBehind,
     ) -> None:
         self._store = store
+        self._behind = behind
         self._retriever = retriever
         self._worker = worker
         self._prompts = prompts
@@ -62,15 +69,65 @@ class PurgeQueue:
 
     async def add(self, scope: Scope, doc_ids: Sequence[str]) -> None:
         """Before these documents change: add purges for all their chunks."""
-        if targets := await self.targets_of(scope, doc_ids):
+        if targets := await self._with_copies(scope, doc_ids):
             await asyncio.to_thread(self._store.add_purges, targets)
 
     async def open_receipt(self, scope: Scope, doc_ids: Sequence[str]) -> str:
         """Before these documents are deleted: add purges under a receipt, and return its id."""
-        targets = await self.targets_of(scope, doc_ids)
+        targets = await self._with_copies(scope, doc_ids)
         return await asyncio.to_thread(
             self._store.open_receipt, scope.tenant, scope.collection, doc_ids, targets
         )
+
+    async def with_companions(
+        self, scope: Scope, doc_ids: Sequence[str], max_context: int
+    ) -> list[PurgeTarget]:
+        """All chunks of these documents, each with the copy that stands behind its companions.
+
+        Companions are chosen here; copies behind earlier ones are purged. Modes without companions
+        have no copies.
+
+        Args:
+            max_context: Tokens that the model takes.
+        """
+        targets = await self.targets_of(scope, doc_ids)
+        if self._behind.kind is None:
+            return targets
+        chunks = await self._retriever.chunks([target.chunk_id for target in targets])
+        chosen = await self._retriever.change(
+            lambda: [self._behind.choose(chunk, scope, max_context) for chunk in chunks]
+        )
+        made = {each.chunk.chunk_id: each for each in chosen}
+        old = [
+            replace(target, chunk_id=NO_CHUNK, ids=[], copies=each.replaced)
+            for target in targets
+            if (each := made.get(target.chunk_id)) is not None and each.replaced
+        ]
+        if old:
+            await asyncio.to_thread(self._store.add_purges, old)
+        return [
+            replace(target, copies=[made[target.chunk_id].chunk])
+            for target in targets
+            if target.chunk_id in made
+        ]
+
+    async def _with_copies(self, scope: Scope, doc_ids: Sequence[str]) -> list[PurgeTarget]:
+        """All that holds text of these documents, or follows from it.
+
+        A chunk behind which many others stand makes several targets.
+        """
+        targets = await self.targets_of(scope, doc_ids)
+        chunk_ids = [target.chunk_id for target in targets]
+        copies = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
+        out: list[PurgeTarget] = []
+        for target in targets:
+            own = copies[target.chunk_id]
+            out.append(replace(target, copies=own[:COPIES_PER_PURGE]))
+            out += [
+                replace(target, ids=[], copies=own[start : start + COPIES_PER_PURGE])
+                for start in range(COPIES_PER_PURGE, len(own), COPIES_PER_PURGE)
+            ]
+        return out
 
     @asynccontextmanager
     async def storing(self, targets: Sequence[PurgeTarget]) -> AsyncIterator[None]:
@@ -86,8 +143,21 @@ class PurgeQueue:
         finally:
             self._being_stored -= chunk_ids
             stored = await self._retriever.stored_chunks(chunk_ids)
-            if gone := [target for target in targets if target.chunk_id not in stored]:
+            gone = [target for target in targets if target.chunk_id not in stored]
+            gone += await self._lost_companions([t for t in targets if t.chunk_id in stored])
+            if gone:
                 await asyncio.to_thread(self._store.add_purges, gone)
+
+    async def _lost_companions(self, targets: Sequence[PurgeTarget]) -> list[PurgeTarget]:
+        """Purges of copies whose companions were deleted while they were computed."""
+        made = [target for target in targets if target.copies]
+        chunk_ids = [target.chunk_id for target in made]
+        now = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
+        return [
+            replace(target, chunk_id=NO_CHUNK, ids=[])
+            for target in made
+            if any(copy not in now[target.chunk_id] for copy in target.copies)
+        ]
 
     async def run_due(self, receipt_id: str | None = None) -> None:
         """Make the purges that are due, of one receipt if it is given.
@@ -107,7 +177,8 @@ class PurgeQueue:
             await asyncio.to_thread(self._store.scrub)
 
     async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
-        chunks = [Chunk(purge.chunk_id, purge.ids) for purge in due]
+        chunks = [Chunk(purge.chunk_id, purge.ids) for purge in due if not purge.shared]
+        chunks += [copy for purge in due for copy in purge.copies]
         done = await self._worker.purge(
             self._prompts.system, chunks, self._prompts.prefix_mode, tenant
         )
@@ -137,14 +208,23 @@ class PurgeQueue:
                     break
                 stored = await self._retriever.stored_chunks([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
-                due = [p for p in gone if not await self._is_shared(p)]
-                await asyncio.to_thread(self._store.forget_contents, [p.chunk_id for p in gone])
-                not_needed = [p for p in pending if p not in due]
+                gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
+                due = [p for p in gone if p.copies or not p.shared]
+                gone_ids = [p.chunk_id for p in gone]
+                await asyncio.to_thread(self._store.forget_contents, gone_ids)
+                await self._retriever.change(partial(self._behind.forget, gone_ids))
+                numbers = {p.number for p in due}
+                not_needed = [p for p in pending if p.number not in numbers]
                 await asyncio.to_thread(self._store.settle, not_needed, {})
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
     async def _is_shared(self, purge: PendingPurge) -> bool:
-        """Whether a chunk that is still there has the same content."""
+        """Whether a chunk that is still there has the same content.
+
+        What stands behind other chunks, or behind this one, is no part of that.
+        """
+        if not purge.ids:
+            return True
         scope = Scope(purge.tenant, purge.collection)
         same_document = await self._retriever.chunks_of(purge.doc_id, scope=scope)
         if any(self._prompts.segment(chunk) == purge.ids for chunk in same_document):

@@ -85,6 +85,9 @@ class RetrievalResult:
 class AsyncRetriever:
     """Documents and passages, for coroutines. Usable once start() has returned.
 
+    Attributes:
+        companions: Which other chunks a chunk is precomputed behind. Its calls block.
+
     Searching has two halves, because every change of threads costs a quarter of a millisecond:
     `find` blocks and is called within `run_blocking`, together with whatever is to be done with
     the passages; `rerank` is a coroutine, for requests that ask for it.
@@ -110,6 +113,7 @@ class AsyncRetriever:
         """
         self._disk = disk
         self._retriever = retriever
+        self.companions = retriever.companions
         self._embedder = embedder
         self._reranker = reranker
         self._rerank_deadline_s = rerank_deadline_s
@@ -250,6 +254,10 @@ class AsyncRetriever:
         run = partial(self._retriever.set_pinned, doc_ids, pinned, scope=scope)
         return await self._in(self._change_thread, run)
 
+    async def change(self, work: Callable[[], T]) -> T:
+        """Run `work`, which writes to the catalog, on the thread of changes."""
+        return await self._in(self._change_thread, work)
+
     async def save(self) -> None:
         """Save the index, and overwrite what was removed in every file."""
         await self._in(self._change_thread, self._retriever.purge)
@@ -274,10 +282,13 @@ class AsyncRetriever:
     async def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
         return await self.run_blocking(partial(self._retriever.chunks_of, doc_id, scope=scope))
 
+    async def chunks(self, chunk_ids: Collection[int]) -> list[Chunk]:
+        """Those of these chunks that are stored, in any scope, in the order of the ids."""
+        return await self.run_blocking(lambda: self._retriever.get_chunks(chunk_ids))
+
     async def stored_chunks(self, chunk_ids: Collection[int]) -> set[int]:
         """Those of `chunk_ids` that are stored, in any scope."""
-        chunks = await self.run_blocking(lambda: self._retriever.get_chunks(chunk_ids))
-        return {chunk.chunk_id for chunk in chunks}
+        return {chunk.chunk_id for chunk in await self.chunks(chunk_ids)}
 
     async def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """CorpusCounts of a scope; None: of all tenants together."""

@@ -14,8 +14,9 @@ class Prompt:
 
     Attributes:
         answers: the accepted texts, empty if none is known.
-        behind: for a prefix mode that the documents' neighbourhood decides, the token ids that
-            stand between S and each document when it is precomputed.
+        behind: for a prefix mode in which other documents stand between S and a document when it is
+            precomputed, these, for each document. Further modes to compare have names that begin
+            with `primer` or `neighbours`.
     """
 
     task: str
@@ -23,7 +24,9 @@ class Prompt:
     documents: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]
     answers: tuple[str, ...] = ()
-    behind: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict, compare=False)
+    behind: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(
+        default_factory=dict, compare=False
+    )
 
     @property
     def tokens(self) -> int:

@@ -6,11 +6,13 @@ A segment is computed once per prefix and codec, however many configurations rea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from kvstore import EncodedChunk, encode_chunk
 from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import Address, Addressing, ChunkPrefill, DecoderAdapter, compute_chunk
+from service.worker.methods.api import Prefix
 
 
 class SegmentStore:
@@ -18,15 +20,15 @@ class SegmentStore:
 
     def __init__(self, adapter: DecoderAdapter) -> None:
         self._adapter = adapter
-        self._chunks = ChunkPrefill(adapter)
+        self._chunks = ChunkPrefill(adapter, self._read)
         # There is one model, so the fingerprint need not tell models apart.
         self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
         self._encoded: dict[tuple[str, str], EncodedChunk] = {}
 
-    def prefixes(self, prompt: Prompt, prefix_mode: str) -> list[tuple[int, ...]]:
-        """Token ids that each document is precomputed behind."""
+    def prefixes(self, prompt: Prompt, prefix_mode: str) -> list[Prefix]:
+        """What each document is precomputed behind."""
         return [
-            self._document(prompt, number, prefix_mode).prefix_ids if ids else ()
+            self._document(prompt, number, prefix_mode).prefix if ids else Prefix()
             for number, ids in enumerate(prompt.documents)
         ]
 
@@ -51,7 +53,8 @@ class SegmentStore:
         behind = prompt.behind.get(prefix_mode)
         if behind is None:
             return self._addressing.document(ids, prefix_mode, prompt.system, "")
-        return self._addressing.document(ids, "system", prompt.system, "", behind[number])
+        mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
+        return self._addressing.document(ids, mode, prompt.system, "", behind[number])
 
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:
         found = self._encoded.get((address.key, codec))
@@ -59,6 +62,12 @@ class SegmentStore:
             raw = codec == "raw"
             found = compute_chunk(self._chunks, address) if raw else self._encode(address, codec)
             self._encoded[address.key, codec] = found
+        return found
+
+    def _read(self, address: Address) -> Future[EncodedChunk | None]:
+        """A neighbour of another chunk: stored as soon as it is asked for."""
+        found: Future[EncodedChunk | None] = Future()
+        found.set_result(self._chunk(address, "raw"))
         return found
 
     def _encode(self, address: Address, codec: str) -> EncodedChunk:

@@ -204,7 +204,7 @@ class TrialRunner:
     ) -> list[Sketch | None]:
         prefixes = store.prefixes(prompt, prefix_mode)
         return [
-            compute_sketch(self._adapter, ids, prefix=prefix) if ids else None
+            compute_sketch(self._adapter, ids, prefix=prefix.ids) if ids else None
             for ids, prefix in zip(prompt.documents, prefixes, strict=True)
         ]
 

@@ -10,9 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Prefix(NamedTuple):
+    """The tokens that a document was precomputed behind.
+
+    Attributes:
+        ids: their token ids.
+        exact: their own KV was that of a full prefill of them.
+    """
+
+    ids: Sequence[int] = ()
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ class PromptLayout:
         question: Sequence[int],
         *,
         uncached: Sequence[bool],
-        prefixes: Sequence[Sequence[int]] = (),
+        prefixes: Sequence[Prefix] = (),
         device: torch.device | None = None,
     ) -> PromptLayout:
         """Places the segments one after another.
@@ -72,17 +85,18 @@ class PromptLayout:
             documents: token ids of each document.
             question: token ids of Q.
             uncached: for S, then for every document: whether its rows must be computed.
-            prefixes: token ids of the prefix behind which each document was precomputed; none
-                given: nothing stood before any of them.
+            prefixes: what each document was precomputed behind; none given: nothing stood before
+                any of them.
         """
         ids = list(system)
         segments = [Segment(0, len(system), 0, uncached[0], exact=True)]
         for document, is_uncached, prefix in zip(
-            documents, uncached[1:], prefixes or [()] * len(documents), strict=True
+            documents, uncached[1:], prefixes or [Prefix()] * len(documents), strict=True
         ):
-            start, exact = len(ids), len(prefix) == len(ids) and list(prefix) == ids
+            start, offset = len(ids), len(prefix.ids)
+            exact = prefix.exact and offset == start and list(prefix.ids) == ids
             ids.extend(document)
-            segments.append(Segment(start, len(ids), len(prefix), is_uncached, exact))
+            segments.append(Segment(start, len(ids), offset, is_uncached, exact))
         start = len(ids)
         ids.extend(question)
         return cls(torch.tensor(ids, dtype=torch.long, device=device), tuple(segments), start)

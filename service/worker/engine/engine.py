@@ -76,7 +76,7 @@ class Engine:
         self.streams = loader.streams
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
-        chunks = ChunkPrefill(adapter)
+        chunks = ChunkPrefill(adapter, loader.load_chunk)
         self.precompute_queue = PrecomputeQueue(chunks, store, loader)
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._launcher = PrefillLauncher(

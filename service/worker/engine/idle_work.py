@@ -27,9 +27,13 @@ class IdleWork:
         """Whether there is nothing to compute right now."""
         return self._queue.idle and (self._gate is None or self._gate.idle)
 
-    def forget(self, keys: Collection[str]) -> None:
-        """Drops work that uses these chunks, because they are about to be purged."""
-        self._queue.forget(keys)
+    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
+        """Drops work that uses these chunks, because they are about to be purged.
+
+        Args:
+            texts: their token ids.
+        """
+        self._queue.forget(keys, texts)
         if self._gate is not None:
             self._gate.forget(keys)
 

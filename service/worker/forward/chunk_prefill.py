@@ -4,12 +4,16 @@
     ─── prefix ──────┤ its rows are computed, over the prefix's KV
 
 Many chunks stand behind the same prefix, so its KV is computed once and kept for the next ones. It
-is kept as it was computed, because another codec would change the chunks.
+is kept as it was computed, because another codec would change the chunks. A prefix of neighbours is
+nobody else's: it is put together from S and the chunks that each of them is behind S, which are
+read from the store, or computed too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +21,7 @@ from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
-from service.worker.core.layer_view import LayerView
+from service.worker.core.layer_view import CachedSegment, LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import Steps
 from service.worker.forward.prefill import prefill
@@ -29,6 +33,9 @@ from service.worker.model.addressing import Address
 # Prefixes whose KV is kept. More than one, because chunks of several collections or tenants may
 # take turns; few, because each holds as much memory as a chunk of its length.
 MAX_PREFIXES = 4
+
+
+Read = Callable[[Address], "Future[EncodedChunk | None]"]
 
 
 class ScratchKV:
@@ -59,41 +66,52 @@ class ComputedChunk:
 
 
 class ChunkPrefill:
-    """Computes chunks, and remembers the prefixes that they stood behind."""
+    """Computes chunks, and remembers the prefixes that they stood behind.
 
-    def __init__(self, adapter: DecoderAdapter) -> None:
+    Args:
+        read: reads a chunk from the store, None if it is not there; without it there is no store.
+    """
+
+    def __init__(self, adapter: DecoderAdapter, read: Read | None = None) -> None:
         self._adapter = adapter
+        self._read = read
         self._prefixes: OrderedDict[tuple[int, ...], EncodedChunk] = OrderedDict()
 
     def compute(self, address: Address) -> Steps[ComputedChunk]:
         """Computes the chunk at `address`; pauses where the layer loop does."""
-        adapter, prefix_ids = self._adapter, address.prefix_ids
-        known = prefix_ids in self._prefixes
-        prefix = (yield from self._prefix(address)) if prefix_ids else None
-        k, v, sketch = yield from self._rows(prefix_ids, prefix, address.ids)
-        if not prefix_ids:  # S, and the documents are computed behind it
+        adapter, around = self._adapter, sum(len(each.ids) for each in address.neighbours)
+        before = address.prefix_ids[: len(address.prefix_ids) - around]
+        flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
+        prefix: list[tuple[tuple[int, ...], CachedSegment]] = []
+        if before:
+            flops += 0.0 if before in self._prefixes else chunk_prefill(adapter, len(before))
+            prefix = [(before, (yield from self._prefix(before, address.spec)))]
+        for neighbour in address.neighbours:
+            stored = yield from self._stored(neighbour)
+            if stored is None:
+                computed = yield from self.compute(neighbour)
+                stored, flops = computed.chunk, flops + computed.flops
+            prefix.append((neighbour.ids, stored))
+        k, v, sketch = yield from self._rows(prefix, address.ids)
+        if not address.prefix_ids:  # S, and the documents are computed behind it
             self._keep(address.spec, address.ids, k, v)
-        flops = chunk_prefill(adapter, len(address.ids), behind=len(prefix_ids))
-        if prefix_ids and not known:
-            flops += chunk_prefill(adapter, len(prefix_ids))
         # Encoded and decoded as the store would do it, so that this prompt selects the same blocks
         # as a later one that reads the stored sketch.
-        stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
+        as_stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
         pin = adapter.device.type == "cuda"
-        return ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), stored, flops)
+        return ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), as_stored, flops)
 
     def forget(self, ids: tuple[int, ...]) -> None:
         """Drops prefixes that contain these tokens, because their text was deleted."""
         for prefix in [p for p in self._prefixes if _contains(p, ids)]:
             del self._prefixes[prefix]
 
-    def _prefix(self, address: Address) -> Steps[EncodedChunk]:
-        """KV of the tokens before the chunk."""
-        ids = address.prefix_ids
+    def _prefix(self, ids: tuple[int, ...], spec: ChunkSpec) -> Steps[EncodedChunk]:
+        """KV of the tokens before the chunk, computed as a whole."""
         found = self._prefixes.get(ids)
         if found is None:
-            k, v, _ = yield from self._rows((), None, ids)
-            found = self._keep(address.spec, ids, k, v)
+            k, v, _ = yield from self._rows([], ids)
+            found = self._keep(spec, ids, k, v)
         self._prefixes.move_to_end(ids)
         return found
 
@@ -107,14 +125,28 @@ class ChunkPrefill:
             self._prefixes.popitem(last=False)
         return kept
 
+    def _stored(self, address: Address) -> Steps[EncodedChunk | None]:
+        if self._read is None:
+            return None
+        reading = self._read(address)
+        while not reading.done():
+            yield reading
+        return reading.result()
+
     def _rows(
-        self, before: tuple[int, ...], prefix: EncodedChunk | None, ids: tuple[int, ...]
+        self, prefix: Sequence[tuple[tuple[int, ...], CachedSegment]], ids: tuple[int, ...]
     ) -> Steps[tuple[list[Tensor], list[Tensor], SketchBuilder]]:
-        """Keys before RoPE and values of `ids` at every layer, and what their sketch is made of."""
+        """Keys before RoPE and values of `ids` at every layer, and what their sketch is made of.
+
+        Args:
+            prefix: ids and KV of what stands before them.
+        """
         adapter = self._adapter
+        before, stored = [ids for ids, _ in prefix], [kv for _, kv in prefix]
         layout = PromptLayout.of(
-            before, [ids], [], uncached=[False, True], prefixes=[before], device=adapter.device
-        )
+            (), [*before, ids], [], uncached=[False] * (1 + len(before)) + [True],
+            device=adapter.device,
+        )  # fmt: skip
         k: list[Tensor] = []
         v: list[Tensor] = []
         sketch = SketchBuilder(0)
@@ -125,8 +157,8 @@ class ChunkPrefill:
             sketch.add(view)
 
         scratch = ScratchKV(adapter, layout.tokens)
-        steps = prefill(adapter, layout, [prefix, None], Pie(), scratch, capture=capture)
-        for awaited in steps:
+        cached = [None, *stored, None]
+        for awaited in prefill(adapter, layout, cached, Pie(), scratch, capture=capture):
             yield awaited
             if len(k) == adapter.layers:
                 break  # all KV is captured; the last layer's output is not needed

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
+from service.worker.core.layout import Prefix, PromptLayout
 from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
@@ -74,7 +74,12 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
         for a, b in ((0, s), (s, s + d))
     ]
     cached = PromptLayout.of(
-        system, [document], question, uncached=[False, False], prefixes=[system], device=device
+        system,
+        [document],
+        question,
+        uncached=[False, False],
+        prefixes=[Prefix(system)],
+        device=device,
     )
     stitched = run(prefill(adapter, cached, parts, Pie(), scratch)).logits
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from kvstore import BlocksOutcome, ReadOutcome, TieredStore
+from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
 from service.worker.loading.partial_load import EndsOutcome
@@ -78,6 +78,10 @@ class Loader:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
         self.streams.close()
+
+    def load_chunk(self, address: Address) -> Future[EncodedChunk | None]:
+        """Reads a whole chunk; None if it is not stored."""
+        return self._run(lambda: self.streams.read(address).chunk)
 
     def load_ends(self, address: Address) -> Future[EndsOutcome]:
         """Reads a chunk's sketch and its first and last blocks."""

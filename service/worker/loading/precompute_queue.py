@@ -108,12 +108,17 @@ class PrecomputeQueue:
         while len(self._writes) > MAX_WRITES:
             self._writes.popitem(last=False)
 
-    def forget(self, keys: Collection[str]) -> None:
+    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
         """Drops write-backs of chunks that are about to be purged.
 
         Chunks of precompute calls are still computed: their caller also makes the purges and knows
         about them.
+
+        Args:
+            texts: token ids of the chunks; what was kept of prefixes that hold them is dropped.
         """
+        for ids in texts:
+            self._chunks.forget(ids)
         for key in keys:
             self._writes.pop(key, None)
             self._purged[key] = None

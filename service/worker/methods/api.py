@@ -7,7 +7,7 @@ from service.worker.core.budget import apportion
 from service.worker.core.deviation import squared_deviation
 from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import AttentionScores, CachedSegment, LayerView
-from service.worker.core.layout import PromptLayout, Segment, union
+from service.worker.core.layout import Prefix, PromptLayout, Segment, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.pooling import max_pool, mean_pool
 from service.worker.core.prefill_result import PrefillResult
@@ -39,6 +39,7 @@ __all__ = [
     "ModelFacts",
     "Phase",
     "PrefillResult",
+    "Prefix",
     "PromptAttention",
     "PromptLayout",
     "PromptShape",

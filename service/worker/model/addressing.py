@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore import ChunkSpec, chunk_key
+from service.worker.core.layout import Prefix
 from service.worker.model.adapters.base import DecoderAdapter
+
+BEHIND_DOCUMENTS = ("primer", "neighbours")
+"""Prefix modes in which other documents stand between S and a document."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,19 @@ class Address:
         spec: shape, dtype and codec of the chunk.
         prefix_ids: token ids that precede the segment while it is precomputed.
         ids: token ids of the segment.
+        neighbours: the chunks whose stored KV makes up the end of the prefix; none if the prefix is
+            computed as a whole.
     """
 
     key: str
     spec: ChunkSpec
     prefix_ids: tuple[int, ...]
     ids: tuple[int, ...]
+    neighbours: tuple[Address, ...] = ()
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(self.prefix_ids, exact=not self.neighbours)
 
 
 class Addressing:
@@ -68,15 +79,21 @@ class Addressing:
         prefix_mode: str,
         system: Sequence[int],
         tenant: str,
-        behind: Sequence[int] = (),
+        behind: Sequence[Sequence[int]] = (),
     ) -> Address:
         """A document segment, precomputed behind the prefix that `prefix_mode` names.
 
         Args:
-            behind: token ids of other documents, which stood between that prefix and this one.
+            behind: token ids of the documents that stand between S and this one then, in the modes
+                primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
-        prefix = (*self.prefix(prefix_mode, system), *behind)
-        return self._address(ids, prefix_mode, prefix, tenant)
+        if prefix_mode not in BEHIND_DOCUMENTS:
+            return self._address(ids, prefix_mode, self.prefix(prefix_mode, system), tenant)
+        prefix = (*system, *(token for each in behind for token in each))
+        if not behind or prefix_mode == "primer":
+            return self._address(ids, "system", prefix, tenant)
+        neighbours = [self._address(each, "system", tuple(system), tenant) for each in behind]
+        return self._address(ids, prefix_mode, prefix, tenant, neighbours)
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
         """Token ids that a chunk is precomputed behind; their own KV is not stored."""
@@ -88,7 +105,12 @@ class Addressing:
         return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
 
     def _address(
-        self, ids: Sequence[int], prefix_mode: str, prefix: tuple[int, ...], tenant: str
+        self,
+        ids: Sequence[int],
+        prefix_mode: str,
+        prefix: tuple[int, ...],
+        tenant: str,
+        neighbours: Sequence[Address] = (),
     ) -> Address:
         adapter = self._adapter
         spec = ChunkSpec(
@@ -109,7 +131,7 @@ class Addressing:
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, prefix, tuple(ids))
+        return Address(key, spec, prefix, tuple(ids), tuple(neighbours))
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:

@@ -58,7 +58,7 @@ class Admission:
         addressing = self._addressing
         system_address = addressing.system(system, tenant) if system else None
         document_addresses = [
-            addressing.document(d.ids, prefix_mode, system, tenant) if d.ids else None
+            addressing.document(d.ids, prefix_mode, system, tenant, d.behind) if d.ids else None
             for d in documents
         ]
         return [system_address, *document_addresses]

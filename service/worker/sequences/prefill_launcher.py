@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from service.worker.core.flops import full_prefill
 from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
+from service.worker.core.layout import Prefix, PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
@@ -302,7 +302,7 @@ class PrefillLauncher:
             [d.ids for d in request.documents],
             request.question,
             uncached=uncached,
-            prefixes=[() if a is None else a.prefix_ids for a in sequence.addresses[1:]],
+            prefixes=[Prefix() if a is None else a.prefix for a in sequence.addresses[1:]],
             device=self.adapter.device,
         )
 

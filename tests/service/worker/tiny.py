@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
+from service.worker.core.layout import Prefix, PromptLayout, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import run
@@ -233,7 +233,7 @@ class Tiny:
             documents,
             question,
             uncached=is_uncached,
-            prefixes=[prefix] * len(documents),
+            prefixes=[Prefix(prefix)] * len(documents),
         )
         pool = KVPool(
             self.adapter.layers,

@@ -84,6 +84,11 @@ def repeat_first_document(request: Generate) -> list[int]:
     return list(islice(cycle(ids), request.sampling.max_tokens))
 
 
+def stored_key(chunk: Chunk) -> tuple[int, ...]:
+    """What tells a stored chunk from others: its ids, and those of what it stands behind."""
+    return (*(token for each in chunk.behind for token in (*each, -1)), *chunk.ids)
+
+
 @dataclass
 class FakeWorker:
     """A worker at `address`, between `start()` and `stop()`; its fields may change meanwhile."""
@@ -155,7 +160,7 @@ class FakeWorker:
                 for chunk in message.documents:
                     await self._send(peer, self._precompute(message.id, chunk))
             case Purge():
-                gone = {tuple(chunk.ids) for chunk in message.documents} & self.stored
+                gone = {stored_key(chunk) for chunk in message.documents} & self.stored
                 self.stored -= gone
                 copies = {"memory": len(gone)}
                 await self._send(peer, Purged(message.id, copies, list(self.unreached)))
@@ -171,8 +176,8 @@ class FakeWorker:
 
     def _precompute(self, call: str, chunk: Chunk) -> Precomputed:
         self.on_chunk(chunk)
-        status = "present" if tuple(chunk.ids) in self.stored else "stored"
-        self.stored.add(tuple(chunk.ids))
+        status = "present" if stored_key(chunk) in self.stored else "stored"
+        self.stored.add(stored_key(chunk))
         return Precomputed(call, chunk.chunk_id, status, 1024 * len(chunk.ids), 0.001)
 
     async def _generate(self, peer: bytes, request: Generate) -> None:
@@ -252,7 +257,7 @@ class FakeWorker:
         )
 
     def _segment(self, chunk: Chunk, cold: ColdMode) -> SegmentReport:
-        known = tuple(chunk.ids) in self.stored
+        known = stored_key(chunk) in self.stored
         tokens = len(chunk.ids)
         return SegmentReport(
             chunk.chunk_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from service.worker.core.layout import PromptLayout, union
+from service.worker.core.layout import Prefix, PromptLayout, union
 
 
 def test_ranges() -> None:
@@ -13,7 +13,7 @@ def test_ranges() -> None:
         [[3, 4, 5], [], [6]],
         [7, 8],
         uncached=[False, True, False, False],
-        prefixes=[[1, 2], [1, 2], [1, 2, 9]],
+        prefixes=[Prefix([1, 2]), Prefix([1, 2]), Prefix([1, 2, 9])],
     )
     assert layout.ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert layout.ids.dtype == torch.long

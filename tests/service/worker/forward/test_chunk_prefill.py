@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 import torch
 
+from kvstore import EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import MAX_PREFIXES, ChunkPrefill
+from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.model.addressing import Address, Addressing
-from tests.service.worker.tiny import D1, D2, D3, S, Tiny
+from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 
 @pytest.fixture
@@ -17,9 +21,11 @@ def chunks(any_family: Tiny) -> ChunkPrefill:
     return ChunkPrefill(any_family.adapter)
 
 
-def address(model: Tiny, ids: list[int], behind: list[int], codec: str = "raw") -> Address:
+def address(
+    model: Tiny, ids: list[int], behind: list[int], codec: str = "raw", mode: str = "primer"
+) -> Address:
     addressing = Addressing(model.adapter, fingerprint="tiny", codec=codec)
-    return addressing.document(ids, "system", S, "", behind)
+    return addressing.document(ids, mode, S, "", [behind])
 
 
 def test_a_chunk_is_what_a_full_prefill_of_prefix_and_chunk_computes(
@@ -79,3 +85,34 @@ def test_few_prefixes_are_kept_and_deleted_text_is_not(
     assert run(chunks.compute(address(any_family, D1, D2))).flops > chunk_prefill(
         shape, len(D1), behind=len(S) + len(D2)
     )
+
+
+def test_neighbours_are_stitched_and_read_from_the_store_if_they_are_there(
+    any_family: Tiny, chunks: ChunkPrefill
+) -> None:
+    """Each stands behind S alone, at the place where it stands in the prefix."""
+    addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="raw")
+    wanted = addressing.document(D1, "neighbours", S, "", [D2, D3])
+    computed = run(chunks.compute(wanted)).chunk
+    expected = any_family.stitch(Pie(), S, [D2, D3, D1], Q, prefix=S, uncached=[3])
+    kv = [any_family.precompute(ids, S) for ids in (D2, D3)]
+    last = any_family.adapter.layers - 1
+    start = len(S) + len(D2) + len(D3)
+    theirs = expected.v[last][start : start + len(D1)]
+    torch.testing.assert_close(computed.layer(last)[1], theirs, atol=1e-4, rtol=1e-4)
+
+    asked: list[Address] = []
+
+    def read(address: Address) -> Future[EncodedChunk | None]:
+        asked.append(address)
+        found: Future[EncodedChunk | None] = Future()
+        stored = kv[len(asked) - 1]
+        found.set_result(encode_chunk(address.spec, stored.k, stored.v))
+        return found
+
+    again = run(ChunkPrefill(any_family.adapter, read).compute(wanted))
+    assert [a.ids for a in asked] == [tuple(D2), tuple(D3)]
+    assert {a.key for a in asked} == {
+        addressing.document(ids, "system", S, "").key for ids in (D2, D3)
+    }
+    torch.testing.assert_close(again.chunk.layer(1)[0], computed.layer(1)[0], atol=1e-4, rtol=1e-4)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
+from service.worker.core.layout import Prefix, PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps, run
@@ -123,7 +123,7 @@ def sparse_run(
         documents,
         Q,
         uncached=[not ids for ids in (system, *documents)],
-        prefixes=[prefix] * len(documents),
+        prefixes=[Prefix(prefix)] * len(documents),
     )
     texts = [ids for ids in documents if ids]
     starts = [segment.start for segment in layout.documents if segment.tokens]
