@@ -102,6 +102,7 @@ class SegmentReport:
     plan: str = ""  # what the planner chose: "load" or "recompute"; empty: there was no choice
     why: str = ""  # of a plan that is not to load
     computed: ColdMode | Literal[""] = ""  # how, if its tier is "cold"
+    behind: int = 0  # other chunks of the collection that its stored KV was computed behind
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class SegmentForecast:
     action: str
     load_s: float
     computed: ColdMode | Literal[""] = ""  # how, if it would be
+    behind: int = 0  # other chunks of the collection that its stored KV is computed behind
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     python -m benchmarks.quality.real.behind --model FOLDER --prompts nq.jsonl --split dev \\
         --modes primer-r3 neighbours-n3 --out nq_behind.jsonl
 
-The other chunks are those of all passages of the split, cut as the prompts' are. A mode is
+The other chunks are those of all passages of the split, cut as the prompts' are, or with
+`--pool file` those of all the file's prompts. A mode is
 `primer-` (their KV is that of one prefill) or `neighbours-` (they are stitched together), then
 
     n3   its three nearest ones by the retriever's embeddings, the nearest one last
@@ -51,6 +52,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL")
     parser.add_argument("--split", choices=SPLITS, default="dev")
+    parser.add_argument("--pool", choices=("split", "file"), default="split")
     parser.add_argument("--chunk-tokens", type=int, help="of the prompts")
     parser.add_argument("--modes", nargs="+", default=["primer-r3", "neighbours-n3"])
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
@@ -61,9 +63,11 @@ def main(given: Sequence[str] | None = None) -> int:
         embedder.start()
         with closing(embedder):
             suites = Suites(args.model, embedder.embed)
-            pool = chunked(suites.passages(args.split), args.chunk_tokens)
-            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed)
             prompts = of_file(args.model, args.prompts)
+            pool = chunked(suites.passages(args.split), args.chunk_tokens)
+            if args.pool == "file":
+                pool = tuple(dict.fromkeys(ids for p in prompts for ids in p.documents))
+            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed)
             made = [neighbourhood.add(prompt, args.modes) for prompt in prompts]
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)

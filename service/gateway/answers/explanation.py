@@ -9,7 +9,9 @@ from service.gateway.answers.preparation import PreparedRequest
 from service.gateway.schemas.explain import DocumentForecast, Explanation, SegmentForecastOut
 from service.messages import Forecast, SegmentForecast
 
-_SEGMENT_FIELDS = ("tier", "tokens", "stored_bytes", "load_bytes", "action", "load_s", "computed")
+_SEGMENT_FIELDS = (
+    "tier", "tokens", "stored_bytes", "load_bytes", "action", "load_s", "computed", "behind",
+)  # fmt: skip
 
 
 def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Explanation:

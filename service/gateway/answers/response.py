@@ -105,4 +105,5 @@ def _segment_fields(segment: SegmentReport) -> dict[str, Any]:
         "plan": segment.plan,
         "why": segment.why,
         "computed": segment.computed,
+        "behind": segment.behind,
     }

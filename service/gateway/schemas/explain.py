@@ -12,7 +12,8 @@ from service.records import ColdMode
 
 class SegmentForecastOut(BaseModel):
     """What would happen to one segment: `tier` holds its KV now, or is cold; `load_bytes` of the
-    `stored_bytes` that its KV has would be read. computed: how one that is not loaded would be."""
+    `stored_bytes` that its KV has would be read. computed: how one that is not loaded would be.
+    behind: other chunks of the collection that its stored KV is computed behind."""
 
     tier: str
     tokens: int
@@ -21,6 +22,7 @@ class SegmentForecastOut(BaseModel):
     action: Literal["load", "recompute"]
     load_s: float
     computed: ColdMode | Literal[""] = ""
+    behind: int = 0
 
 
 class DocumentForecast(SegmentForecastOut):

@@ -167,7 +167,8 @@ class CacheSegment(BaseModel):
     were read of the `stored_bytes` that its whole KV has. rows_recomputed: its tokens that were
     computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
     was no choice; why it was recomputed. computed: how a cold one was, "in_context" or
-    "as_stored"; else empty."""
+    "as_stored"; else empty. behind: other chunks of the collection that its stored KV was computed
+    behind, in the prefix modes that have them."""
 
     tier: str
     bytes: int
@@ -179,6 +180,7 @@ class CacheSegment(BaseModel):
     plan: str
     why: str
     computed: ColdMode | Literal[""] = ""
+    behind: int = 0
 
 
 class CacheDocument(CacheSegment):

@@ -81,7 +81,8 @@ function rowOf(title, place) {
 function dress(row, title, tokens, { layers }, report, detail, method) {
   const words = inWords(countsOf(tokens));
   const problems = report?.problems.length ? ` · ${report.problems.join(", ")}` : "";
-  row.querySelector(".counts").textContent = words + problems;
+  const behind = report?.behind ? ` · stored behind ${plural(report.behind, "other passage")}` : "";
+  row.querySelector(".counts").textContent = words + behind + problems;
   fill(row.querySelector(".minimap"), minimap(tokens));
   const box = row.querySelector(".tokens");
   const spans = tokens.map(spanOf);

@@ -136,6 +136,7 @@ class Explainer:
             action="load" if loaded else "recompute",
             load_s=seconds,
             computed=_computed(sequence, segment) if not loaded else "",
+            behind=len(documents[segment.number - 1].behind) if segment.number else 0,
         )
 
 

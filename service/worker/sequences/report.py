@@ -84,4 +84,5 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
         plan=load.plan if load is not None else "",
         why=load.why if load is not None else "",
         computed=computed,
+        behind=0 if document is None else len(document.behind),
     )
