@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from retriever import Chunk, Document, Retriever, Scope
+from retriever import Chunk, Document, Kind, Retriever, Scope
 from service.errors import InvalidRequest
 from service.gateway.api import PromptBuilder, make_embedder
 from service.prompt import Turn
@@ -22,6 +22,7 @@ from service.tuning.measuring.greedy_answers import NEXT
 from service.tuning.measuring.prompt_ids import Prompt
 
 PAGE = 500
+KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
 CATALOG = "catalog.db"
 
 
@@ -50,6 +51,7 @@ class Corpus:
         self._settings = settings
         self._scope = scope
         self._max_context = max_context
+        self._chosen: dict[tuple[Kind, int], Sequence[Sequence[int]]] = {}
 
     def passages(self, count: int, rng: random.Random) -> list[Chunk]:
         """Up to `count` passages in random order, each of another document while there are some."""
@@ -77,7 +79,25 @@ class Corpus:
             max_context=self._max_context - NEXT - 2,
         )
         documents = tuple(tuple(document.ids) for document in plan.documents)
-        return Prompt(task, tuple(plan.system), documents, tuple(plan.question))
+        chunks = [passage.chunk for passage in passages]
+        behind: dict[str, Sequence[Sequence[Sequence[int]]]] = {
+            kind: [(), *(self._companions(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
+        }
+        return Prompt(task, tuple(plan.system), documents, tuple(plan.question), behind=behind)
+
+    def _companions(self, kind: Kind, chunk: Chunk) -> Sequence[Sequence[int]]:
+        """What the service would compute this chunk behind, as token ids."""
+        known = self._chosen.get((kind, chunk.chunk_id))
+        if known is None:
+            found = self._retriever.companions.choose(
+                chunk,
+                kind,
+                scope=self._scope,
+                count=self._settings.companions,
+                max_tokens=(self._max_context - self._prompts.format.chunk_tokens) // 2,
+            )
+            known = self._chosen[kind, chunk.chunk_id] = [self._prompts.segment(c) for c in found]
+        return known
 
     @property
     def documents(self) -> int:

@@ -17,7 +17,7 @@ from service.worker.methods.api import ModelFacts
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 ENDS = (4, 20, 32)
 """First and last tokens of every document that LegoLink recomputes."""
-PREFIX_MODES = ("none", "bos", "system")
+PREFIX_MODES = ("none", "bos", "system", "primer", "neighbours")
 CODECS = ("int8", "int4")
 EVICTIONS = ("snapkv", "ada_snapkv", "h2o", "kvec", "streaming_llm")
 BUDGETS = (0.75, 0.5)

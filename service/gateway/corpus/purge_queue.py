@@ -20,7 +20,7 @@ from retriever import Scope
 from service.errors import TierUnreached
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget
 from service.gateway.corpus.deletion_store import DeletionStore
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
@@ -154,7 +154,7 @@ class PurgeQueue:
         chunk_ids = [target.chunk_id for target in made]
         now = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
         return [
-            replace(target, chunk_id=NO_CHUNK, ids=[])
+            replace(target, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(target.copies))
             for target in made
             if any(copy not in now[target.chunk_id] for copy in target.copies)
         ]

@@ -87,7 +87,9 @@ class PrecomputedBehind:
         """
         found: dict[int, list[Chunk]] = {chunk_id: [] for chunk_id in chunk_ids}
         for companion_id, behind in self._companions.behind(chunk_ids).items():
-            found[companion_id] += [self._copy(a.chunk, a.companions) for a in behind]
+            found[companion_id] += with_prefixes(
+                [self._copy(a.chunk, a.companions) for a in behind]
+            )
         for own in self._companions.accompanied(chunk_ids):
             found[own.chunk.chunk_id].append(self._copy(own.chunk, own.companions))
         return found
@@ -109,3 +111,9 @@ class PrecomputedBehind:
 
     def _ids(self, companions: Sequence[TextChunk]) -> list[list[int]]:
         return [self._prompts.segment(chunk) for chunk in companions]
+
+
+def with_prefixes(copies: Sequence[Chunk]) -> list[Chunk]:
+    """These copies, and before them what they stand behind: a primer is stored as one chunk."""
+    prefixes = {tuple(token for ids in copy.behind for token in ids): copy for copy in copies}
+    return [Chunk(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(copies)

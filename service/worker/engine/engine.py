@@ -78,6 +78,7 @@ class Engine:
         self.planner = self._estimator if planner else None
         chunks = ChunkPrefill(adapter, loader.load_chunk)
         self.precompute_queue = PrecomputeQueue(chunks, store, loader)
+        chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._launcher = PrefillLauncher(
             adapter, self._facts, addressing, loader, missing, self.planner

@@ -1,12 +1,10 @@
 """Computes one chunk's KV and sketch, behind the tokens that its address names.
 
     S ‖ other chunks │ the chunk
-    ─── prefix ──────┤ its rows are computed, over the prefix's KV
+    ─── parts ───────┤ its rows are computed, over the parts' KV
 
-Many chunks stand behind the same prefix, so its KV is computed once and kept for the next ones. It
-is kept as it was computed, because another codec would change the chunks. A prefix of neighbours is
-nobody else's: it is put together from S and the chunks that each of them is behind S, which are
-read from the store, or computed too.
+Many chunks stand behind the same parts, so the KV of these is computed once: it is kept in memory
+for the next chunks, and in the store.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvstore import ChunkSpec, EncodedChunk, encode_chunk
+from kvstore import EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.layer_view import CachedSegment, LayerView
 from service.worker.core.layout import PromptLayout
@@ -30,12 +28,13 @@ from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
 
-# Prefixes whose KV is kept. More than one, because chunks of several collections or tenants may
-# take turns; few, because each holds as much memory as a chunk of its length.
-MAX_PREFIXES = 4
+# Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
+# tenants take turns; few, because each holds as much memory as a chunk of its length.
+MAX_PARTS = 4
 
 
 Read = Callable[[Address], "Future[EncodedChunk | None]"]
+Write = Callable[[Address, "ComputedChunk"], None]
 
 
 class ScratchKV:
@@ -66,64 +65,66 @@ class ComputedChunk:
 
 
 class ChunkPrefill:
-    """Computes chunks, and remembers the prefixes that they stood behind.
+    """Computes chunks, and remembers what they stood behind.
 
     Args:
         read: reads a chunk from the store, None if it is not there; without it there is no store.
+
+    Attributes:
+        write: stores what other chunks stand behind; None: nothing is stored here.
     """
 
     def __init__(self, adapter: DecoderAdapter, read: Read | None = None) -> None:
         self._adapter = adapter
         self._read = read
-        self._prefixes: OrderedDict[tuple[int, ...], EncodedChunk] = OrderedDict()
+        self.write: Write | None = None
+        self._parts: OrderedDict[str, tuple[tuple[int, ...], EncodedChunk]] = OrderedDict()
 
     def compute(self, address: Address) -> Steps[ComputedChunk]:
         """Computes the chunk at `address`; pauses where the layer loop does."""
-        adapter, around = self._adapter, sum(len(each.ids) for each in address.neighbours)
-        before = address.prefix_ids[: len(address.prefix_ids) - around]
+        adapter = self._adapter
         flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
-        prefix: list[tuple[tuple[int, ...], CachedSegment]] = []
-        if before:
-            flops += 0.0 if before in self._prefixes else chunk_prefill(adapter, len(before))
-            prefix = [(before, (yield from self._prefix(before, address.spec)))]
-        for neighbour in address.neighbours:
-            stored = yield from self._stored(neighbour)
-            if stored is None:
-                computed = yield from self.compute(neighbour)
-                stored, flops = computed.chunk, flops + computed.flops
-            prefix.append((neighbour.ids, stored))
-        k, v, sketch = yield from self._rows(prefix, address.ids)
-        if not address.prefix_ids:  # S, and the documents are computed behind it
-            self._keep(address.spec, address.ids, k, v)
+        parts: list[EncodedChunk] = []
+        for part in address.parts:
+            stored, cost = yield from self._part(part)
+            parts.append(stored)
+            flops += cost
+        k, v, sketch = yield from self._rows(address, parts)
         # Encoded and decoded as the store would do it, so that this prompt selects the same blocks
         # as a later one that reads the stored sketch.
         as_stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
         pin = adapter.device.type == "cuda"
-        return ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), as_stored, flops)
+        computed = ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), as_stored, flops)
+        if address.part_key:  # S, and the documents are computed behind it
+            raw = replace(address.spec, codec="raw")
+            self._keep(address.part_key, address.ids, encode_chunk(raw, k, v, pin=pin))
+        return computed
 
     def forget(self, ids: tuple[int, ...]) -> None:
-        """Drops prefixes that contain these tokens, because their text was deleted."""
-        for prefix in [p for p in self._prefixes if _contains(p, ids)]:
-            del self._prefixes[prefix]
+        """Drops parts that contain these tokens, because their text was deleted."""
+        for key in [key for key, (kept, _) in self._parts.items() if _contains(kept, ids)]:
+            del self._parts[key]
 
-    def _prefix(self, ids: tuple[int, ...], spec: ChunkSpec) -> Steps[EncodedChunk]:
-        """KV of the tokens before the chunk, computed as a whole."""
-        found = self._prefixes.get(ids)
-        if found is None:
-            k, v, _ = yield from self._rows([], ids)
-            found = self._keep(spec, ids, k, v)
-        self._prefixes.move_to_end(ids)
-        return found
+    def _part(self, part: Address) -> Steps[tuple[EncodedChunk, float]]:
+        """KV of a part, and the operations that computing it took now."""
+        kept = self._parts.get(part.key)
+        if kept is not None:
+            self._parts.move_to_end(part.key)
+            return kept[1], 0.0
+        found = (yield from self._stored(part)) if part.parts else None
+        if found is not None:
+            self._keep(part.key, part.ids, found)
+            return found, 0.0
+        computed = yield from self.compute(part)
+        self._keep(part.key, part.ids, computed.chunk)
+        if self.write is not None and part.parts:  # S alone is short
+            self.write(part, computed)
+        return computed.chunk, computed.flops
 
-    def _keep(
-        self, spec: ChunkSpec, ids: tuple[int, ...], k: list[Tensor], v: list[Tensor]
-    ) -> EncodedChunk:
-        raw = replace(spec, codec="raw", tokens=len(ids))
-        kept = encode_chunk(raw, k, v, pin=self._adapter.device.type == "cuda")
-        self._prefixes[ids] = kept
-        while len(self._prefixes) > MAX_PREFIXES:
-            self._prefixes.popitem(last=False)
-        return kept
+    def _keep(self, key: str, ids: tuple[int, ...], stored: EncodedChunk) -> None:
+        self._parts[key] = (ids, stored)
+        while len(self._parts) > MAX_PARTS:
+            self._parts.popitem(last=False)
 
     def _stored(self, address: Address) -> Steps[EncodedChunk | None]:
         if self._read is None:
@@ -134,18 +135,17 @@ class ChunkPrefill:
         return reading.result()
 
     def _rows(
-        self, prefix: Sequence[tuple[tuple[int, ...], CachedSegment]], ids: tuple[int, ...]
+        self, address: Address, parts: Sequence[CachedSegment]
     ) -> Steps[tuple[list[Tensor], list[Tensor], SketchBuilder]]:
-        """Keys before RoPE and values of `ids` at every layer, and what their sketch is made of.
+        """Its keys before RoPE and values at every layer, and what its sketch is made of.
 
         Args:
-            prefix: ids and KV of what stands before them.
+            parts: KV of what stands before it.
         """
         adapter = self._adapter
-        before, stored = [ids for ids, _ in prefix], [kv for _, kv in prefix]
         layout = PromptLayout.of(
-            (), [*before, ids], [], uncached=[False] * (1 + len(before)) + [True],
-            device=adapter.device,
+            (), [*(part.ids for part in address.parts), address.ids], [],
+            uncached=[False] * (1 + len(parts)) + [True], device=adapter.device,
         )  # fmt: skip
         k: list[Tensor] = []
         v: list[Tensor] = []
@@ -157,7 +157,7 @@ class ChunkPrefill:
             sketch.add(view)
 
         scratch = ScratchKV(adapter, layout.tokens)
-        cached = [None, *stored, None]
+        cached = [None, *parts, None]
         for awaited in prefill(adapter, layout, cached, Pie(), scratch, capture=capture):
             yield awaited
             if len(k) == adapter.layers:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
+from service.prompt import PREFIX_MODES
 from service.worker.core.layout import Prefix
 from service.worker.model.adapters.base import DecoderAdapter
 
@@ -25,21 +27,27 @@ class Address:
     Attributes:
         key: of the chunk in the store.
         spec: shape, dtype and codec of the chunk.
-        prefix_ids: token ids that precede the segment while it is precomputed.
         ids: token ids of the segment.
-        neighbours: the chunks whose stored KV makes up the end of the prefix; none if the prefix is
-            computed as a whole.
+        parts: what stands before the segment while it is precomputed, one after the other.
+        stitched: each part but the first was computed as if it alone stood behind the first.
+        part_key: of the segment as a part of others; empty if it is none.
     """
 
     key: str
     spec: ChunkSpec
-    prefix_ids: tuple[int, ...]
     ids: tuple[int, ...]
-    neighbours: tuple[Address, ...] = ()
+    parts: tuple[Address, ...] = ()
+    stitched: bool = False
+    part_key: str = ""
+
+    @cached_property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """Token ids of the parts."""
+        return tuple(token for part in self.parts for token in part.ids)
 
     @property
     def prefix(self) -> Prefix:
-        return Prefix(self.prefix_ids, exact=not self.neighbours)
+        return Prefix(self.prefix_ids, exact=not self.stitched)
 
 
 class Addressing:
@@ -71,7 +79,8 @@ class Addressing:
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """The system segment S. It starts every prompt, so its KV is exact in all of them."""
-        return self._address(ids, "none", (), tenant)
+        address = self._address(ids, "none", (), tenant)
+        return replace(address, part_key=self._prefix(ids, (), tenant)[0].key) if ids else address
 
     def document(
         self,
@@ -87,35 +96,66 @@ class Addressing:
             behind: token ids of the documents that stand between S and this one then, in the modes
                 primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
-        if prefix_mode not in BEHIND_DOCUMENTS:
-            return self._address(ids, prefix_mode, self.prefix(prefix_mode, system), tenant)
-        prefix = (*system, *(token for each in behind for token in each))
-        if not behind or prefix_mode == "primer":
-            return self._address(ids, "system", prefix, tenant)
-        neighbours = [self._address(each, "system", tuple(system), tenant) for each in behind]
-        return self._address(ids, prefix_mode, prefix, tenant, neighbours)
+        start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
+        if not behind or prefix_mode not in BEHIND_DOCUMENTS:
+            mode = "system" if prefix_mode in BEHIND_DOCUMENTS else prefix_mode
+            return self._address(ids, mode, start, tenant)
+        if prefix_mode == "primer":
+            primer = [token for each in behind for token in each]
+            return self._address(ids, "system", self._prefix(primer, start, tenant), tenant)
+        neighbours = [self._address(each, "system", start, tenant) for each in behind]
+        return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
+
+    def purged(
+        self,
+        ids: Sequence[int],
+        system: Sequence[int],
+        tenant: str,
+        behind: Sequence[Sequence[int]],
+    ) -> set[str]:
+        """Every key under which these tokens may be stored, in whatever prefix mode."""
+        keys: set[str] = set()
+        for mode in PREFIX_MODES:
+            address = self.document(ids, mode, system, tenant, behind)
+            keys.add(address.key)
+            keys.update(part.key for part in self._prefix(ids, address.parts, tenant)[-1:])
+        return keys
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
         """Token ids that a chunk is precomputed behind; their own KV is not stored."""
-        if prefix_mode == "system":
+        if prefix_mode == "system" or prefix_mode in BEHIND_DOCUMENTS:
             return tuple(system)
         if prefix_mode == "bos":
             bos = getattr(self._adapter.config, "bos_token_id", None)
             return tuple(system[:1]) if system and system[0] == bos else ()
         return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
 
+    def _prefix(
+        self, ids: Sequence[int], before: tuple[Address, ...], tenant: str
+    ) -> tuple[Address, ...]:
+        """The parts `before` and then these tokens, which are kept as they are computed.
+
+        Another codec would change what is computed behind them.
+        """
+        if not ids:
+            return before
+        mode = "system" if before else "none"
+        return (*before, self._address(ids, mode, before, tenant, codec="raw"))
+
     def _address(
         self,
         ids: Sequence[int],
         prefix_mode: str,
-        prefix: tuple[int, ...],
+        parts: tuple[Address, ...],
         tenant: str,
-        neighbours: Sequence[Address] = (),
+        *,
+        codec: str = "",
+        stitched: bool = False,
     ) -> Address:
         adapter = self._adapter
         spec = ChunkSpec(
             fingerprint=self._fingerprint,
-            codec=self._codec,
+            codec=codec or self._codec,
             dtype=self._dtype,
             layers=adapter.layers,
             kv_heads=adapter.kv_heads,
@@ -125,13 +165,13 @@ class Addressing:
         key = chunk_key(
             fingerprint=self._fingerprint,
             dtype=self._dtype,
-            codec=self._codec,
+            codec=spec.codec,
             prefix_mode=prefix_mode,
-            prefix_ids=prefix,
+            prefix_ids=[token for part in parts for token in part.ids],
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, prefix, tuple(ids), tuple(neighbours))
+        return Address(key, spec, tuple(ids), parts, stitched)
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:

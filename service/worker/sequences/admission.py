@@ -63,6 +63,15 @@ class Admission:
         ]
         return [system_address, *document_addresses]
 
+    def purged(self, system: Many[int], documents: Many[Chunk], tenant: str) -> set[str]:
+        """Every key under which these documents may be stored, in whatever prefix mode."""
+        return {
+            key
+            for document in documents
+            if document.ids
+            for key in self._addressing.purged(document.ids, system, tenant, document.behind)
+        }
+
     def sequence(self, request: Request) -> Sequence:
         """The sequence of a request, ready to be queued.
 

@@ -10,13 +10,10 @@ import logging
 import threading
 import time
 
-from msgspec import structs
-
 from kvstore import TieredStore
 from service import messages as m
 from service import wire
 from service.errors import KvstitchError, WorkerFault
-from service.prompt import PREFIX_MODES
 from service.tracing import Tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
 from service.worker.engine.engine import Engine
@@ -135,13 +132,7 @@ class WorkerServer:
                 self._engine.precompute_queue.add(address, id=message.id, chunk_id=chunk.chunk_id)
 
     def _purge(self, message: m.Purge) -> m.Purged:
-        # What was stored in another prefix mode than today's is deleted too.
-        keys = {
-            address.key
-            for mode in PREFIX_MODES
-            for address in self._addresses(structs.replace(message, prefix_mode=mode))[1:]
-            if address is not None
-        }
+        keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
         self._engine.idle_work.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
         copies = self._store.delete(keys)
         unreached = [name for name in self._store.tier_names if name not in copies]

@@ -31,3 +31,20 @@ def test_passages_stand_in_the_order_that_the_model_wants(
         prompt = corpus.prompt("What is the capital of Norway?", task="tune")
     texts = [prompts.tokenizer.decode(ids) for ids in prompt.documents]
     assert len(texts) == 3 and texts[place].startswith("Oslo\n")
+
+
+def test_other_modes_know_what_the_service_would_put_before_each_passage(tmp_path: Path) -> None:
+    settings = load(data_dir=tmp_path / "data", companions=1)
+    prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=FORMAT), settings)
+    with of_documents(DOCUMENTS, prompts, settings, max_context=1024) as corpus:
+        prompt = corpus.prompt("What is the capital of Norway?", task="tune")
+        nothing = corpus.prompt("Oslo", task="tune")
+    for kind in ("primer", "neighbours"):
+        first, *others = prompt.behind[kind]
+        assert first == (), "the first passage of a prompt is exact"
+        for passage, behind in zip(prompt.documents[1:], others, strict=True):
+            texts = [tuple(ids) for ids in behind]
+            assert len(texts) <= 1 and passage not in texts
+            assert set(texts) <= set(prompt.documents)
+    assert any(prompt.behind["neighbours"])
+    assert nothing.key != prompt.key

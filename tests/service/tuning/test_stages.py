@@ -32,7 +32,8 @@ class Clock:
 def error_of(candidate: Candidate, prompt: Prompt) -> float:
     """question_scout behind S is best, the more the better; int8 costs little, int4 much."""
     method = {"question_scout": 0.05, "a3": 0.1}.get(candidate.method, 0.2)
-    mode = {"system": 0.0, "bos": 0.05, "none": 0.1}[candidate.prefix_mode]
+    modes = {"system": 0.0, "primer": 0.02, "neighbours": 0.03, "bos": 0.05, "none": 0.1}
+    mode = modes[candidate.prefix_mode]
     codec = {"raw": 0.0, "int8": 0.001, "int4": 0.3}[candidate.codec]
     ratio = float(dict(candidate.parameters).get("ratio", 0.0))
     slow = 0.001 * len(candidate.parameters)

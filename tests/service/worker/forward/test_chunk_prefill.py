@@ -10,7 +10,7 @@ import torch
 from kvstore import EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.steps import run
-from service.worker.forward.chunk_prefill import MAX_PREFIXES, ChunkPrefill
+from service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.model.addressing import Address, Addressing
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
@@ -80,7 +80,7 @@ def test_few_prefixes_are_kept_and_deleted_text_is_not(
     assert run(chunks.compute(address(any_family, D1, D2))).flops > chunk_prefill(
         shape, len(D1), behind=len(S) + len(D2)
     )
-    for token in range(MAX_PREFIXES):
+    for token in range(MAX_PARTS):
         run(chunks.compute(address(any_family, D1, [token + 1])))
     assert run(chunks.compute(address(any_family, D1, D2))).flops > chunk_prefill(
         shape, len(D1), behind=len(S) + len(D2)
@@ -102,17 +102,54 @@ def test_neighbours_are_stitched_and_read_from_the_store_if_they_are_there(
     torch.testing.assert_close(computed.layer(last)[1], theirs, atol=1e-4, rtol=1e-4)
 
     asked: list[Address] = []
+    stored = dict(zip((tuple(D2), tuple(D3)), kv, strict=True))
 
     def read(address: Address) -> Future[EncodedChunk | None]:
         asked.append(address)
         found: Future[EncodedChunk | None] = Future()
-        stored = kv[len(asked) - 1]
-        found.set_result(encode_chunk(address.spec, stored.k, stored.v))
+        part = stored.get(address.ids)
+        found.set_result(None if part is None else encode_chunk(address.spec, part.k, part.v))
         return found
 
     again = run(ChunkPrefill(any_family.adapter, read).compute(wanted))
-    assert [a.ids for a in asked] == [tuple(D2), tuple(D3)]
-    assert {a.key for a in asked} == {
+    assert [a.key for a in asked] == [
         addressing.document(ids, "system", S, "").key for ids in (D2, D3)
-    }
+    ]
     torch.testing.assert_close(again.chunk.layer(1)[0], computed.layer(1)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_what_others_stand_behind_is_stored_for_later(any_family: Tiny) -> None:
+    """A primer outlives the few parts that are kept in memory; neither codec nor mode change it."""
+    held: dict[str, EncodedChunk] = {}
+
+    def read(address: Address) -> Future[EncodedChunk | None]:
+        found: Future[EncodedChunk | None] = Future()
+        found.set_result(held.get(address.key))
+        return found
+
+    def write(address: Address, computed: ComputedChunk) -> None:
+        assert address.spec.codec == "raw"
+        held[address.key] = computed.chunk
+
+    first = ChunkPrefill(any_family.adapter, read)
+    first.write = write
+    made = run(first.compute(address(any_family, D1, D3, codec="int8")))
+    assert len(held) == 1, "D3 behind S; S alone is short"
+    again = run(ChunkPrefill(any_family.adapter, read).compute(address(any_family, D1, D3)))
+    assert again.flops < made.flops
+    expected = any_family.precompute(D1, [*S, *D3])
+    last = any_family.adapter.layers - 1
+    torch.testing.assert_close(
+        again.chunk.layer(last)[0], expected.layer(last)[0], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_every_key_of_a_text_is_known_when_it_is_deleted(any_family: Tiny) -> None:
+    addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="int8")
+    keys = addressing.purged(D1, S, "", [D2, D3])
+    for mode in ("none", "system", "primer", "neighbours"):
+        assert addressing.document(D1, mode, S, "", [D2, D3]).key in keys
+    alone = addressing.purged([*D2, *D3], S, "", [])
+    primer = addressing.document(D1, "primer", S, "", [D2, D3]).parts[-1]
+    assert primer.key in alone, "a primer is deleted as one chunk"
+    assert addressing.system(S, "").key not in keys | alone
