@@ -17,6 +17,9 @@ def ingest(console: Console, client: Client, scenario: Scenario) -> None:
         task = bar.add_task(f"precomputing {len(scenario.documents)} documents", total=None)
         for done, total in client.progress(client.precompute(scenario.documents)):
             bar.update(task, completed=done, total=total)
+        task = bar.add_task("storing the second copy of each passage", total=None)
+        client.wait_complete()
+        bar.update(task, completed=1, total=1)
 
 
 def ask(client: Client, scenario: Scenario, question: DemoQuestion, method: Method) -> Answer:

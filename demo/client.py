@@ -97,6 +97,15 @@ class Client:
                 raise ServiceError(f"precompute job failed: {json.dumps(job)[:500]}")
             time.sleep(POLL_SECONDS)
 
+    def wait_complete(self) -> None:
+        """Waits until nothing is left to compute of the documents."""
+        while True:
+            reply = self._http.get("/status")
+            reply.raise_for_status()
+            if reply.json()["corpus"]["complete"]:
+                return
+            time.sleep(POLL_SECONDS)
+
     def ask(
         self, question: str, method: str, ratio: float | None = None, top_k: int = 3, **more: Any
     ) -> Answer:

@@ -103,6 +103,11 @@ class Corpus:
             gauges=self._gauges,
         )
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to compute of documents that are done."""
+        return self._precompute.complete
+
     def forget_unaccepted(self) -> None:
         """Forget what a process that died had not accepted; before any request can come."""
         self._store.drop_unaccepted()

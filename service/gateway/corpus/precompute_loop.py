@@ -44,7 +44,11 @@ POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
 class PrecomputeLoop:
-    """Needs the worker, and waits for it."""
+    """Needs the worker, and waits for it.
+
+    Attributes:
+        complete: Whether nothing is left to compute of documents that are done.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class PrecomputeLoop:
         self._pin_check_s = pin_check_s
         self._pins_checked_at = float("-inf")
         self._crashes: Counter[int] = Counter()  # per document number
+        self.complete = behind.kind is None
         self._loop = BackgroundLoop("precompute", self._step, POLL_S)
 
     def start(self) -> None:
@@ -75,6 +80,7 @@ class PrecomputeLoop:
 
     def wake(self) -> None:
         """Documents were indexed, or purges were added."""
+        self.complete = self._behind.kind is None
         self._loop.wake()
 
     async def close(self) -> None:
@@ -88,7 +94,8 @@ class PrecomputeLoop:
     async def _step(self) -> bool:
         """Make the due purges, then store the KV of a batch; False if there was no batch."""
         max_context = (await self._worker.wait_ready()).model.max_context
-        await self._purges.run_due()
+        if await self._purges.run_due():
+            self.complete = self._behind.kind is None
         if self._behind.kind is not None and await asyncio.to_thread(self._more_to_come):
             return False
         # One by one after a crash, so that a document that kills the worker does not block others.
@@ -105,6 +112,7 @@ class PrecomputeLoop:
         except WorkerUnavailable:
             await self._count_crash(batch)
             raise
+        self.complete = self._behind.kind is None
         await self._gauges.refresh()
         return True
 
@@ -177,11 +185,12 @@ class PrecomputeLoop:
 
         Companions may have been deleted, or the prefix mode may be a new one.
         """
-        if self._behind.kind is None:
+        if self.complete:
             return False
         documents = await self._retriever.run_blocking(lambda: self._behind.open(BATCH_DOCUMENTS))
         for scope, doc_id in documents:
             await self._store_all(scope, doc_id, max_context)
+        self.complete = not documents
         return bool(documents)
 
     async def _store_all(self, scope: Scope, doc_id: str, max_context: int) -> None:

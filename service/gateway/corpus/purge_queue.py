@@ -159,8 +159,8 @@ class PurgeQueue:
             if any(copy not in now[target.chunk_id] for copy in target.copies)
         ]
 
-    async def run_due(self, receipt_id: str | None = None) -> None:
-        """Make the purges that are due, of one receipt if it is given.
+    async def run_due(self, receipt_id: str | None = None) -> bool:
+        """Make the purges that are due, of one receipt if it is given; False if there were none.
 
         Raises:
             WorkerUnavailable: The worker is away; the purges stay pending.
@@ -175,6 +175,7 @@ class PurgeQueue:
         if purged:
             # Token ids can be decoded to text, so none of them may stay on disk.
             await asyncio.to_thread(self._store.scrub)
+        return purged
 
     async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
         chunks = [Chunk(purge.chunk_id, purge.ids) for purge in due if not purge.shared]

@@ -19,7 +19,11 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
     corpus: dict[str, Any] | None = None
     if gateway.retriever.started:
         counts = await gateway.retriever.counts()
-        corpus = {**asdict(counts), "jobs": await gateway.corpus.jobs.states()}
+        corpus = {
+            **asdict(counts),
+            "jobs": await gateway.corpus.jobs.states(),
+            "complete": gateway.corpus.complete,
+        }
     return {
         "state": "ready" if reason is None else "not ready",
         "reason": reason or await asyncio.to_thread(gateway.disk.reason),
