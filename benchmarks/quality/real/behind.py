@@ -28,7 +28,6 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,10 +36,12 @@ from benchmarks.quality.real.chunks import Ids, chunked
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
+from retriever.search.central_vectors import central
 from service.errors import KvstitchError
 from service.tuning.measuring.prompt_ids import Prompt
 
 Vectors = NDArray[np.float32]
+Places = NDArray[np.int64]
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -83,7 +84,7 @@ class Neighbourhood:
     def __init__(self, suites: Suites, embed: Embed, pool: Sequence[Ids], seed: int) -> None:
         self._suites, self._embed, self._pool, self._seed = suites, embed, pool, seed
         self._vectors = self._embedded(pool)
-        self._centres: dict[int, Vectors] = {}
+        self._groups: dict[tuple[int, int], Places] = {}
 
     def add(self, prompt: Prompt, modes: Sequence[str]) -> Prompt:
         vectors = self._embedded(prompt.documents)
@@ -111,21 +112,18 @@ class Neighbourhood:
         return [next(others) for _ in range(count)]
 
     def _of_group(self, ids: Ids, vector: Vectors, count: int, size: int) -> list[Ids]:
-        if size not in self._centres:
-            groups = faiss.Kmeans(self._vectors.shape[1], len(self._pool) // size, seed=self._seed)
-            groups.train(self._vectors)
-            self._centres[size] = np.asarray(groups.centroids)
-        centres = self._centres[size]
-        centre = centres[np.argmax(centres @ vector)]
-        return self._nearest(ids, centre, count)
+        """As the service divides a collection (`retriever.companions`)."""
+        if (count, size) not in self._groups:
+            number = max(1, round(len(self._pool) / size))
+            self._groups[count, size] = central(self._vectors, number, count)
+        groups = self._groups[count, size]
+        best = np.argmax(self._vectors[groups].mean(axis=1) @ vector)
+        return [self._pool[place] for place in groups[best] if self._pool[place] != ids]
 
     def _fixed(self, kind: str, count: int) -> list[Ids]:
         if kind == "r":
             return random.Random(self._seed).sample(list(self._pool), count)
-        clusters = faiss.Kmeans(self._vectors.shape[1], count, seed=self._seed)
-        clusters.train(self._vectors)
-        centres = np.asarray(clusters.centroids)
-        places = np.argmax(centres @ self._vectors.T, axis=1)
+        places = central(self._vectors, count, 1)[:, 0]
         return [self._pool[place] for place in places]
 
     def _embedded(self, chunks: Sequence[Ids]) -> Vectors:
