@@ -22,5 +22,5 @@ def test_every_mode_is_timed_and_a_change_counted(
     assert set(result["speed"]) == {"system", "primer", "neighbours"}
     assert all(speed > 0 for speeds in result["speed"].values() for speed in speeds)
     assert result["chunks"]["timed"] == 5
-    assert all(0 < share < 1 for share in result["computed_again"].values())
+    assert all(0 <= share < 1 for share in result["computed_again"].values())
     assert result["environment"] and result["model"]["fingerprint"]
