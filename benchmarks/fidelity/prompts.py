@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,12 @@ def of_file(folder: Path, path: Path) -> list[Prompt]:
     """
     tokenizer = tokenizer_of(folder)
     return [_of_line(tokenizer, path, number, raw) for number, raw in _lines(path)]
+
+
+def write(path: Path, prompts: Iterable[Prompt]) -> None:
+    """Writes prompts as `of_file` reads them, as token ids."""
+    lines = [json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> Prompt:

@@ -20,18 +20,17 @@ measures the modes of such a file under their names.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fidelity.prompts import of_file
+from benchmarks.fidelity.prompts import of_file, write
 from benchmarks.quality.real.chunks import Ids, chunked
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
@@ -73,8 +72,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    lines = [json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in made]
-    args.out.write_text("".join(lines), encoding="utf-8")
+    write(args.out, made)
     return 0
 
 

@@ -8,13 +8,12 @@ The file is what `python -m benchmarks.fidelity --prompts` reads, one prompt a l
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.fidelity.prompts import write
 from benchmarks.quality.real.suites import SPLITS, SUITES, Choice, Suites
 from retriever import LocalEmbedder
 from service.errors import KvstitchError
@@ -50,8 +49,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    lines = [json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in made]
-    args.out.write_text("".join(lines), encoding="utf-8")
+    write(args.out, made)
     return 0
 
 

@@ -22,7 +22,13 @@ from functools import partial
 from itertools import groupby
 
 from retriever import Scope
-from service.errors import KvstitchError, Overloaded, WorkerUnavailable
+from service.errors import (
+    DiskFull,
+    KvstitchError,
+    Overloaded,
+    TierUnreached,
+    WorkerUnavailable,
+)
 from service.gateway.corpus.background_loop import BackgroundLoop
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.deletion_records import PurgeTarget
@@ -72,6 +78,7 @@ class PrecomputeLoop:
         self._pin_check_s = pin_check_s
         self._pins_checked_at = float("-inf")
         self._crashes: Counter[int] = Counter()  # per document number
+        self._failures: Counter[tuple[Scope, str]] = Counter()  # per document that is done
         self.complete = behind.kind is None
         self._loop = BackgroundLoop("precompute", self._step, POLL_S)
 
@@ -189,9 +196,24 @@ class PrecomputeLoop:
             return False
         documents = await self._retriever.run_blocking(lambda: self._behind.open(BATCH_DOCUMENTS))
         for scope, doc_id in documents:
-            await self._store_all(scope, doc_id, max_context)
+            try:
+                await self._store_all(scope, doc_id, max_context)
+            except (Overloaded, DiskFull, TierUnreached):
+                raise
+            except KvstitchError as error:
+                self._failures[scope, doc_id] += 1
+                if self._failures[scope, doc_id] < MAX_CRASHES:
+                    raise
+                del self._failures[scope, doc_id]
+                await self._give_up(scope, doc_id, error)
         self.complete = not documents
         return bool(documents)
+
+    async def _give_up(self, scope: Scope, doc_id: str, error: KvstitchError) -> None:
+        """Leave a document as it is that fails, or kills the worker, every time."""
+        logger.warning("document %s is not stored completely: %s", doc_id, error)
+        chunk_ids = [target.chunk_id for target in await self._purges.targets_of(scope, [doc_id])]
+        await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
 
     async def _store_all(self, scope: Scope, doc_id: str, max_context: int) -> None:
         """A document behind its companions, if it has any, and behind S alone."""
@@ -207,8 +229,9 @@ class PrecomputeLoop:
             ]
             if failed:
                 logger.warning("document %s is not stored completely: %s", doc_id, failed[0])
-            chunk_ids = [target.chunk_id for target in part]
-            await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+            if self._behind.kind is not None:
+                chunk_ids = [target.chunk_id for target in part]
+                await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
 
     async def _restore_pinned(self, max_context: int) -> None:
         """Compute again what a tier has evicted of pinned documents."""

@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
-from service.prompt import PREFIX_MODES
+from service.prompt import COMPANION_MODES, PREFIX_MODES
 from service.worker.core.layout import Prefix
 from service.worker.model.adapters.base import DecoderAdapter
-
-BEHIND_DOCUMENTS = ("primer", "neighbours")
-"""Prefix modes in which other documents stand between S and a document."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,8 @@ class Addressing:
                 primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
-        if not behind or prefix_mode not in BEHIND_DOCUMENTS:
-            mode = "system" if prefix_mode in BEHIND_DOCUMENTS else prefix_mode
+        if not behind or prefix_mode not in COMPANION_MODES:
+            mode = "system" if prefix_mode in COMPANION_MODES else prefix_mode
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
             primer = [token for each in behind for token in each]
@@ -123,7 +120,7 @@ class Addressing:
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
         """Token ids that a chunk is precomputed behind; their own KV is not stored."""
-        if prefix_mode == "system" or prefix_mode in BEHIND_DOCUMENTS:
+        if prefix_mode == "system" or prefix_mode in COMPANION_MODES:
             return tuple(system)
         if prefix_mode == "bos":
             bos = getattr(self._adapter.config, "bos_token_id", None)

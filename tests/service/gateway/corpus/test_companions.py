@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker, stored_key
 from service.messages import Chunk, Generate, Purge
+from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
 
 TOPICS = ("fox forest hunts", "whale sea sings", "bread oven flour")
@@ -136,3 +138,14 @@ def test_a_small_collection_that_grows_gets_more_companions(folder: Path, data: 
         until(lambda: settled(rig), "stored")
         assert all(len(chunk.behind) == 2 for chunk in asked(rig)[1:])
         assert len(fake(rig).stored) == COPIES, "what stood behind fewer was purged"
+
+
+def test_a_document_that_kills_the_worker_every_time_is_given_up(folder: Path, data: Path) -> None:
+    """First by its job, then in spare time; it does not keep the worker dying for ever."""
+    token = byte_tokenizer().encode("☠").ids[0]
+    fake_worker = "service.gateway.worker_client.testing.fake_worker"
+    command = (sys.executable, "-m", fake_worker, "--crash-token", str(token))
+    with running(folder, data / "d", command=command, prefix_mode="primer") as rig:
+        assert rig.ingest([{"doc_id": "bad", "text": "this one ☠"}])["state"] == "dead"
+        until(lambda: rig.http.get("/status").json()["corpus"]["complete"], "given up")
+        assert rig.metric("kvstitch_worker_restarts_total") == 6
