@@ -37,3 +37,17 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
             gap = fresh[segment_rows[computed]].float() - old.to(fresh.device)[computed].float()
             deviation[segment.start + computed] += gap.square().sum((1, 2))
     return deviation
+
+
+def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
+    """Squared length of the stored keys, or values, of every token of a layer.
+
+    Returns:
+        `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV.
+    """
+    norm = torch.zeros(view.layout.tokens, device=view.rows.device)
+    for segment, stored in zip(view.layout.segments, view.cached, strict=True):
+        if stored is not None and not segment.uncached and segment.tokens:
+            old = stored.layer(view.layer)[0 if keys else 1].to(norm.device).float()
+            norm[segment.start : segment.end] = old.square().sum((1, 2))
+    return norm

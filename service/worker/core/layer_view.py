@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -69,6 +69,7 @@ class LayerView:
         fresh_v: values of `rows` `[m, kv_heads, head_dim]`.
         cached: stored KV by segment, None where a segment has none.
         scale: factor of the attention scores before the softmax.
+        rotate: RoPE: `[m, kv_heads, head_dim]` and their positions `[m]` → the same, rotated.
         flops: the prompt's FLOP count, to which a method adds the work it does itself.
         attention_scores: result of earlier passes over the stitched cache; None if there was none.
     """
@@ -84,6 +85,7 @@ class LayerView:
     fresh_v: Tensor
     cached: Sequence[CachedSegment | None]
     scale: float
+    rotate: Callable[[Tensor, Tensor], Tensor]
     flops: FlopCount
     attention_scores: AttentionScores | None = None
 

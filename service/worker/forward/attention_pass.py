@@ -19,7 +19,7 @@ from service.worker.core.layer_view import ProjectedRows
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV, write_rows
-from service.worker.methods.bases.dense import RowWeights
+from service.worker.methods.bases.dense import RowWeights, Sight
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows, attend_with_scores
 
@@ -49,6 +49,7 @@ class AttentionPass:
         rows: prompt rows that are computed, ascending `[m]`.
         layers: layers whose attention counts; the pass ends after the last of them.
         weights: for a layer's number, how its attention becomes scores.
+        sight: which keys the rows see, and which share their attention.
         place: called before each layer, to put its cached KV in place.
         reused: filled with the rows' results in the first layers.
     """
@@ -60,6 +61,7 @@ class AttentionPass:
     rows: Tensor
     layers: range
     weights: Callable[[int], RowWeights]
+    sight: Sight
     place: Callable[[int], Steps[None]]
     reused: ReusedQuestionRows
 
@@ -67,14 +69,12 @@ class AttentionPass:
         """Runs the pass.
 
         Returns:
-            Scores `[n]` fp32, summed over the layers that count; zero at uncached tokens.
+            Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.
         """
         adapter, layout, rows, reused = self.adapter, self.layout, self.rows, self.reused
-        n, visible = layout.tokens, layout.cached_rows
-        all_visible = len(visible) == n
-        scores = torch.zeros(n, dtype=torch.float32, device=layout.ids.device)
+        n, cached = layout.tokens, layout.cached_rows
+        scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)
         x = adapter.embed(layout.ids[rows])
-        pairs = float(len(rows)) * len(visible)
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
             if layer == reused.layers:
@@ -86,24 +86,47 @@ class AttentionPass:
             if layer < reused.layers:
                 reused.projected.append(ProjectedRows(q, fresh_q, k, v))
             write_rows(adapter.rope, k_all, v_all, k, v, rows)
-            key_rows = None if all_visible else visible
-            keys = k_all if key_rows is None else k_all[:, key_rows]
-            values = v_all if key_rows is None else v_all[:, key_rows]
-            if layer in self.layers:
-                attended, layer_scores = attend_with_scores(
-                    q, keys, values, rows, self.weights(layer), adapter.scale, key_rows=key_rows
-                )
-                if key_rows is None:
-                    scores += layer_scores
-                else:
-                    scores.index_add_(0, key_rows, layer_scores)
-            else:
-                attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
             self.flops.project(len(rows))
-            self.flops.score(pairs)
+            seen = cached if self.sight.seen is None else self.sight.seen(layer)
+            attended = None
+            if layer in self.layers:
+                scored = cached if self.sight.scored is None else self.sight.scored(layer)
+                keys = _Keys(k_all, v_all, scored)
+                attended, layer_scores = attend_with_scores(
+                    q, keys.k, keys.v, rows, self.weights(layer), adapter.scale, key_rows=keys.rows
+                )
+                scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
+                self.flops.score(float(len(rows)) * len(scored))
+                if self.sight.seen is not None or self.sight.scored is not None:
+                    attended = None  # these keys are not those that the rows see
             if layer < last_layer:  # nothing reads the output of the last layer
+                if attended is None:
+                    keys = _Keys(k_all, v_all, seen)
+                    attended = attend_rows(
+                        q, keys.k, keys.v, rows, adapter.scale, key_rows=keys.rows
+                    )
+                    self.flops.score(float(len(rows)) * len(seen))
                 x = adapter.finish(layer, x, attended)
-                self.flops.score(pairs)  # weighting the values costs as much as scoring
+                self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
                 self.flops.finish(len(rows))
             yield None
         return scores
+
+
+class _Keys:
+    """Some keys and values of a layer, without a copy if they are all of them.
+
+    Args:
+        k: keys of the whole prompt after RoPE `[kv_heads, n, head_dim]`.
+        v: its values, likewise.
+        chosen: prompt rows, ascending `[m]`.
+
+    Attributes:
+        rows: the chosen rows; None if they are all of the prompt's.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor, chosen: Tensor) -> None:
+        whole = len(chosen) == k.shape[1]
+        self.rows = None if whole else chosen
+        self.k = k if whole else k[:, chosen]
+        self.v = v if whole else v[:, chosen]

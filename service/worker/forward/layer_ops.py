@@ -6,6 +6,8 @@ computed. The size of a tile depends only on the device.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,18 @@ ATTENDED_PAIRS = {"cpu": 1 << 20}
 PAIRS_ELSEWHERE = 1 << 27
 # Rows of a tile on a GPU, which a smaller tile would not fill.
 ROWS_ELSEWHERE = 2048
+
+
+class SparseRows(NamedTuple):
+    """The first rows of a layer, which see only some keys.
+
+    Attributes:
+        number: how many of the rows.
+        keys: the keys that they see up to their own, ascending prompt rows `[k]`.
+    """
+
+    number: int
+    keys: Tensor
 
 
 def tiles(rows: int, size: int) -> list[slice]:
@@ -63,6 +77,8 @@ def attend_and_finish(
     q: Tensor,
     rows: Tensor,
     kv: tuple[Tensor, Tensor],
+    *,
+    sparse: SparseRows | None = None,
 ) -> Steps[Tensor]:
     """Computes the rest of a layer after its projections.
 
@@ -71,11 +87,19 @@ def attend_and_finish(
         q: queries of the rows after RoPE `[m, heads, head_dim]`.
         rows: prompt rows, ascending `[m]`.
         kv: the layer's keys and values `[kv_heads, n, head_dim]`, all that the rows see in place.
+        sparse: rows that do not see all keys; None for none.
 
     Returns:
         Hidden states after the layer `[m, hidden]`.
     """
-    attended = yield from _attend(adapter, q, rows, *kv)
+    few = SparseRows(0, rows[:0]) if sparse is None else sparse
+    attended = yield from _attend(adapter, q[few.number :], rows[few.number :], *kv)
+    if few.number:
+        k, v = kv[0][:, few.keys], kv[1][:, few.keys]
+        first = attend_rows(
+            q[: few.number], k, v, rows[: few.number], adapter.scale, key_rows=few.keys
+        )
+        attended = torch.cat([first, attended])
     cuts = tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE))
     if len(cuts) == 1:
         return (yield from adapter.finish_steps(layer, x, attended))

@@ -32,8 +32,8 @@ from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.forward.attention_pass import AttentionPass, ReusedQuestionRows
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
-from service.worker.forward.layer_ops import attend_and_finish, project
-from service.worker.methods.bases.dense import DenseMethod, RowWeights
+from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
+from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import DecoderAdapter
@@ -143,6 +143,7 @@ class PromptLoop:
         layers: range,
         weights: Callable[[int], RowWeights],
         *,
+        sight: Sight = EVERYTHING_CACHED,
         reusable_layers: int = 0,
     ) -> Steps[Tensor]:
         reused = ReusedQuestionRows(reusable_layers)
@@ -154,6 +155,7 @@ class PromptLoop:
             rows=rows,
             layers=layers,
             weights=weights,
+            sight=sight,
             place=self._place_for_pass,
             reused=reused,
         )
@@ -207,6 +209,7 @@ class PromptLoop:
             flops.project(len(rows))
             q = projected.q
             view = self._view(layer, rows, projected, (k_all, v_all), scores)
+            method.adjust(view)
             complete = view
             if layer < reused.layers and (self.capture is not None or self.eviction is not None):
                 # The question's rows are not computed here, but readers of the view need them.
@@ -218,6 +221,7 @@ class PromptLoop:
                 if kept is not None:
                     return (yield from self._start_over(kept))
                 observed.append(self.eviction.observe(complete))
+            document_keys = method.document_keys(view)
             chosen = method.select(view)
             if chosen is not None:
                 x, q, rows = _restrict(x, q, rows, union(chosen, forced))
@@ -226,9 +230,14 @@ class PromptLoop:
                 final_rows = rows
                 x, q, rows = _restrict(x, q, rows, rows[-1:])
             rows_per_layer.append(len(rows))
-            flops.attend_causally(rows)
+            sparse = None
+            if document_keys is not None:
+                sparse = SparseRows(int((rows < layout.question_start).sum()), document_keys)
             flops.finish(len(rows))
-            x = yield from attend_and_finish(adapter, layer, x, q, rows, (k_all, v_all))
+            _count_attention(flops, rows, sparse)
+            x = yield from attend_and_finish(
+                adapter, layer, x, q, rows, (k_all, v_all), sparse=sparse
+            )
             yield None
         flops.unembed(1)
         logits = adapter.logits(x)[0]
@@ -261,6 +270,7 @@ class PromptLoop:
             **projected._asdict(),
             cached=self.cached,
             scale=self.adapter.scale,
+            rotate=self.adapter.rope.rotate,
             flops=self._flops,
             attention_scores=scores,
         )
@@ -276,6 +286,15 @@ class PromptLoop:
             flops=self._flops.total + result.flops,
             kept_ids=kept,
         )
+
+
+def _count_attention(flops: FlopCount, rows: Tensor, sparse: SparseRows | None) -> None:
+    if sparse is None:
+        flops.attend_causally(rows)
+        return
+    flops.attend_causally(rows[sparse.number :])
+    seen = torch.searchsorted(sparse.keys, rows[: sparse.number], right=True)
+    flops.attend(float(seen.sum()))
 
 
 def _restrict(x: Tensor, q: Tensor, rows: Tensor, subset: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,6 +30,26 @@ multiplied; or a function, which is slower.
 """
 
 
+@dataclass(frozen=True)
+class Sight:
+    """Which keys the rows of an attention pass see, and among which keys their attention is scored.
+
+    Both are functions of the layer's number that return ascending prompt rows `[k]`; None: all rows
+    that are cached. A method that lets its rows see only part of the prompt computes two softmaxes
+    a layer.
+
+    Attributes:
+        seen: keys that the rows attend to, so that their outputs depend on them.
+        scored: keys that share the attention that is scored.
+    """
+
+    seen: Callable[[int], Tensor] | None = None
+    scored: Callable[[int], Tensor] | None = None
+
+
+EVERYTHING_CACHED = Sight()
+
+
 class LayerLoop(Protocol):
     """Passes over a prompt whose cached segments are stitched together.
 
@@ -48,6 +68,7 @@ class LayerLoop(Protocol):
         layers: range,
         weights: Callable[[int], RowWeights],
         *,
+        sight: Sight = EVERYTHING_CACHED,
         reusable_layers: int = 0,
     ) -> Steps[Tensor]:
         """Runs some rows over the stitched cache and measures which tokens they attend to.
@@ -56,11 +77,12 @@ class LayerLoop(Protocol):
             rows: ascending prompt rows.
             layers: layers whose attention counts; the pass ends after the last of them.
             weights: for a layer's number, how its attention becomes scores.
+            sight: which keys the rows see, and which share their attention.
             reusable_layers: number of first layers for which `layers` may reuse the results of
                 this pass; only for a pass of the question's rows.
 
         Returns:
-            Scores `[n]` fp32, summed over `layers`; zero for tokens of uncached segments.
+            Scores `[len(layers), n]` fp32; zero for tokens that are not cached or not scored.
         """
         ...
 
@@ -104,6 +126,16 @@ class DenseMethod(FusionMethod):
 
     def select(self, view: LayerView) -> Tensor | None:
         """Rows that continue from this layer's attention on; None for all."""
+        return None
+
+    def adjust(self, view: LayerView) -> None:
+        """Changes the stored KV of rows that are not computed at this layer, in `view.k` and
+        `view.v`, before anything attends to it. Called before `select`."""
+
+    def document_keys(self, view: LayerView) -> Tensor | None:
+        """The only keys that computed rows before the question may attend to, as ascending prompt
+        rows `[k]` that include these rows; None for all. The question's rows always see every key.
+        """
         return None
 
     # -- implemented by the base ------------------------------------------------------------------

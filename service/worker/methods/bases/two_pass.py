@@ -22,7 +22,13 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
-from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights
+from service.worker.methods.bases.dense import (
+    EVERYTHING_CACHED,
+    DenseMethod,
+    LayerLoop,
+    RowWeights,
+    Sight,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class TwoPassMethod(DenseMethod):
             One weight per row `[m]` fp32, which is much faster than a function.
         """
         return torch.ones(len(layout.question_rows), device=layout.ids.device)
+
+    def sight(self, layout: PromptLayout) -> Sight:
+        """Which keys the question's rows see in their first pass, and which share their attention."""
+        return EVERYTHING_CACHED
 
     def seed_rows(self, layout: PromptLayout, question_scores: Tensor) -> Tensor:
         """Document rows of the seed pass, ascending; none for no seed pass.
@@ -92,18 +102,20 @@ class TwoPassMethod(DenseMethod):
     def attention_scores(self, loop: LayerLoop) -> Steps[AttentionScores]:
         """Runs the question pass, and the seed pass if there are seeds."""
         layout, layers = loop.layout, self.question_pass_layers(loop.num_layers)
-        question = yield from loop.attention_pass(
+        by_layer = yield from loop.attention_pass(
             layout.question_rows,
             layers,
             lambda layer: self.question_row_weights(layer, layout),
+            sight=self.sight(layout),
             reusable_layers=self.reused_question_layers(loop.num_layers),
         )
+        question = by_layer.sum(0)
         seeds = self.seed_rows(layout, question)
         if not len(seeds):
             return AttentionScores(question, torch.zeros_like(question))
         weights = self.seed_weights(seeds, question)
         seed_scores = yield from loop.attention_pass(seeds, layers, lambda layer: weights)
-        return AttentionScores(question, seed_scores)
+        return AttentionScores(question, seed_scores.sum(0))
 
     def phases(self, shape: PromptShape) -> list[Phase]:
         """The question pass, then the layers. Seeds are too few to count."""

@@ -128,6 +128,7 @@ def view_of(layout: PromptLayout, number: int, qk: QK, layers: int) -> LayerView
         fresh_v=k,
         cached=[None] * len(layout.segments),
         scale=sizes.scale,
+        rotate=lambda x, rows: x,
         flops=FlopCount(sizes),
     )
 

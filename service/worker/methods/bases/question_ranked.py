@@ -1,0 +1,51 @@
+"""The base of published methods that rank document tokens by the question's attention.
+
+They differ in what the question has seen when its attention is measured, in the layers that count,
+and in how many rows they compute; they all compute the highest ⌊ratio · |D|⌋ of the documents'
+tokens through all layers, without regard to what those were precomputed behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from service.worker.core.layer_view import AttentionScores, LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.topk import stable_topk
+from service.worker.methods.bases.cost import PromptShape
+from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.two_pass import TwoPassMethod
+
+
+@dataclass(frozen=True)
+class QuestionRankedMethod(TwoPassMethod):
+    """Base: a subclass has the parameter `ratio`, a share of the documents' tokens."""
+
+    @property
+    def document_ratio(self) -> float:
+        """Share of the documents' tokens that are computed anew."""
+        assert self.repair_ratio is not None, "a subclass has a repair parameter"
+        return self.repair_ratio
+
+    def recomputed_tokens(self, shape: PromptShape) -> int:
+        return floor_share(sum(shape.documents), self.document_ratio)
+
+    def rows_after_question_pass(
+        self, layout: PromptLayout, scores: AttentionScores, layers: int
+    ) -> Tensor:
+        candidates = layout.cached_document_rows
+        wanted = floor_share(len(candidates), self.document_ratio)
+        return candidates[stable_topk(scores.question[candidates], wanted)]
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        if view.layer > 0 or view.attention_scores is None:
+            return None
+        return view.attention_scores.question
+
+
+def last_layers(layers: int, first: int, count: int) -> range:
+    """The `count` layers from `first` on; of a model with fewer layers, its last ones."""
+    stop = min(first + count, layers)
+    return range(max(0, stop - count), stop)

@@ -1,0 +1,111 @@
+"""RelaxKV: recomputes what the question attends to at every layer, over few keys.
+
+    question pass   the question runs over the stitched cache; every layer picks the ⌊ratio · |D|⌋
+                    document tokens that it attends to most there (the layer's anchors)
+    layers          the anchors of all layers start; a row goes on for as long as it, at this layer
+                    or a later one, is an anchor. Computed document rows attend only to S and to the
+                    anchors of all layers; the question attends to everything
+
+More rows than `ratio` are therefore computed: layers differ in what they pick. Compare it with
+others by its operations.
+
+Source:
+    docs/specification.md §1.10; "RelaxKV", arXiv 2609.33503, of which only notes could be read: how
+    long a row goes on follows from which rows a layer needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.parameters import parameter
+from service.worker.core.layer_view import AttentionScores, LayerView
+from service.worker.core.layout import PromptLayout, union
+from service.worker.core.prefill_result import PrefillResult
+from service.worker.core.steps import Steps
+from service.worker.core.topk import stable_topk
+from service.worker.methods.bases.cost import PromptShape
+from service.worker.methods.bases.dense import DenseMethod, LayerLoop
+from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.two_pass import TwoPassMethod
+
+SPREAD = 2.0
+"""Rows computed at a layer over those of `ratio`, for the planner; measured on SmolLM2."""
+
+
+@dataclass(frozen=True)
+class Method(TwoPassMethod):
+    """Recompute the document tokens that the question attends to most at each layer, and let them
+    attend only to one another and the system prompt."""
+
+    ratio: float = parameter(
+        0.15, "share of the documents' tokens that every layer picks", ge=0, le=1, auto=True
+    )
+    keys: str = parameter(
+        "anchors",
+        "what computed document rows attend to: S and the picked tokens, or everything",
+        choices=("anchors", "all"),
+    )
+
+    def recomputed_tokens(self, shape: PromptShape) -> int:
+        return floor_share(sum(shape.documents), min(1.0, SPREAD * self.ratio))
+
+    def run(self, loop: LayerLoop) -> Steps[PrefillResult]:
+        layout = loop.layout
+        if not len(layout.cached_document_rows):
+            return (yield from super().run(loop))
+        by_layer = yield from loop.attention_pass(
+            layout.question_rows,
+            range(loop.num_layers),
+            lambda layer: self.question_row_weights(layer, layout),
+        )
+        last_needed = self._last_needed(layout, by_layer)
+        rows = torch.nonzero(last_needed >= 0).squeeze(1)
+        system = layout.all_rows[: layout.segments[0].end]
+        keys = union(system, rows, layout.forced_rows) if self.keys == "anchors" else None
+        scores = by_layer.sum(0)
+        return (
+            yield from loop.layers(
+                _Repair(last_needed, keys), rows, AttentionScores(scores, torch.zeros_like(scores))
+            )
+        )
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        if view.layer > 0 or view.attention_scores is None:
+            return None
+        return view.attention_scores.question
+
+    def _last_needed(self, layout: PromptLayout, by_layer: Tensor) -> Tensor:
+        """The last layer of which each token is an anchor, -1 if of none `[n]`."""
+        candidates = layout.cached_document_rows
+        wanted = floor_share(len(candidates), self.ratio)
+        last = torch.full((layout.tokens,), -1, device=candidates.device)
+        for layer, scores in enumerate(by_layer):
+            last[candidates[stable_topk(scores[candidates], wanted)]] = layer
+        return last
+
+
+@dataclass(frozen=True, eq=False)
+class _Repair(DenseMethod):
+    """The layers after the question pass.
+
+    Attributes:
+        last_needed: last layer at which a row is computed, by token `[n]`.
+        keys: what document rows attend to, ascending; None for everything.
+    """
+
+    last_needed: Tensor
+    keys: Tensor | None
+
+    def recomputed_tokens(self, shape: PromptShape) -> int:
+        return int((self.last_needed >= 0).sum())
+
+    def select(self, view: LayerView) -> Tensor | None:
+        # What this layer's attention computes is read at the next one.
+        return view.rows[self.last_needed[view.rows] > view.layer]
+
+    def document_keys(self, view: LayerView) -> Tensor | None:
+        return self.keys
