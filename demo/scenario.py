@@ -39,7 +39,7 @@ class Method:
 BASELINE = Method("vanilla")
 """Full prefill, with which the other methods are compared."""
 
-PROSE_METHOD = Method("question_scout", (("ratio", 0.4), ("again_from", 0.0)))
+PROSE_METHOD = Method("question_scout", (("ratio", 0.4),))
 """What the real model's answers are shown with. On the development half four of five answers are
 full prefill's; at 0.15, the service's default, half of them are (docs/demo.md)."""
 
@@ -137,7 +137,7 @@ def prose(folder: Path, split: Split = "test") -> Scenario:
         documents=read_documents(PROSE / "documents"),
         questions=[q for q in everything if q.split == split],
         compared=PROSE_METHOD,
-        others=(Method("question_scout", (("ratio", 0.15), ("again_from", 0.0))),),
+        others=(Method("question_scout", (("ratio", 0.15),)),),
         top_k=3,
         max_tokens=48,
         stop=(". ", ", ", "\n"),  # one clause: behind it so small a model makes things up

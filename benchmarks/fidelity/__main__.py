@@ -15,17 +15,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.fidelity import results
-from benchmarks.fidelity.ablation import CALIBRATION_SAMPLES, Ablation
 from benchmarks.fidelity.compared.configurations import standard
+from benchmarks.fidelity.compared.parts import base, parts
 from benchmarks.fidelity.compared.real import behind, real
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
@@ -62,7 +60,6 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ablation", action="store_true", help="the parts of question_scout")
     default = QuestionScout()
     parser.add_argument("--ratio", type=float, default=default.ratio, help="of the ablation")
-    parser.add_argument("--edge", type=int, default=default.edge, help="of the ablation")
     parser.add_argument(
         "--only", nargs="+", default=["*"], help="configurations by name, with wildcards"
     )
@@ -83,8 +80,8 @@ def main(given: Sequence[str] | None = None) -> int:
     folder = args.model or demo_model()
     try:
         adapter = load_model(str(folder), dtype=args.dtype, device=args.device)
-        prompts, aside = _prompts(args, folder)
-        _check_lengths([*prompts, *aside], adapter.max_context)
+        prompts = _prompts(args, folder)
+        _check_lengths(prompts, adapter.max_context)
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -93,7 +90,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if args.fresh:
         records.discard()
     records.load()
-    longest = max(p.tokens for p in (*prompts, *aside))
+    longest = max(p.tokens for p in prompts)
     decode = tokenizer_of(folder).decode
     measurer = Measurer(adapter, decode, longest=longest, together=args.together)
     facts: dict[str, Any] = {
@@ -102,17 +99,13 @@ def main(given: Sequence[str] | None = None) -> int:
         "seed": args.seed,
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
-    configurations = standard(adapter.layers)
-    if args.real:
-        modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
-        configurations = [*real(), *behind(modes)]
-    what, base = "Fusion methods", None
+    modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
+    configurations = [*real(), *behind(modes)] if args.real else standard(adapter.layers)
+    what, rival = "Fusion methods", None
     if args.ablation:
-        ablation = Ablation(adapter.layers, adapter.heads, args.ratio, args.edge)
-        chosen = ablation.calibrated(measurer, aside, records)
-        facts["calibration"] = {"prompts": len(aside), **asdict(chosen)}
-        what, base = "Parts of question_scout", ablation.base
-        configurations = ablation.configurations(chosen)
+        modes = modes or {"system": None}
+        what, rival = "Parts of question_scout", base(next(iter(modes)), args.ratio)
+        configurations = parts(modes, args.ratio)
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]
@@ -133,7 +126,7 @@ def main(given: Sequence[str] | None = None) -> int:
         summaries,
         bootstrap,
         depths=metrics.depths(adapter.layers),
-        base=next((s for s in summaries if base and s.name == base.name), None),
+        base=next((s for s in summaries if s.name == rival), None),
     )
     print("\n".join(map(str, paths)))
     return 0
@@ -156,22 +149,12 @@ def _check_lengths(prompts: Sequence[Prompt], limit: int) -> None:
             )
 
 
-def _prompts(args: argparse.Namespace, folder: Path) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to report on, and other prompts to calibrate on.
-
-    The latter have training names and another seed, or are the first eighth of the file.
-    """
+def _prompts(args: argparse.Namespace, folder: Path) -> list[Prompt]:
     if args.prompts is not None:
-        lines = of_file(folder, args.prompts)
-        if not args.ablation:
-            return lines, []
-        aside = max(1, len(lines) // 8)
-        return lines[aside:], lines[:aside]
-    draw = partial(of_tasks, folder, args.tasks, chunk_tokens=args.chunk_tokens)
-    prompts = draw(samples=args.samples, seed=args.seed)
-    if not args.ablation:
-        return prompts, []
-    return prompts, draw(samples=CALIBRATION_SAMPLES, seed=-1 - args.seed, held_out=False)
+        return of_file(folder, args.prompts)
+    return of_tasks(
+        folder, args.tasks, chunk_tokens=args.chunk_tokens, samples=args.samples, seed=args.seed
+    )
 
 
 if __name__ == "__main__":

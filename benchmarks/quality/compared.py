@@ -13,7 +13,6 @@ from service.worker.api import (
     LegoLink,
     Pie,
     QuestionScout,
-    QuestionTrail,
     SamKV,
     Vanilla,
 )
@@ -66,7 +65,6 @@ def methods(*, block: int, document_tokens: int, prefix_mode: str) -> list[Compa
         f"EPIC (LegoLink {ends} + {ends})": LegoLink(ends, ends),
         "A3 15 %": A3(RATIO),
         "question_scout 15 %": QuestionScout(RATIO),
-        "question_trail 15 %": QuestionTrail(RATIO),
         "SamKV-overwrite": samkv,
         "SamKV-fusion": replace(samkv, update="fusion"),
     }

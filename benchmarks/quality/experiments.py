@@ -21,17 +21,15 @@ EVICTIONS = (
     "gemfilter", "kvec",
 )  # fmt: skip
 FULL, GUESS = "full prefill", "guess"
-OURS = "question_trail"
-SCOUT = "question_scout"
+OURS = "question_scout"
 SAMKV_CHUNK_TOKENS = 192
 """Three of SamKV's blocks; it computes shorter chunks whole."""
-RANKED_BY_RATIO = ("cacheblend", "a3", SCOUT, OURS)
+RANKED_BY_RATIO = ("cacheblend", "a3", "prophetkv", "infoflow", OURS)
 RANDOM = "random_rows"
 OURS_WITHOUT: dict[str, dict[str, float]] = {
-    "no leads": {"leads": 0.0},
-    "no second look": {"breadth": 1.0},
-    "evidence of all layers but the last": {"from_depth": 0.0},
-    "no first tokens": {"edge": 0},
+    "no shift": {"shift": 0.0},
+    "evidence of all layers": {"from_depth": 0.0, "to_depth": 1.0},
+    "last row only": {"question": 0.0},
 }
 """Parts of question_scout that are left out one at a time."""
 
@@ -69,7 +67,7 @@ def variants(prefix_mode: str) -> list[Configuration]:
     full = Configuration(FULL, Method("vanilla"), curve=FULL)
     exact = Method("pie", {"exact_layers": 2})
     pie = Configuration("pie", Method("pie"), prefix_mode=prefix_mode, curve="pie")
-    ours = [_ranked(name, RATIO, prefix_mode, ratio=RATIO) for name in ("a3", SCOUT, OURS)]
+    ours = [_ranked(name, RATIO, prefix_mode, ratio=RATIO) for name in ("a3", OURS)]
     found = [full, pie, *ours]
     for name, change in OURS_WITHOUT.items():
         method = Method(OURS, {"ratio": RATIO, **change})

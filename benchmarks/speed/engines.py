@@ -28,12 +28,11 @@ from service.worker.api import (
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
 FULL, A3, PIE = "full prefill", "a3 r=0.15", "pie"
-SCOUT, TRAIL = "question_scout r=0.15", "question_trail r=0.15"
+SCOUT = "question_scout r=0.15"
 METHODS = {
     FULL: Method("vanilla"),
     A3: Method("a3", {"ratio": 0.15}),
     SCOUT: Method("question_scout", {"ratio": 0.15}),
-    TRAIL: Method("question_trail", {"ratio": 0.15}),
     PIE: Method("pie"),
 }
 

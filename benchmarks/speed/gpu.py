@@ -24,7 +24,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.speed.contexts import decode, evict, filled, pool_for
-from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, TRAIL, Prompt, answer, place
+from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, Prompt, answer, place
 from benchmarks.speed.gpu_kernels import kernels
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.paired import Paired, Work, run_paired
@@ -95,7 +95,7 @@ def prefill(run: Run) -> Outcome:
                 answer(engine, prompt.request(str(next(number)), METHODS[method]))
 
             ways[name] = synchronised(adapter, partial(ttft, engine, A3))
-        for name in (FULL, PIE, SCOUT, TRAIL):
+        for name in (FULL, PIE, SCOUT):
             ways[name] = synchronised(adapter, partial(ttft, plain, name))
         paired = run_paired(ways, run.repetitions)
     work = full_prefill_flops(adapter, len(prompt.ids)) / (2.0 * run.square**3)
@@ -106,7 +106,7 @@ def prefill(run: Run) -> Outcome:
         ),
         *(
             paired.figure(f"{name} from host memory over full prefill", name, FULL, at_most(0.25))
-            for name in (A3, SCOUT, TRAIL, PIE)
+            for name in (A3, SCOUT, PIE)
         ),
         Figure("bytes of int8 chunks over raw", [sizes["a3, int8"] / sizes[A3]], at_most(0.55)),
         paired.figure("TTFT with int8 chunks over raw", "a3, int8", A3, at_most(1.0)),

@@ -49,10 +49,9 @@ def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Ca
     named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
     named += [
         (name, (("ratio", ratio),))
-        for name in ("a3", "cacheblend", "question_scout", "question_trail")
+        for name in ("a3", "cacheblend", "question_scout", "infoflow")
         for ratio in RATIOS
     ]
-    named += [("question_scout", (("ratio", ratio), ("again_from", 0.0))) for ratio in RATIOS]
     named += [
         (LAYER_METHOD, (("ratio", LAYER_RATIO), ("selection_layer", layer)))
         for layer in selection_layers(layers)

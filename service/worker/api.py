@@ -51,7 +51,6 @@ from service.worker.methods.fusion.full_reuse import Method as FullReuse
 from service.worker.methods.fusion.legolink import Method as LegoLink
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.question_trail import Method as QuestionTrail
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.registry import (
@@ -93,7 +92,6 @@ __all__ = [
     "Pie",
     "Placement",
     "QuestionScout",
-    "QuestionTrail",
     "Request",
     "SamKV",
     "Sampler",

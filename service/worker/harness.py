@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from kvstore import EncodedChunk, TieredStore
 from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import AttentionScores, CachedSegment
+from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
@@ -192,11 +194,11 @@ def attention_scores(
     cached: Sequence[CachedSegment | None],
     method: TwoPassMethod,
     kv: SequenceKV,
-) -> tuple[AttentionScores, float]:
-    """The passes of a two-pass method before its layers, alone.
+) -> tuple[Tensor, float]:
+    """The question pass of a two-pass method alone.
 
     Returns:
-        The scores, and the floating-point operations that computing them took.
+        The scores `[n]`, summed over layers, and the floating-point operations that it took.
     """
     progress = Progress(flops=FlopCount(adapter))
     with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
@@ -212,7 +214,7 @@ def attention_scores(
             arrival=None,
             progress=progress,
         )
-        scores = run(method.attention_scores(loop))
+        scores = run(method.attention_scores(loop)).sum(0)
     assert progress.flops is not None
     return scores, progress.flops.total
 

@@ -22,8 +22,8 @@ from tests.e2e import models
 from tests.redis_server import redis_server
 
 METHODS = (
-    "a3", "cacheblend", "full_reuse", "legolink", "pie", "question_scout", "question_trail",
-    "samkv", "vanilla",
+    "a3", "cacheblend", "full_reuse", "legolink", "pie", "question_scout", "prophetkv",
+    "infoflow", "fusionrag", "samkv", "vanilla",
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class Method(DenseMethod):
         return layout.all_rows.flip(0)
 '''
 CHOSEN = {"method": "backwards"}
-GOOD = {"method": "question_trail"}
+GOOD = {"method": "infoflow"}
 MIN_CHECKS = 4
 QUESTIONS = [f"Which colour has number {n}?" for n in range(MIN_CHECKS + 3)]
 
@@ -90,11 +90,11 @@ def test_a_broken_method_is_left_and_a_good_one_is_not(
 
         for question in QUESTIONS:
             assert ask_and_check(service, question, GOOD)["cache"]["gate"] is None
-        assert method_of(service, "question_trail")["state"] == "ok"
+        assert method_of(service, "infoflow")["state"] == "ok"
         assert method_of(service, "backwards")["state"] == "full_prefill"
         found = service.settled_metrics()
         assert found.value("kvstitch_gate_state", method="backwards") == 2
-        assert found.value("kvstitch_gate_state", method="question_trail") == 0
+        assert found.value("kvstitch_gate_state", method="infoflow") == 0
         assert found.value("kvstitch_worker_samples_dropped_total") == 0
         assert service.http.get("/status").json()["gate"]["backwards"] == "full_prefill"
         assert "now" in service.log() and "(full_prefill)" in service.log()

@@ -1,4 +1,4 @@
-"""LegoLink, CacheBlend, question_scout and the exact operation count (docs/specification.md §1.3,
+"""LegoLink, CacheBlend and the exact operation count (docs/specification.md §1.3,
 §1.4, §4), on the slow decoder of `prefill.py`.
 
 A method is a list of token sets, one per layer: the rows whose K and V are computed there
@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
-from torch import Tensor
-
-from tests.references.prefill import Prompt, Reference, Trace, index_mask
+from tests.references.prefill import Prompt, Reference, Trace
 
 RowSets = list[list[int]]  # [layer] -> token indices, ascending
 
@@ -152,145 +149,6 @@ def cacheblend(
         reference, prompt, ratios, metric=metric, check_layer=check_layer
     )
     return reference.stitched(prompt.ids, reference.placed(prompt), computed)
-
-
-# -- question_scout -------------------------------------------------------------------------------
-
-
-def attention_scores(
-    reference: Reference, prompt: Prompt, question: float = 0.5
-) -> list[list[float]]:
-    """e_l(t) `[layer][token]`: attention that the last question row pays token t in a PIE pass,
-    plus `question` times the mean of what all question rows pay it; summed over query heads. Each
-    row's softmax runs over all keys up to itself."""
-    trace = reference.pie(prompt)
-    rows = prompt.question_indices
-    out = []
-    for weights in trace.attention:
-        total = torch.zeros(trace.n)
-        for h in range(reference.heads):
-            total += weights[h, rows[-1]]
-            for j in rows:
-                total += weights[h, j] * question / len(rows)
-        out.append(total.tolist())
-    return out
-
-
-def stale_documents(prompt: Prompt, prefix: Sequence[int] = ()) -> list[int]:
-    """Numbers of the cached documents whose KV can differ from that of full prefill.
-
-    They were precomputed behind `prefix`, and something else stands before them in the prompt.
-    """
-    cached = [m for m in range(1, len(prompt.starts) - 1) if prompt.stored[m] is not None]
-    return [m for m in cached if prompt.ids[: prompt.starts[m]] != list(prefix)]
-
-
-def edge_tokens(prompt: Prompt, edge: int, prefix: Sequence[int] = ()) -> list[int]:
-    """First `edge` tokens of every stale document: all first tokens, then all second tokens, …
-
-    Among equals the lower index comes first.
-    """
-    out = []
-    for depth in range(edge):
-        for number in stale_documents(prompt, prefix):
-            if depth < len(prompt.documents[number - 1]):
-                out.append(prompt.starts[number] + depth)
-    return out
-
-
-def rows_after_question_pass(
-    reference: Reference,
-    prompt: Prompt,
-    ratio: float,
-    edge: int = 0,
-    *,
-    layers: Sequence[int] | None = None,
-    prefix: Sequence[int] = (),
-) -> list[int]:
-    """Document rows that are recomputed, p = min(|D_stale|, ⌊ratio · n⌋) of them.
-
-    First tokens of documents, at most half of ⌊ratio · n⌋; then the other tokens of stale documents
-    with the highest scores, summed over `layers` (default: all).
-    """
-    documents = [
-        prompt.starts[number] + t
-        for number in stale_documents(prompt, prefix)
-        for t in range(len(prompt.documents[number - 1]))
-    ]
-    p = min(len(documents), share(ratio, len(prompt.ids)))
-    per_layer = attention_scores(reference, prompt)
-    used = range(reference.layers) if layers is None else layers
-    total = [sum(per_layer[layer][t] for layer in used) for t in range(len(prompt.ids))]
-    edges = edge_tokens(prompt, edge, prefix)[: share(ratio, len(prompt.ids)) // 2]
-    others = [t for t in documents if t not in edges]
-    return sorted([*edges, *top(total, others, p - len(edges))])
-
-
-def question_scout(
-    reference: Reference,
-    prompt: Prompt,
-    ratio: float,
-    edge: int = 0,
-    *,
-    layers: Sequence[int] | None = None,
-    prefix: Sequence[int] = (),
-    again_from: float = 0.0,
-) -> Trace:
-    """The whole method: PIE gives the scores, then the chosen rows are computed.
-
-    With them run uncached segments, and Q from layer `reused_layers` on; before it, Q is as in PIE.
-    """
-    rows = rows_after_question_pass(reference, prompt, ratio, edge, layers=layers, prefix=prefix)
-    reused_layers = reused_question_layers(
-        reference, prompt, rows, again_from, reference.layers, prefix
-    )
-    every = sorted({*rows, *always_computed(prompt)})
-    return pass_with_reused_question(
-        reference, prompt, reference.placed(prompt), [every] * reference.layers, reused_layers
-    )
-
-
-def reused_question_layers(
-    reference: Reference,
-    prompt: Prompt,
-    rows: Sequence[int],
-    again_from: float,
-    pass_layers: int,
-    prefix: Sequence[int] = (),
-) -> int:
-    """Number of first layers in which Q is reused from a question pass through `pass_layers`.
-
-    0 if `rows` are no stale token or all of them, or if a segment is uncached.
-    """
-    stale = sum(len(prompt.documents[m - 1]) for m in stale_documents(prompt, prefix))
-    if not 0 < len(rows) < stale or prompt.indices(uncached=True):
-        return 0
-    return min(round(Fraction(str(again_from)) * reference.layers), pass_layers - 1)
-
-
-def pass_with_reused_question(
-    reference: Reference,
-    prompt: Prompt,
-    placed: Sequence[tuple[Tensor, Tensor]],
-    computed: Sequence[Sequence[int]],
-    reused_layers: int,
-) -> Trace:
-    """The `computed` rows of each layer over `placed`; in the first layers Q is as in PIE."""
-    first, question_rows = reference.pie(prompt), set(prompt.question_indices)
-    placed = [(k.clone(), v.clone()) for k, v in placed]
-    computed = [list(rows) for rows in computed]
-    for layer in range(reused_layers):
-        at = sorted(question_rows)
-        placed[layer][0][at], placed[layer][1][at] = first.k[layer][at], first.v[layer][at]
-        computed[layer] = [t for t in computed[layer] if t not in question_rows]
-    rejoin = (reused_layers, first.hidden[reused_layers]) if reused_layers else None
-    trace = reference.stitched(prompt.ids, placed, computed, rejoin=rejoin)
-    for layer in range(reused_layers):  # eviction methods read Q's attention there too
-        at = sorted(question_rows)
-        weights = reference.attention(first.q[layer], trace.k[layer], index_mask(at, trace.n))
-        trace.attention[layer][:, at] = weights[:, at]
-        trace.hidden[layer][at] = first.hidden[layer][at]
-    return trace
 
 
 # -- operations (docs/specification.md §4) ---------------------------------------------------------

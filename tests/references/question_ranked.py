@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.references.fusion import cached_documents, top
 from tests.references.prefill import Prompt, Reference, Trace, index_mask
+from tests.references.shift import shifted_pass
 
 
 def document_share(prompt: Prompt, ratio: float) -> int:
@@ -102,52 +103,33 @@ def relaxkv(reference: Reference, prompt: Prompt, ratio: float, *, keys: str) ->
 
 @dataclass(frozen=True)
 class Shifted:
-    """AgentKVShift on one prompt: its probes, and K (rotated) and V of every layer."""
+    """AgentKVShift on one prompt: its probes, and the computation."""
 
     key_probes: list[int]
     value_probes: list[int]
-    k: list[Tensor]
-    v: list[Tensor]
-    logits: Tensor
+    trace: Trace
 
 
 def agentkvshift(reference: Reference, prompt: Prompt, ratio: float) -> Shifted:
     """Layers 0 and 1 exact; then probes and Q, and every other document token shifted."""
-    full, n = reference.vanilla(prompt.ids), len(prompt.ids)
-    question, documents = prompt.question_indices, cached_documents(prompt)
-    weights = [_relative_deviation(full.k_pre[1], prompt, keys=True)]
-    weights += [_relative_deviation(full.v[1], prompt, keys=False)]
+    full, documents = reference.vanilla(prompt.ids), cached_documents(prompt)
+    off = [_relative_deviation(full.k_pre[1], prompt, keys=True)]
+    off += [_relative_deviation(full.v[1], prompt, keys=False)]
     wanted = document_share(prompt, ratio)
-    key_probes = top(weights[0], documents, math.ceil(wanted / 2))
-    others = [t for t in documents if t not in key_probes]
-    value_probes = top(weights[1], others, wanted - len(key_probes))
-    rows = sorted({*key_probes, *value_probes, *question})
-    keys, values = [full.k[0], full.k[1]], [full.v[0], full.v[1]]
-    x = full.hidden[2]
-    for layer in range(2, reference.layers):
-        q, k_pre, v = reference.project(layer, x)
-        k_all, v_all = torch.zeros_like(k_pre), torch.zeros_like(v)
-        for segment, start in zip(prompt.stored, prompt.starts, strict=False):
-            assert segment is not None
-            inside = range(start, start + segment.tokens)
-            for fresh, old, into, probes, weight in (
-                (k_pre, segment.k_pre[layer], k_all, key_probes, weights[0]),
-                (v, segment.v[layer], v_all, value_probes, weights[1]),
-            ):
-                gaps = [fresh[t] - old[t - start] for t in probes if t in inside]
-                for t in inside:
-                    into[t] = old[t - start]
-                    if gaps and t not in rows:
-                        into[t] += min(1.0, weight[t]) * sum(gaps) / len(gaps)
-        k_all[rows], v_all[rows] = k_pre[rows], v[rows]
-        k_all = reference.rotate(k_all, range(n))
-        attention = reference.attention(reference.rotate(q, range(n)), k_all, index_mask(rows, n))
-        out = reference.block_tail(layer, x, reference.mix(attention, v_all))
-        x = torch.full_like(out, float("nan"))
-        x[rows] = out[rows]
-        keys.append(k_all)
-        values.append(v_all)
-    return Shifted(key_probes, value_probes, keys, values, reference.head(x))
+    keys = top(off[0], documents, math.ceil(wanted / 2))
+    values = top(off[1], [t for t in documents if t not in keys], wanted - len(keys))
+    rows = sorted({*keys, *values, *prompt.question_indices})
+    weights = [[min(1.0, each) for each in of] for of in off]
+    trace = shifted_pass(
+        reference,
+        prompt,
+        rows,
+        (keys, values),
+        (weights[0], weights[1]),
+        exact=full,
+        exact_layers=2,
+    )
+    return Shifted(keys, values, trace)
 
 
 def _relative_deviation(exact: Tensor, prompt: Prompt, *, keys: bool) -> list[float]:

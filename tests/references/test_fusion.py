@@ -1,4 +1,4 @@
-"""The references of CacheBlend, LegoLink, question_scout and the operation count."""
+"""The references of CacheBlend, LegoLink and the operation count."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ import torch
 from tests.references.fusion import (
     Shape,
     always_computed,
-    attention_scores,
     cacheblend,
     cacheblend_computed,
     cacheblend_selected,
     cached_documents,
     deviation,
-    edge_tokens,
     finished_rows,
     flops,
     legolink,
     legolink_rows,
-    question_scout,
-    rows_after_question_pass,
     share,
     top,
     visible_pairs,
@@ -205,74 +201,6 @@ def test_uncached_segments_are_computed_everywhere(any_family: Tiny, uncached: l
         assert len(last) == len(fixed) + min(len(cached), share(ratios[-1], N))
     if len(uncached) == 4:
         same("all uncached", cacheblend(reference, prompt, [0]), reference.vanilla(prompt.ids))
-
-
-# -- question_scout -------------------------------------------------------------------------------
-
-
-def test_scores_add_up(any_family: Tiny) -> None:
-    """Every question row spends 1 per query head and layer: the last one's, and half the mean."""
-    reference, prompt = any_family.reference, any_family.prompt(uncached=[2])
-    for layer in attention_scores(reference, prompt):
-        assert sum(layer) == pytest.approx(1.5 * reference.heads, rel=1e-4)
-        assert min(layer) >= 0
-
-
-def test_scores_are_those_of_a_pie_pass(any_family: Tiny) -> None:
-    """At layer 0 everything is exact, so it is the full prefill's; later it is not."""
-    reference, prompt = any_family.reference, any_family.prompt()
-    ours = attention_scores(reference, prompt)
-    rows = [a[:, N - len(Q) :].sum(0) for a in reference.vanilla(prompt.ids).attention]
-    full = [a[-1] + 0.5 * a.mean(0) for a in rows]
-    assert_close("scores, layer 0", torch.tensor(ours[0]), full[0])
-    assert difference(torch.tensor(ours[3]), full[3]) > 1e-2
-
-
-def test_edges_go_by_depth(model: Tiny) -> None:
-    prompt = model.prompt(documents=(D1, [40], D3))
-    assert edge_tokens(prompt, 0) == []
-    assert edge_tokens(prompt, 2) == [7, 18, 19, 8, 20]
-    assert edge_tokens(model.prompt(uncached=[1]), 2) == [18, 24, 19, 25]
-
-
-def test_question_scout_rows(any_family: Tiny) -> None:
-    """p rows in all: edges first, at most half of them, the rest by summed scores."""
-    reference, prompt = any_family.reference, any_family.prompt()
-    total = [sum(column) for column in zip(*attention_scores(reference, prompt), strict=True)]
-    p = share(0.3, N)
-    plain = rows_after_question_pass(reference, prompt, 0.3)
-    assert plain == top(total, cached_documents(prompt), p)
-    for ratio, edge, edges in (
-        (0.3, 1, [7, 18, 24]),
-        (0.3, 2, [7, 18, 24, 8, 19]),  # p = 11: five of six
-        (0.11, 2, [7, 18]),  # p = 4
-        (0.3, 99, [7, 18, 24, 8, 19]),
-    ):
-        others = [t for t in cached_documents(prompt) if t not in edges]
-        wanted = share(ratio, N) - len(edges)
-        chosen = rows_after_question_pass(reference, prompt, ratio, edge)
-        assert chosen == sorted([*edges, *top(total, others, wanted)])
-    one = rows_after_question_pass(reference, prompt, 0.3, layers=[1])
-    assert one == top(attention_scores(reference, prompt)[1], cached_documents(prompt), p)
-
-
-def test_question_scout_limits(any_family: Tiny) -> None:
-    """Ratio 0: PIE. 1: Vanilla. Uncached segments are computed and not charged."""
-    reference, prompt = any_family.reference, any_family.prompt()
-    same("question_scout 0 is PIE", question_scout(reference, prompt, 0, 3), reference.pie(prompt))
-    same(
-        "question_scout 1 is vanilla",
-        question_scout(reference, prompt, 1),
-        reference.vanilla(prompt.ids),
-    )
-    prompt = any_family.prompt(uncached=[2])
-    rows = rows_after_question_pass(reference, prompt, 0.3, 1)
-    assert len(rows) == share(0.3, N) and set(rows) <= set(cached_documents(prompt))
-    same(
-        "question_scout, uncached",
-        question_scout(reference, prompt, 0.3, 1),
-        reference.forced_rows(prompt, [*rows, *range(START2, START3)]),
-    )
 
 
 # -- operations -----------------------------------------------------------------------------------

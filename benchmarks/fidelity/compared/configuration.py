@@ -68,8 +68,6 @@ class Configuration:
 def _code(kind: type[DenseMethod] | type[Recipe]) -> str:
     """Source code of the files that define a method's classes."""
     own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
-    if any(name.startswith(str(__package__)) for name in own):
-        own += [f"{__package__}.{name}" for name in ("picking", "variants")]
     files = {sys.modules[name].__file__ for name in own}
     return "".join(_text(file) for file in sorted(filter(None, files)))
 

@@ -16,8 +16,6 @@ RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 ENDS = (1, 2, 4, 8, 16)
 """Numbers of first and last tokens of LegoLink."""
 PREFIXES = ("none", "system")
-EDGES = {0: (0.15,), 1: (0.05, 0.1, 0.15), 4: (0.05, 0.1, 0.15), 8: (0.15,)}
-"""Numbers of first tokens of question_scout, and the ratios at which each is measured."""
 RATIO = 0.15
 """The papers' ratio, used where only one is measured."""
 
@@ -87,10 +85,6 @@ def _question_scout() -> Iterator[Configuration]:
             method = QuestionScout(ratio)
             yield Configuration("question_scout", method, _amount(ratio), "", prefix)
     yield Configuration("question_scout", QuestionScout(RATIO), _amount(RATIO), prefix_mode="bos")
-    for edge, ratios in EDGES.items():
-        for ratio in ratios:
-            method = QuestionScout(ratio, edge)
-            yield Configuration("question_scout", method, _amount(ratio), f"edge {edge}")
 
 
 def _codecs() -> Iterator[Configuration]:

@@ -1,7 +1,7 @@
 """The configurations that are compared on a real model, where each one costs seconds a prompt.
 
-Three ratios for every method that has one, question_scout's and question_trail's other choices, and
-what chunks are precomputed behind.
+Three ratios for every method that has one, question_scout's and the other methods' that rank by the
+question, and what chunks are precomputed behind.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from service.worker.api import (
     LegoLink,
     Pie,
     QuestionScout,
-    QuestionTrail,
     Vanilla,
+    make_fusion,
 )
+from service.worker.methods.api import DenseMethod
 
 RATIO = 0.15
 """The papers' ratio."""
 RATIOS = (0.05, RATIO, 0.3)
-AGAIN_FROM = (0.33, 0.0)
-"""Share of the layers in which the question's rows are not computed a second time."""
-EDGES = (0, 4, 8)
-"""Numbers of first tokens of every document, besides the standard one."""
+RIVALS = {
+    "prophetkv": {},
+    "infoflow": {},
+    "fusionrag": {},
+    "agentkvshift": {},
+    "relaxkv": {"keys": "anchors"},
+}
+"""Published in 2026, each with its own parameters; at the ratio of the others' where it counts the
+same, and RelaxKV, which computes three times its ratio, at a third of it."""
 
 
 def real() -> list[Configuration]:
@@ -45,8 +51,8 @@ def real() -> list[Configuration]:
         *(Configuration("a3", A3(ratio), f"r={ratio:g}") for ratio in RATIOS),
         Configuration("a3", A3(RATIO, selection_layer=8), "r=0.15", "layer 8"),
         *(Configuration("cacheblend", CacheBlend(ratio), f"r={ratio:g}") for ratio in RATIOS),
-        *_question_scout(),
-        *(_trail(ratio, again) for again in AGAIN_FROM for ratio in RATIOS),
+        *(_scout(QuestionScout(ratio)) for ratio in RATIOS),
+        *_rivals(),
         *_storage(),
     ]
 
@@ -64,37 +70,28 @@ def _compared() -> Iterator[Configuration]:
     yield Configuration("pie", Pie())
     yield Configuration("a3", A3(RATIO), f"r={RATIO:g}")
     yield Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}")
+    yield from _rivals()
     for ratio in RATIOS:
         yield _scout(QuestionScout(ratio))
 
 
-def _question_scout() -> Iterator[Configuration]:
-    for again in AGAIN_FROM:
-        for ratio in RATIOS:
-            yield _scout(QuestionScout(ratio, again_from=again))
-    for edge in EDGES:
-        yield _scout(QuestionScout(RATIO, edge, again_from=0), f"edge {edge} ")
+def _rivals() -> Iterator[Configuration]:
+    for name, parameters in RIVALS.items():
+        ratio = 0.05 if name == "relaxkv" else RATIO
+        method = make_fusion(name, {"ratio": ratio, **parameters})
+        assert isinstance(method, DenseMethod)
+        yield Configuration(name, method, f"r={ratio:g}")
 
 
 def _storage() -> Iterator[Configuration]:
     """What chunks are precomputed behind, and what they are stored as."""
-    scout = QuestionScout(RATIO, again_from=0)
+    scout = QuestionScout(RATIO)
     for prefix in ("none", "bos"):
-        yield Configuration("question_scout", scout, "r=0.15", "again from 0", prefix)
+        yield Configuration("question_scout", scout, "r=0.15", "", prefix)
     for codec in ("int8", "int4", "int2"):
         yield Configuration("pie", Pie(), codec=codec)
-        yield Configuration("question_scout", scout, "r=0.15", "again from 0", codec=codec)
+        yield Configuration("question_scout", scout, "r=0.15", codec=codec)
 
 
-def _scout(method: QuestionScout, variant: str = "") -> Configuration:
-    return Configuration(
-        "question_scout",
-        method,
-        f"r={method.ratio:g}",
-        f"{variant}again from {method.again_from:g}",
-    )
-
-
-def _trail(ratio: float, again: float) -> Configuration:
-    method = QuestionTrail(ratio, again_from=again)
-    return Configuration("question_trail", method, f"r={ratio:g}", f"again from {again:g}")
+def _scout(method: QuestionScout) -> Configuration:
+    return Configuration("question_scout", method, f"r={method.ratio:g}")

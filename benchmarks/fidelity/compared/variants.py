@@ -1,4 +1,4 @@
-"""Fusion methods that exist only to be measured: baselines, question_scout with other rankings."""
+"""Fusion methods that exist only to be measured: bounds, and question_scout in other ways."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.fidelity.compared.picking import Pick
-from service.worker.api import CacheBlend
+from service.tuning.measuring.case import Case
+from service.worker.api import QuestionScout
 from service.worker.methods.api import (
-    AttentionScores,
     DenseMethod,
     LayerView,
+    PrefillResult,
     PromptLayout,
-    RowWeights,
-    TwoPassMethod,
-    attention_probabilities,
     share_of,
+    stable_topk,
     union,
 )
 
@@ -41,78 +39,65 @@ class RandomRows(DenseMethod):
 
     def _drawn(self, layout: PromptLayout) -> Tensor:
         candidates = layout.cached_document_rows
-        order = random_ranks(layout, self.seed)[candidates].argsort(descending=True)
+        source = torch.Generator().manual_seed(self.seed + int(layout.ids.sum()))
+        ranks = torch.randperm(layout.tokens, generator=source).to(layout.ids.device).float()
+        order = ranks[candidates].argsort(descending=True)
         return union(candidates[order[: share_of(layout, self.ratio)]], layout.question_rows)
 
 
-def random_ranks(layout: PromptLayout, seed: int) -> Tensor:
-    """Distinct numbers `[n]` that depend only on the prompt's ids and `seed`."""
-    source = torch.Generator().manual_seed(seed + int(layout.ids.sum()))
-    return torch.randperm(layout.tokens, generator=source).to(layout.ids.device).float()
+@dataclass(frozen=True)
+class Oracle:
+    """Recomputes the tokens that the question attends to most in full prefill.
 
-
-def answer_rows(weights: Tensor) -> Tensor:
-    """Attention `[heads, m, n]` of the question rows → `[heads, n]`, weighed as in question_scout.
-
-    That is the last row's attention plus half the mean of all rows'.
+    This is what a perfect question pass over all layers would choose. Its cost does not include
+    the ranking.
     """
-    return weights[:, -1] + 0.5 * weights.mean(1)
+
+    ratio: float
+
+    def run(self, case: Case) -> PrefillResult:
+        layout = case.layout
+        candidates = layout.stale_document_rows
+        best = stable_topk(case.attention_scores[candidates], share_of(layout, self.ratio))
+        return case.prefill(_Rows(candidates[best]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows(DenseMethod):
+    """Recomputes rows that are fixed in advance."""
+
+    rows: Tensor
+
+    def start_rows(self, layout: PromptLayout) -> Tensor:
+        return self.rows
 
 
 @dataclass(frozen=True)
-class ScoutVariant(TwoPassMethod):
-    """question_scout with another ranking or choice.
-
-    The question must fit into one tile (`service.worker.model.attention.ROW_TILE`).
+class WithFirstTokens(QuestionScout):
+    """question_scout, with the first tokens of every document before all others, as in its second
+    edition; they are at most half of the rows.
 
     Attributes:
-        pick: how rows are chosen from the scores.
-        layers: whose attention counts; None for all.
-        heads: "sum" or "max" over a layer's query heads, or "only" for the sum over `chosen`.
-        chosen: (layer, head) pairs.
-        question_rows: "answer" for the last row plus half the mean, as in question_scout; "sum",
-            "max", or "last" for the last row alone.
+        first: how many tokens of a document.
     """
 
-    pick: Pick
-    layers: tuple[int, ...] | None = None
-    heads: str = "sum"
-    chosen: tuple[tuple[int, int], ...] = ()
-    question_rows: str = "answer"
+    first: int = 2
 
-    def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
-        return lambda weights, rows: self._scores(layer, weights)
-
-    def _scores(self, layer: int, weights: Tensor) -> Tensor | None:
-        """Scores `[n]` from the question rows' attention `[heads, m, n]` at a layer."""
-        if self.layers is not None and layer not in self.layers:
-            return None
-        if self.heads == "only":
-            heads = [head for of, head in self.chosen if of == layer]
-            if not heads:
-                return None
-            weights = weights[heads]
-        by_head = {
-            "answer": lambda: answer_rows(weights),
-            "sum": lambda: weights.sum(1),
-            "max": lambda: weights.amax(1),
-            "last": lambda: weights[:, -1],
-        }[self.question_rows]()
-        return by_head.amax(0) if self.heads == "max" else by_head.sum(0)
-
-    def rows_after_question_pass(
-        self, layout: PromptLayout, scores: AttentionScores, layers: int
-    ) -> Tensor:
-        return self.pick.rows(layout, scores.question)
+    def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
+        documents = layout.stale_documents
+        rows = [
+            s.start + depth for depth in range(self.first) for s in documents if depth < s.tokens
+        ]
+        rank = scores.clone()
+        rank[rows[: share_of(layout, self.ratio) // 2]] = float("inf")
+        return super().rows_after_question_pass(layout, rank)
 
 
 @dataclass(frozen=True)
-class AttendedDeviation(CacheBlend):
-    """CacheBlend, but tokens are ranked by deviation times the attention of exact question rows."""
+class FewKeys(QuestionScout):
+    """question_scout, whose computed document rows see only S and one another, as in RelaxKV."""
 
-    def _deviation(self, view: LayerView) -> Tensor:
-        start = view.layout.question_start
-        rows = view.rows[start:]
-        weights = attention_probabilities(view.q[start:], view.k, rows, view.scale)
-        view.flops.score(float(len(rows)) * view.layout.tokens)
-        return super()._deviation(view) * weights.sum((0, 1))
+    def document_keys(self, view: LayerView) -> Tensor | None:
+        layout = view.layout
+        system = layout.all_rows[: layout.segments[0].end]
+        return union(system, view.rows)

@@ -26,7 +26,6 @@ _COLOURS = {
     "cacheblend": "tab:orange",
     "a3": "tab:blue",
     "question_scout": "salmon",
-    "question_trail": "tab:red",
 }
 _OTHERS = plt.get_cmap("tab10")
 

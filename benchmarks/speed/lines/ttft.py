@@ -20,7 +20,6 @@ from benchmarks.speed.engines import (
     METHODS,
     PIE,
     SCOUT,
-    TRAIL,
     Prompt,
     answer,
     place,
@@ -54,7 +53,6 @@ def run(setup: Setup) -> Outcome:
     figures = [
         paired.figure(f"TTFT of A3 r=0.15 over full prefill, {where}", A3, FULL, at_most(0.22)),
         paired.figure(f"TTFT of {SCOUT} over full prefill", SCOUT, FULL, at_most(0.20)),
-        paired.figure(f"TTFT of {TRAIL} over full prefill", TRAIL, FULL, at_most(0.20)),
         paired.figure("TTFT of PIE over full prefill", PIE, FULL, at_most(0.05)),
         paired.figure("full prefill over transformers' forward", FULL, THEIRS, at_most(1.05)),
     ]

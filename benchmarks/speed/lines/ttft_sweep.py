@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.redis import redis_url
-from benchmarks.speed.engines import A3, FULL, METHODS, PIE, TRAIL, Prompt, answer, place
+from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, Prompt, answer, place
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.setup import Setup
@@ -20,7 +20,7 @@ from kvstore.tiers.base import Tier
 from service.records import Method
 from service.worker.api import Engine
 
-BY_RATIO = ("a3", "question_trail", "cacheblend")
+BY_RATIO = ("a3", "question_scout", "cacheblend")
 SHORT = 2  # the ratio and tier sweeps take 1/SHORT of the prompt
 
 
@@ -30,7 +30,7 @@ def run(setup: Setup) -> Outcome:
     figures = [
         Figure(f"TTFT of {name} at {n} tokens over full prefill", _over(taken, name, FULL))
         for n, taken in contexts.items()
-        for name in (A3, TRAIL, PIE)
+        for name in (A3, SCOUT, PIE)
     ]
     figures += [
         tiers.figure(f"TTFT of A3 from {tier} over that from memory", tier, "memory")

@@ -97,7 +97,7 @@ class Case:
     def question_scores(self, method: TwoPassMethod) -> tuple[Tensor, float]:
         """The question pass alone: scores of the tokens `[n]`, and its operations."""
         scores, flops = attention_scores(self.adapter, self.layout, self.segments, method, self.kv)
-        return scores.question, flops
+        return scores, flops
 
 
 class Recipe(Protocol):

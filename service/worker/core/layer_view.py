@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from service.worker.core.flops import FlopCount
@@ -37,21 +36,6 @@ class ProjectedRows(NamedTuple):
     fresh_v: Tensor
 
 
-@dataclass(frozen=True)
-class AttentionScores:
-    """Attention that every token received in passes over the stitched cache.
-
-    Each is `[n]` fp32, summed over layers; zero for tokens of uncached segments.
-
-    Attributes:
-        question: attention paid by the question's rows.
-        seeds: attention paid by the rows of the seed pass; all zero if there was no such pass.
-    """
-
-    question: Tensor
-    seeds: Tensor
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayerView:
     """A layer of a prompt after its projections and before its attention.
@@ -71,7 +55,8 @@ class LayerView:
         scale: factor of the attention scores before the softmax.
         rotate: RoPE: `[m, kv_heads, head_dim]` and their positions `[m]` → the same, rotated.
         flops: the prompt's FLOP count, to which a method adds the work it does itself.
-        attention_scores: result of earlier passes over the stitched cache; None if there was none.
+        attention_scores: attention that every token received in an earlier pass over the stitched
+            cache `[n]` fp32, summed over layers; None if there was no such pass.
     """
 
     layer: int
@@ -87,15 +72,4 @@ class LayerView:
     scale: float
     rotate: Callable[[Tensor, Tensor], Tensor]
     flops: FlopCount
-    attention_scores: AttentionScores | None = None
-
-    def with_rows_behind(self, rows: Tensor, projected: ProjectedRows) -> LayerView:
-        """The same layer with more rows, all later in the prompt and with their KV in place."""
-        return replace(
-            self,
-            rows=torch.cat([self.rows, rows]),
-            q=torch.cat([self.q, projected.q]),
-            fresh_q=torch.cat([self.fresh_q, projected.fresh_q]),
-            fresh_k=torch.cat([self.fresh_k, projected.fresh_k]),
-            fresh_v=torch.cat([self.fresh_v, projected.fresh_v]),
-        )
+    attention_scores: Tensor | None = None

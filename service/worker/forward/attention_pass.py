@@ -9,34 +9,18 @@ layer, so it can run while the cache is still being loaded layer by layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import ProjectedRows
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV, write_rows
 from service.worker.methods.bases.dense import RowWeights, Sight
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows, attend_with_scores
-
-
-@dataclass
-class ReusedQuestionRows:
-    """The question's rows in the first layers, computed by a pass, for reuse in the layer loop.
-
-    Attributes:
-        layers: number of first layers.
-        projected: queries, keys and values of the rows at each of them.
-        x: hidden states `[m, hidden]` after these layers; None until the pass got there.
-    """
-
-    layers: int
-    projected: list[ProjectedRows] = field(default_factory=list)
-    x: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +35,6 @@ class AttentionPass:
         weights: for a layer's number, how its attention becomes scores.
         sight: which keys the rows see, and which share their attention.
         place: called before each layer, to put its cached KV in place.
-        reused: filled with the rows' results in the first layers.
     """
 
     adapter: DecoderAdapter
@@ -63,7 +46,6 @@ class AttentionPass:
     weights: Callable[[int], RowWeights]
     sight: Sight
     place: Callable[[int], Steps[None]]
-    reused: ReusedQuestionRows
 
     def run(self) -> Steps[Tensor]:
         """Runs the pass.
@@ -71,20 +53,16 @@ class AttentionPass:
         Returns:
             Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.
         """
-        adapter, layout, rows, reused = self.adapter, self.layout, self.rows, self.reused
+        adapter, layout, rows = self.adapter, self.layout, self.rows
         n, cached = layout.tokens, layout.cached_rows
         scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)
         x = adapter.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
-            if layer == reused.layers:
-                reused.x = x
             yield from self.place(layer)
             k_all, v_all = self.kv.prompt_layer(layer, n)
-            fresh_q, k, v = adapter.qkv(layer, x)
-            q = adapter.rope.rotate(fresh_q, rows)
-            if layer < reused.layers:
-                reused.projected.append(ProjectedRows(q, fresh_q, k, v))
+            q, k, v = adapter.qkv(layer, x)
+            q = adapter.rope.rotate(q, rows)
             write_rows(adapter.rope, k_all, v_all, k, v, rows)
             self.flops.project(len(rows))
             seen = cached if self.sight.seen is None else self.sight.seen(layer)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import (
-    AttentionScores,
     CachedSegment,
     LayerView,
     ProjectedRows,
@@ -30,7 +29,7 @@ from service.worker.core.layer_view import (
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
-from service.worker.forward.attention_pass import AttentionPass, ReusedQuestionRows
+from service.worker.forward.attention_pass import AttentionPass
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
@@ -126,7 +125,6 @@ class PromptLoop:
     progress: Progress
     _flops: FlopCount = field(init=False)
     _placed: int = 0  # number of first layers at which all cached segments are in place
-    _reused: ReusedQuestionRows = field(default_factory=lambda: ReusedQuestionRows(0))
 
     def __post_init__(self) -> None:
         self._flops = self.progress.flops = self.progress.flops or FlopCount(self.adapter)
@@ -142,11 +140,8 @@ class PromptLoop:
         rows: Tensor,
         layers: range,
         weights: Callable[[int], RowWeights],
-        *,
         sight: Sight = EVERYTHING_CACHED,
-        reusable_layers: int = 0,
     ) -> Steps[Tensor]:
-        reused = ReusedQuestionRows(reusable_layers)
         one_pass = AttentionPass(
             adapter=self.adapter,
             layout=self.layout,
@@ -157,11 +152,8 @@ class PromptLoop:
             weights=weights,
             sight=sight,
             place=self._place_for_pass,
-            reused=reused,
         )
         scores = yield from one_pass.run()
-        if reusable_layers:
-            self._reused = reused
         if self.on_pass is not None:
             for layer in range(layers.stop):
                 self.on_pass(layer, rows)
@@ -178,13 +170,11 @@ class PromptLoop:
     # -- the layers -------------------------------------------------------------------------------
 
     def layers(
-        self, method: DenseMethod, rows: Tensor, scores: AttentionScores | None = None
+        self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
     ) -> Steps[PrefillResult]:
         adapter, layout, progress, flops = self.adapter, self.layout, self.progress, self._flops
         n, last_layer = layout.tokens, adapter.layers - 1
-        question = layout.question_rows
-        reused = self._usable_question_rows(rows)
-        forced = question[:0] if reused.layers else layout.forced_rows
+        forced = layout.forced_rows
         rows = union(rows, forced)
         first, x = 0, adapter.embed(layout.ids[rows])
         observed: list[Tensor] = []
@@ -198,8 +188,6 @@ class PromptLoop:
             if len(rows) == n:
                 progress.layer, progress.x = layer, x
                 progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
-            if reused.x is not None and layer == reused.layers:
-                rows, forced, x = torch.cat([rows, question]), question, torch.cat([x, reused.x])
             if self.arrival is not None and layer >= max(method.layers_without_cache, self._placed):
                 yield from self.arrival(layer)
             if len(rows) < n and layer >= self._placed:
@@ -210,17 +198,13 @@ class PromptLoop:
             q = projected.q
             view = self._view(layer, rows, projected, (k_all, v_all), scores)
             method.adjust(view)
-            complete = view
-            if layer < reused.layers and (self.capture is not None or self.eviction is not None):
-                # The question's rows are not computed here, but readers of the view need them.
-                complete = view.with_rows_behind(question, reused.projected[layer])
             if self.capture is not None:
-                self.capture(complete)
+                self.capture(view)
             if self.eviction is not None and self.eviction.applies(layout):
-                kept = self.eviction.restart(complete)
+                kept = self.eviction.restart(view)
                 if kept is not None:
                     return (yield from self._start_over(kept))
-                observed.append(self.eviction.observe(complete))
+                observed.append(self.eviction.observe(view))
             document_keys = method.document_keys(view)
             chosen = method.select(view)
             if chosen is not None:
@@ -243,23 +227,13 @@ class PromptLoop:
         logits = adapter.logits(x)[0]
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
-    def _usable_question_rows(self, rows: Tensor) -> ReusedQuestionRows:
-        """The question's rows of an earlier pass, if they can be reused.
-
-        They can be if documents are partly recomputed and there are no uncached segments.
-        """
-        layout = self.layout
-        partly_recomputed = 0 < len(rows) < len(layout.stale_document_rows)
-        all_cached = len(layout.forced_rows) == len(layout.question_rows)
-        return self._reused if partly_recomputed and all_cached else ReusedQuestionRows(0)
-
     def _view(
         self,
         layer: int,
         rows: Tensor,
         projected: ProjectedRows,
         kv: tuple[Tensor, Tensor],
-        scores: AttentionScores | None,
+        scores: Tensor | None,
     ) -> LayerView:
         return LayerView(
             layer=layer,

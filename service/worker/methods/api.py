@@ -6,15 +6,16 @@ from service.parameters import parameter
 from service.worker.core.budget import apportion
 from service.worker.core.deviation import squared_deviation
 from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import AttentionScores, CachedSegment, LayerView
+from service.worker.core.layer_view import CachedSegment, LayerView
 from service.worker.core.layout import Prefix, PromptLayout, Segment, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.pooling import max_pool, mean_pool
 from service.worker.core.prefill_result import PrefillResult
+from service.worker.core.shift import shift
 from service.worker.core.steps import Steps
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
-from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights
+from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.methods.bases.fusion import FusionMethod, Reads, floor_share, share_of
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, SparseMethod
@@ -26,7 +27,6 @@ from service.worker.methods.sparse.sketch import Sketch
 from service.worker.model.attention import attend_with_scores, attention_probabilities
 
 __all__ = [
-    "AttentionScores",
     "BlockGrid",
     "CachedSegment",
     "DenseMethod",
@@ -46,6 +46,7 @@ __all__ = [
     "Reads",
     "RowWeights",
     "Segment",
+    "Sight",
     "Sketch",
     "SketchedDocument",
     "SketchedPrompt",
@@ -64,6 +65,7 @@ __all__ = [
     "mean_pool",
     "parameter",
     "share_of",
+    "shift",
     "squared_deviation",
     "stable_topk",
     "union",

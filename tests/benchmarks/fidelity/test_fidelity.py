@@ -16,18 +16,11 @@ import pytest
 import torch
 
 from benchmarks.fidelity.__main__ import main
-from benchmarks.fidelity.ablation import Ablation, Calibration
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.configurations import standard
-from benchmarks.fidelity.compared.picking import Pick
-from benchmarks.fidelity.compared.recipes import (
-    ExactFirstLayer,
-    Oracle,
-    RandomEvidence,
-    Tapered,
-    ValueWeighted,
-)
-from benchmarks.fidelity.compared.variants import AttendedDeviation, RandomRows, ScoutVariant
+from benchmarks.fidelity.compared.parts import parts
+from benchmarks.fidelity.compared.real import behind, real
+from benchmarks.fidelity.compared.variants import FewKeys, Oracle, RandomRows, WithFirstTokens
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
@@ -39,10 +32,7 @@ from tests.benchmarks.cases import a_prompt, decode, measured
 from tests.service.worker.tiny import Tiny
 
 FULL = Configuration("full prefill", Vanilla(), prefix_mode="none")
-SPARING = {
-    "question_scout", "scout variant", "oracle", "random evidence", "value weighted",
-    "exact first layer", "tapered",
-}  # fmt: skip
+SPARING = {"question_scout", "first tokens", "few keys", "oracle"}
 EVERYTHING = {
     "a3": A3(1.0),
     "cacheblend": CacheBlend(1.0),
@@ -50,13 +40,9 @@ EVERYTHING = {
     "question_scout": QuestionScout(1.0),
     "random": RandomRows(1.0),
     "random exact": RandomRows(1.0, exact_layers=2),
-    "scout variant": ScoutVariant(Pick(1.0, 2, 2)),
-    "attended deviation": AttendedDeviation(1.0),
-    "oracle": Oracle(Pick(1.0)),
-    "random evidence": RandomEvidence(Pick(1.0)),
-    "value weighted": ValueWeighted(Pick(1.0)),
-    "exact first layer": ExactFirstLayer(Pick(1.0)),
-    "tapered": Tapered(Pick(1.0), 1.0, 1.0),
+    "first tokens": WithFirstTokens(1.0),
+    "few keys": FewKeys(1.0),
+    "oracle": Oracle(1.0),
 }
 
 
@@ -134,8 +120,7 @@ def test_the_free_answer_is_what_greedy_decoding_gives(model: Tiny) -> None:
 
 
 def test_records_are_equal_when_run_twice(model: Tiny) -> None:
-    chosen = Calibration((1, 0), ((0, 1), (2, 3)))
-    configurations = [*standard(5)[::4], *Ablation(5, 6).configurations(chosen)]
+    configurations = [*standard(5)[::4], *parts(["system"], 0.3)]
 
     def facts() -> list[dict[str, Any]]:
         return [{**asdict(r), "seconds": 0} for r in measured(model, *configurations)]
@@ -146,12 +131,7 @@ def test_records_are_equal_when_run_twice(model: Tiny) -> None:
 def test_every_configuration_runs_on_odd_prompts(model: Tiny) -> None:
     """No document, one token each, all empty: finite figures, no document row recomputed where
     there is none."""
-    chosen = Calibration((1, 0), ((0, 1), (2, 3)))
-    configurations = [
-        *standard(5)[::4],
-        *Ablation(5, 6).configurations(chosen),
-        *Ablation(1, 1).candidates().values(),
-    ]
+    configurations = [*standard(5)[::4], *parts(["none", "system"], 0.3)]
     for sizes in ((), (0, 0), (1, 1, 30)):
         for record in measured(model, *configurations, prompt=a_prompt(1, sizes)):
             numbers = [record.kl_first, record.flops, *record.k_error, *record.map_l2]
@@ -160,11 +140,7 @@ def test_every_configuration_runs_on_odd_prompts(model: Tiny) -> None:
 
 
 def test_configurations_are_told_apart() -> None:
-    layers = tuple(5 * i % 12 for i in range(12))
-    chosen = Calibration(layers, tuple((at, head) for head in range(4) for at in layers))
-    changes = Ablation(12, 4)
-    alone = list(changes.candidates().values())
-    for configurations in (standard(12), changes.configurations(chosen), alone):
+    for configurations in (standard(12), real(), behind(["primer-g3/32"]), parts(["system"], 0.15)):
         assert len({c.name for c in configurations}) == len(configurations)
         assert len({c.key for c in configurations}) == len(configurations)
 
@@ -272,19 +248,30 @@ def test_the_set_for_real_models_says_what_its_records_are(tmp_path: Path) -> No
 
 
 def test_the_ablation_command(tmp_path: Path) -> None:
-    """On prompts of a file: the first eighth chooses layers and heads, the others are reported."""
+    """On prompts of a file; every part is compared with question_scout as it is."""
     line = {"system": "S\n", "documents": ["one two\n", "three\n"], "question": "Question:"}
     lines = [{**line, "question": f"Question {i}:"} for i in range(3)]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     command = ["--prompts", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path), "--ablation"]
-    assert main([*command, "--ratio", "0.3", "--edge", "1"]) == 0
+    assert main([*command, "--ratio", "0.3"]) == 0
     record = json.loads((tmp_path / "ablation.json").read_text())
-    assert record["calibration"]["prompts"] == 1
-    assert sorted(record["calibration"]["layers"]) == list(range(12))
-    assert len(record["prompts"]) == 2
+    assert len(record["prompts"]) == 3
     rivals = {c["rival"] for c in record["comparisons"]}
-    assert rivals == {"question_scout edge 1 r=0.3 system"}
+    assert rivals == {"question_scout r=0.3 system"}
     assert (tmp_path / "ablation_effects.png").exists()
     too_long = {**line, "documents": ["word " * 1100]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(too_long))
     assert main(command[:4]) == 2
+
+
+def test_variants_choose_what_they_say(model: Tiny) -> None:
+    """First tokens come before better ones, up to half of the rows."""
+    run = model.stitch(WithFirstTokens(0.15))
+    first = [s.start for s in run.layout.documents]
+    chosen = run.result.rows.tolist()
+    assert set(first[:2]) <= set(chosen)
+    assert not set(first) <= set(model.stitch(QuestionScout(0.15)).result.rows.tolist())
+    few, plain = model.stitch(FewKeys(0.3)), model.stitch(QuestionScout(0.3))
+    assert few.result.rows.equal(plain.result.rows)
+    assert few.result.flops < plain.result.flops
+    assert not few.logits.allclose(plain.logits, atol=1e-3)

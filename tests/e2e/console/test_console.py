@@ -49,7 +49,7 @@ def check_counts(result: Any, done: dict[str, Any]) -> None:
         assert row.locator(".tokens .t.evicted").count() == evicted[number]
 
 
-@pytest.mark.parametrize("method", ["a3", "cacheblend", "question_trail", "pie", "vanilla"])
+@pytest.mark.parametrize("method", ["a3", "cacheblend", "infoflow", "pie", "vanilla"])
 def test_counts_on_the_page_are_the_apis(console: Console, method: str) -> None:
     page = console.ready()
     console.ask(QUESTION, method=method)

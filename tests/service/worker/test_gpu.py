@@ -101,7 +101,9 @@ METHODS = [
     Candidate("a3", (("ratio", 0.3),), "system"),
     Candidate("cacheblend", (("ratio", 0.3),), "system"),
     Candidate("question_scout", (("ratio", 0.3),), "system"),
-    Candidate("question_trail", (("ratio", 0.3),), "system"),
+    Candidate("prophetkv", (("ratio", 0.3),), "system"),
+    Candidate("relaxkv", (("ratio", 0.1),), "system"),
+    Candidate("agentkvshift", (("ratio", 0.3),), "system"),
     Candidate("samkv", (), "system"),
     *(Candidate("pie", (), "system", codec) for codec in ("int8", "int4", "int2")),
     *(
@@ -124,7 +126,7 @@ def test_what_methods_lose(candidate: Candidate, model: Tiny) -> None:
         assert gpu.kept == here.kept and gpu.operations == pytest.approx(here.operations)
 
 
-@pytest.mark.parametrize("name", ["a3", "cacheblend", "question_scout", "question_trail"])
+@pytest.mark.parametrize("name", ["a3", "cacheblend", "question_scout", "prophetkv"])
 def test_all_rows_recomputed_are_full_prefill(name: str) -> None:
     """In bfloat16, through the Triton kernels."""
     config = tiny_config("llama", head_dim=64, max_position_embeddings=1024)

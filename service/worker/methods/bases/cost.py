@@ -74,7 +74,6 @@ def dense_phases(
     *,
     full_layers: int = 0,
     cache_from: int = 0,
-    without_question: int = 0,
 ) -> Iterator[Phase]:
     """The phases of the layer loop over a prompt of which every token is held.
 
@@ -83,8 +82,6 @@ def dense_phases(
         full_layers: number of first layers that compute every row; the layer after them still
             projects every row.
         cache_from: first layer that needs stored KV.
-        without_question: number of first layers in which the question's rows are reused from an
-            earlier pass.
     """
     last, n = shape.layers - 1, shape.tokens
     question = shape.question
@@ -98,12 +95,7 @@ def dense_phases(
     selecting = full_layers > 0 and full < last
     if selecting:
         yield phase(range(full, full + 1), n, rows)
-    reused = min(without_question, last)
     start = full + selecting
-    if reused > start:
-        others = rows - question
-        yield Phase(range(start, reused), others, others, 0, n, cache_from)
-        start = reused
     if start < last:
         yield phase(range(start, last), rows, rows)
     # Only the last row finishes the last layer: nothing reads the outputs of the others.

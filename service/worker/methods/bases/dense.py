@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.worker.core.layer_view import AttentionScores, LayerView
+from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
@@ -67,9 +67,7 @@ class LayerLoop(Protocol):
         rows: Tensor,
         layers: range,
         weights: Callable[[int], RowWeights],
-        *,
         sight: Sight = EVERYTHING_CACHED,
-        reusable_layers: int = 0,
     ) -> Steps[Tensor]:
         """Runs some rows over the stitched cache and measures which tokens they attend to.
 
@@ -78,8 +76,6 @@ class LayerLoop(Protocol):
             layers: layers whose attention counts; the pass ends after the last of them.
             weights: for a layer's number, how its attention becomes scores.
             sight: which keys the rows see, and which share their attention.
-            reusable_layers: number of first layers for which `layers` may reuse the results of
-                this pass; only for a pass of the question's rows.
 
         Returns:
             Scores `[len(layers), n]` fp32; zero for tokens that are not cached or not scored.
@@ -87,14 +83,14 @@ class LayerLoop(Protocol):
         ...
 
     def layers(
-        self, method: DenseMethod, rows: Tensor, scores: AttentionScores | None = None
+        self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
     ) -> Steps[PrefillResult]:
         """Computes `rows`, and those that every method computes, through all layers.
 
         Args:
             method: its `select` is called at every layer.
             rows: prompt rows to compute, starting from their embeddings.
-            scores: result of earlier passes; every `LayerView` of this loop carries it.
+            scores: what earlier passes measured `[n]`; every `LayerView` of this loop carries it.
         """
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.core.layer_view import AttentionScores, LayerView
+from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.cost import PromptShape
@@ -32,17 +32,13 @@ class QuestionRankedMethod(TwoPassMethod):
     def recomputed_tokens(self, shape: PromptShape) -> int:
         return floor_share(sum(shape.documents), self.document_ratio)
 
-    def rows_after_question_pass(
-        self, layout: PromptLayout, scores: AttentionScores, layers: int
-    ) -> Tensor:
+    def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
         candidates = layout.cached_document_rows
         wanted = floor_share(len(candidates), self.document_ratio)
-        return candidates[stable_topk(scores.question[candidates], wanted)]
+        return candidates[stable_topk(scores[candidates], wanted)]
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        if view.layer > 0 or view.attention_scores is None:
-            return None
-        return view.attention_scores.question
+        return view.attention_scores if view.layer == 0 else None
 
 
 def last_layers(layers: int, first: int, count: int) -> range:

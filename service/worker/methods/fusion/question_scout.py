@@ -1,23 +1,21 @@
-"""Question scout: recomputes the first tokens of every document and those the question attends to.
+"""Question scout: recomputes the tokens that the question attends to, and shifts the others.
 
-This is a method of kvstitch's own. Two kinds of rows are worth computing anew (measurements in
-docs/quality.md):
+This is a method of kvstitch's own; docs/method.md explains it and has its measurements.
 
-1. The first tokens of every document. They were precomputed without the text before them, so they
-   act as attention sinks and miss their context, whatever the question is.
-2. The tokens that this question attends to. In the question pass, the question's rows run once over
-   the stitched cache (this is PIE; it costs about one percent of a prefill). A token's score is the
-   attention it receives, summed over all layers and query heads: that of the last row, which
-   predicts the first answer token, plus half the mean of all question rows. A3 and CacheBlend rank
-   tokens at a layer of which they must compute every row; here no layer is computed for every row.
+    question pass   the question's rows run once over the stitched cache (this is PIE; it costs
+                    about one percent of a prefill). A token's score is the attention that it
+                    receives, summed over query heads and over the layers between `from_depth` and
+                    `to_depth`: that of the last row, which predicts the first answer token, plus
+                    `question` times the mean of all question rows
+    layers          the best ⌊ratio · n⌋ tokens and the question, through all layers from their
+                    embeddings. At every layer, all other tokens of a document are shifted by
+                    `shift` times the mean of fresh minus stored over its computed tokens
 
-Both kinds together are ⌊ratio · n⌋ rows, computed through all layers from their embeddings; first
-tokens are at most half of them. A first document that was precomputed behind the instruction has
-none, because its KV is already that of a full prefill.
-
-The question's rows are computed a second time together with these rows, over the repaired cache, in
-all layers. `again_from` reuses their first layers from the question pass, which saves two percent
-of a prefill and costs a real model a third of what the method wins.
+A3 and CacheBlend rank tokens at an early layer, of which they must compute every row; here no layer
+is computed for every row, and tokens are ranked where answers are read: in early layers attention
+is mostly about neighbours, in the last ones about the next word. A document that was precomputed
+behind just what stands before it in the prompt gets no rows, because its KV is already that of a
+full prefill.
 """
 
 from __future__ import annotations
@@ -27,9 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.errors import InvalidRequest
 from service.parameters import parameter
-from service.worker.core.layer_view import AttentionScores, LayerView
+from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
+from service.worker.core.shift import shift
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.dense import RowWeights
 from service.worker.methods.bases.fusion import share_of
@@ -38,66 +38,59 @@ from service.worker.methods.bases.two_pass import TwoPassMethod
 
 @dataclass(frozen=True)
 class Method(TwoPassMethod):
-    """Recompute the first tokens of every document and those the question attends to in a first
-    pass over the cache, ranked over all layers; no layer is computed for every token."""
+    """Recompute what the question attends to in the layers in which answers are read, and shift
+    the rest of every document by how wrong that was; no layer is computed for every token."""
 
     ratio: float = parameter(
         0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
     )
-    edge: int = parameter(
-        2, "first tokens of every document, charged to ratio, at most half of it", ge=0
-    )
     question: float = parameter(
-        0.5, "weight of the mean question row beside the last one", ge=0, le=100
+        2.0, "weight of the mean question row beside the last one", ge=0, le=100
     )
-    again_from: float = parameter(
-        0.0,
-        "share of the layers, from the first, in which the question is not computed a second time",
+    from_depth: float = parameter(
+        0.5, "share of the layers, from the first, whose attention says nothing", ge=0, le=1
+    )
+    to_depth: float = parameter(
+        0.9, "share of the layers at which the question pass ends", ge=0, le=1
+    )
+    shift: float = parameter(
+        0.25,
+        "how far tokens that are not computed are moved by what computed ones of their document "
+        "were wrong by",
         ge=0,
-        le=0.9,
+        le=1,
     )
 
-    def reused_question_layers(self, layers: int) -> int:
-        return min(round(self.again_from * layers), self.question_pass_layers(layers).stop - 1)
+    def __post_init__(self) -> None:
+        if self.from_depth > self.to_depth:
+            raise InvalidRequest(
+                f"fusion.from_depth must not be above fusion.to_depth, unlike {self.from_depth:g} "
+                f"and {self.to_depth:g}",
+                field="fusion.from_depth",
+            )
+
+    def question_pass_layers(self, layers: int) -> range:
+        stop = max(1, round(self.to_depth * layers))
+        return range(min(round(self.from_depth * layers), stop - 1), stop)
 
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
         rows = layout.question_rows
         return (rows == layout.tokens - 1).float() + self.question / len(rows)
 
-    def rows_after_question_pass(
-        self, layout: PromptLayout, scores: AttentionScores, layers: int
-    ) -> Tensor:
-        wanted = share_of(layout, self.ratio)
-        return self._best(layout, layout.stale_document_rows, scores.question, wanted)
+    def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
+        candidates = layout.stale_document_rows
+        return candidates[stable_topk(scores[candidates], share_of(layout, self.ratio))]
+
+    def adjust(self, view: LayerView) -> None:
+        # The KV of layer 0 depends on the token alone: nothing stored is wrong there.
+        if not self.shift or view.layer == 0 or view.attention_scores is None:
+            return
+        candidates = view.layout.stale_document_rows
+        probes = view.rows[torch.isin(view.rows, candidates)]
+        weights = torch.zeros(view.layout.tokens, device=probes.device)
+        weights[candidates] = self.shift
+        shift(view, probes, weights, keys=True)
+        shift(view, probes, weights, keys=False)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        if view.layer > 0 or view.attention_scores is None:
-            return None
-        return view.attention_scores.question
-
-    def _best(
-        self, layout: PromptLayout, candidates: Tensor, scores: Tensor, wanted: int
-    ) -> Tensor:
-        """Picks `wanted` of the candidates: first tokens of documents, then the highest scores.
-
-        First tokens are at most half of them. Both are ranked in one stable sort, so that ties go
-        to the lower index.
-        """
-        rank = scores.clone()
-        rank[self._first_tokens(layout)[: wanted // 2]] = float("inf")
-        return candidates[stable_topk(rank[candidates], wanted)]
-
-    def _first_tokens(self, layout: PromptLayout) -> Tensor:
-        """Rows of every document's first `edge` tokens.
-
-        First come the first tokens of all documents, then the second tokens, and so on.
-        """
-        documents = layout.stale_documents
-        longest = max((s.tokens for s in documents), default=0)
-        rows = [
-            s.start + depth
-            for depth in range(min(self.edge, longest))
-            for s in documents
-            if depth < s.tokens
-        ]
-        return torch.tensor(rows, dtype=torch.long, device=layout.ids.device)
+        return view.attention_scores if view.layer == 0 else None

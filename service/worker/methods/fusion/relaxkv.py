@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
-from service.worker.core.layer_view import AttentionScores, LayerView
+from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
@@ -57,26 +57,15 @@ class Method(TwoPassMethod):
         layout = loop.layout
         if not len(layout.cached_document_rows):
             return (yield from super().run(loop))
-        by_layer = yield from loop.attention_pass(
-            layout.question_rows,
-            range(loop.num_layers),
-            lambda layer: self.question_row_weights(layer, layout),
-        )
+        by_layer = yield from self.attention_scores(loop)
         last_needed = self._last_needed(layout, by_layer)
         rows = torch.nonzero(last_needed >= 0).squeeze(1)
         system = layout.all_rows[: layout.segments[0].end]
         keys = union(system, rows, layout.forced_rows) if self.keys == "anchors" else None
-        scores = by_layer.sum(0)
-        return (
-            yield from loop.layers(
-                _Repair(last_needed, keys), rows, AttentionScores(scores, torch.zeros_like(scores))
-            )
-        )
+        return (yield from loop.layers(_Repair(last_needed, keys), rows, by_layer.sum(0)))
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        if view.layer > 0 or view.attention_scores is None:
-            return None
-        return view.attention_scores.question
+        return view.attention_scores if view.layer == 0 else None
 
     def _last_needed(self, layout: PromptLayout, by_layer: Tensor) -> Tensor:
         """The last layer of which each token is an anchor, -1 if of none `[n]`."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.worker.methods.api import (
-    AttentionScores,
     LayerView,
     PromptLayout,
     TwoPassMethod,
@@ -26,13 +25,10 @@ class Method(TwoPassMethod):
     def question_row_weights(self, layer: int, layout: PromptLayout) -> Tensor:
         return (layout.question_rows == layout.tokens - 1).float()
 
-    def rows_after_question_pass(
-        self, layout: PromptLayout, scores: AttentionScores, layers: int
-    ) -> Tensor:
+    def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
         candidates = layout.cached_document_rows
         wanted = share_of(layout, self.share)
-        return candidates[stable_topk(scores.question[candidates], wanted)]
+        return candidates[stable_topk(scores[candidates], wanted)]
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        scores = view.attention_scores
-        return scores.question if view.layer == 0 and scores is not None else None
+        return view.attention_scores if view.layer == 0 else None

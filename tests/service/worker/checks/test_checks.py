@@ -160,7 +160,7 @@ def test_every_method_can_be_checked() -> None:
     """The sparse one too, and answers are the same with a gate as without."""
     model = tiny_of(random_model(tiny_config("qwen3", max_position_embeddings=1024)))
     long = [Chunk(n, [(7 * n + 3 * i) % 90 + 5 for i in range(260)]) for n in (1, 2)]
-    methods = [PIE, A3, Method("samkv"), Method("question_trail")]
+    methods = [PIE, A3, Method("samkv"), Method("infoflow")]
     answers = {}
     for checks in (None, ALL):
         with rig(model, checks=checks, pool_tokens=1400) as r:

@@ -11,7 +11,6 @@ from service.worker.methods.fusion.cacheblend import Method as CacheBlend
 from service.worker.methods.fusion.legolink import Method as LegoLink
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.question_trail import Method as QuestionTrail
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from tests.references.fusion import (
     Shape,
@@ -20,10 +19,8 @@ from tests.references.fusion import (
     finished_rows,
     flops,
     legolink_rows,
-    reused_question_layers,
-    rows_after_question_pass,
 )
-from tests.references.trail import trail
+from tests.references.question_scout import Scout, scout_rows
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 IDS = [*S, *D1, *D2, *D3, *Q]
@@ -53,14 +50,8 @@ def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
             return [fixed] * layers
         case LegoLink():
             rows = legolink_rows(prompt, method.first, method.last)
-        case QuestionTrail():
-            found = trail(reference, prompt, method.ratio)
-            started_rows, continued_rows = (
-                sorted({*r, *fixed}) for r in (found.started, found.continued)
-            )
-            return [started_rows] * 2 + [continued_rows] * (layers - 2)
         case QuestionScout():
-            rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
+            rows = scout_rows(reference, prompt, Scout(method.ratio))
         case CacheBlend():
             return cacheblend_computed(reference, prompt, [method.ratio])
         case A3():
@@ -71,33 +62,13 @@ def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
     return [sorted({*rows, *fixed})] * layers
 
 
-def settled_by(model: Tiny, method: FusionMethod) -> int:
-    """Layers in which the question stays as the question pass left it."""
-    reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
-    if isinstance(method, QuestionTrail):
-        started = trail(reference, prompt, method.ratio).started
-        return reused_question_layers(reference, prompt, started, method.again_from, layers - 1)
-    if isinstance(method, QuestionScout):
-        rows = rows_after_question_pass(reference, prompt, method.ratio, method.edge)
-        return reused_question_layers(reference, prompt, rows, method.again_from, layers)
-    return 0
-
-
-def without_question(rows: list[list[int]], reused_layers: int) -> list[list[int]]:
-    first = len(IDS) - len(Q)
-    return [
-        [t for t in own if layer >= reused_layers or t < first] for layer, own in enumerate(rows)
-    ]
-
-
 METHODS = [
     Vanilla(),
     Pie(),
     LegoLink(first=2, last=1),
     CacheBlend(ratio=0.2),
     A3(ratio=0.2),
-    QuestionScout(ratio=0.3, edge=2),
-    QuestionTrail(ratio=0.3),
+    QuestionScout(ratio=0.3),
 ]
 
 
@@ -115,19 +86,11 @@ def first_pass(model: Tiny, rows: list[int], layers: int) -> float:
 def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> None:
     computed = computed_by(any_family, method)
     finished = finished_rows(computed, LAST)
-    reused_layers = settled_by(any_family, method)
-    assert bool(reused_layers) == (getattr(method, "again_from", 0) > 0)
-    computed, finished = (without_question(rows, reused_layers) for rows in (computed, finished))
     question = list(range(len(IDS) - len(Q), len(IDS)))
     scored = [question] if isinstance(method, A3) else []
     expected = flops(shape_of(any_family), computed, finished, scored)
-    layers = any_family.adapter.layers
-    if isinstance(method, QuestionTrail):
-        seeds = trail(any_family.reference, any_family.prompt(), method.ratio).seeds
-        expected += first_pass(any_family, question, layers - 1)
-        expected += first_pass(any_family, seeds, layers - 1)
-    elif isinstance(method, QuestionScout):
-        expected += first_pass(any_family, question, layers)
+    if isinstance(method, QuestionScout):
+        expected += first_pass(any_family, question, 4)
     assert any_family.stitch(method).result.flops == pytest.approx(expected, rel=1e-9)
 
 

@@ -17,8 +17,8 @@ from service.worker.loading.estimates import STALE_S, Line, TierEstimates
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.prophetkv import Method as ProphetKV
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.methods.fusion.question_trail import Method as QuestionTrail
 from service.worker.planner.cost_model import (
     EXHAUSTIVE,
     UNHIDDEN,
@@ -51,9 +51,9 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
         [
             Pie(),
             A3(),
-            QuestionScout(again_from=0.33),
+            QuestionScout(to_depth=0.4, from_depth=0.2),
             QuestionScout(),
-            QuestionTrail(),
+            ProphetKV(),
         ]
     )
     return prompt_model(

@@ -16,9 +16,9 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.registry import make_eviction, make_fusion
 from tests.references.eviction import Kept
-from tests.references.fusion import cacheblend, legolink, question_scout
+from tests.references.fusion import cacheblend, legolink
 from tests.references.prefill import Prompt, Reference, Trace
-from tests.references.trail import trail
+from tests.references.question_scout import question_scout
 from tests.service.worker.forward.test_evict import ANSWER, decoded
 from tests.service.worker.held import held
 from tests.service.worker.methods.eviction.harness import EXPECTED, Case, Shape, head_scores, shrink
@@ -34,8 +34,7 @@ FUSION: dict[str, tuple[dict[str, Any], Callable[[Reference, Prompt], Trace]]] =
     "a3": ({}, lambda r, p: r.a3(p, 0.15)),
     "cacheblend": ({}, lambda r, p: cacheblend(r, p, [0.15])),
     "legolink": ({"first": 2, "last": 1}, lambda r, p: legolink(r, p, 2, 1)),
-    "question_scout": ({"edge": 1}, lambda r, p: question_scout(r, p, 0.15, 1)),
-    "question_trail": ({}, lambda r, p: trail(r, p, 0.15).trace),
+    "question_scout": ({}, lambda r, p: question_scout(r, p)),
 }
 
 

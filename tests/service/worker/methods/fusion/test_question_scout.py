@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
 import torch
 
+from service.errors import InvalidRequest
 from service.worker.core.flops import full_prefill
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import run as finished
@@ -15,13 +17,9 @@ from service.worker.forward.prefill import Progress, PromptLoop, prefill
 from service.worker.methods.bases.dense import RowWeights
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from tests.references.fusion import (
-    attention_scores,
-    edge_tokens,
-    question_scout,
-    rows_after_question_pass,
-    share,
-)
+from tests.references.fusion import always_computed, share
+from tests.references.question_scout import Scout, attention_scores, question_scout, scout_rows
+from tests.references.shift import shifted_pass
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
@@ -55,7 +53,7 @@ def question_scores(
     cached = [
         None if c else model.precompute(ids) for ids, c in zip(segments, uncached, strict=True)
     ]
-    method = method or QuestionScout()
+    method = method or QuestionScout(from_depth=0, to_depth=1)
     positions = method.key_positions(run.layout)
     loop = PromptLoop(
         adapter=model.adapter,
@@ -69,11 +67,11 @@ def question_scores(
         arrival=None,
         progress=Progress(),
     )
-    return finished(method.attention_scores(loop)).question
+    return finished(method.attention_scores(loop)).sum(0)
 
 
 def test_scores_are_the_questions_attention_in_a_pie_pass(any_model: Tiny) -> None:
-    """The last row's and half the mean row's, summed over layers and heads."""
+    """The last row's and twice the mean row's, summed over layers and heads."""
     expected = torch.tensor(attention_scores(any_model.reference, any_model.prompt())).sum(0)
     assert_close("question scout: scores", question_scores(any_model), expected)
 
@@ -83,11 +81,15 @@ def test_a_method_may_look_at_the_weights(
 ) -> None:
     """And may give no scores in a layer."""
     whole = question_scores(any_family, uncached=[2])
-    assert_close("from weights", question_scores(any_family, FromWeights(), uncached=[2]), whole)
+    assert_close(
+        "from weights",
+        question_scores(any_family, FromWeights(from_depth=0, to_depth=1), uncached=[2]),
+        whole,
+    )
     monkeypatch.setattr(FromWeights, "left_out", 1)
-    less = question_scores(any_family, FromWeights(), uncached=[2])
+    less = question_scores(any_family, FromWeights(from_depth=0, to_depth=1), uncached=[2])
     heads, layers = any_family.adapter.heads, any_family.adapter.layers
-    assert float(less.sum()) == pytest.approx(1.5 * heads * (layers - 1), rel=1e-5)
+    assert float(less.sum()) == pytest.approx(3 * heads * (layers - 1), rel=1e-5)
 
 
 def test_uncached_segments_are_not_seen(any_family: Tiny) -> None:
@@ -97,55 +99,72 @@ def test_uncached_segments_are_not_seen(any_family: Tiny) -> None:
     assert torch.isfinite(found).all()
     assert found[18:24].eq(0).all()
     heads = any_family.adapter.layers * any_family.adapter.heads
-    assert float(found.sum()) == pytest.approx(1.5 * heads, rel=1e-5)
+    assert float(found.sum()) == pytest.approx(3 * heads, rel=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.6])
-@pytest.mark.parametrize("edge", [0, 2, 4])
-def test_is_the_reference(any_model: Tiny, ratio: float, edge: int) -> None:
+@pytest.mark.parametrize("shift", [0, 0.25, 1])
+def test_is_the_reference(any_model: Tiny, ratio: float, shift: float) -> None:
     """Rows, logits and KV at every layer."""
-    prompt = any_model.prompt()
-    ours = any_model.stitch(QuestionScout(ratio=ratio, edge=edge))
-    assert document_rows(ours) == rows_after_question_pass(any_model.reference, prompt, ratio, edge)
-    assert_same("question scout", ours, question_scout(any_model.reference, prompt, ratio, edge))
+    prompt, scout = any_model.prompt(), Scout(ratio, shift=shift)
+    ours = any_model.stitch(QuestionScout(ratio=ratio, shift=shift))
+    assert document_rows(ours) == scout_rows(any_model.reference, prompt, scout)
+    assert_same("question scout", ours, question_scout(any_model.reference, prompt, scout))
 
 
-@pytest.mark.parametrize("again_from", [0, 0.5, 0.9])
-def test_the_question_runs_again_from_a_layer_on(any_family: Tiny, again_from: float) -> None:
-    """Before it, its KV is that of the question pass; 0: it runs again in all layers."""
-    ours = any_family.stitch(QuestionScout(ratio=0.3, again_from=again_from))
-    expected = question_scout(
-        any_family.reference, any_family.prompt(), 0.3, 2, again_from=again_from
-    )
-    assert_same("question scout, again from", ours, expected)
+@pytest.mark.parametrize(
+    ("depths", "layers"),
+    [
+        ((0.0, 1.0), range(5)),
+        ((0.4, 0.6), [2]),
+        ((0.5, 0.5), [1]),
+        ((1.0, 1.0), [4]),
+        ((0, 0), [0]),
+    ],
+)
+@pytest.mark.parametrize("question", [0, 0.5, 100])
+def test_layers_and_rows_that_count(
+    any_family: Tiny, depths: tuple[float, float], layers: Sequence[int], question: float
+) -> None:
+    """At least one layer counts, however the depths are."""
+    method = QuestionScout(ratio=0.3, question=question, from_depth=depths[0], to_depth=depths[1])
+    scout = Scout(0.3, layers, question)
+    ours = any_family.stitch(method)
+    prompt = any_family.prompt()
+    assert document_rows(ours) == scout_rows(any_family.reference, prompt, scout)
+    assert_same("question scout, layers", ours, question_scout(any_family.reference, prompt, scout))
 
 
-@pytest.mark.parametrize("edge", [0, 2])
-def test_an_exact_first_document_is_left_alone(any_family: Tiny, edge: int) -> None:
-    """Precomputed behind S it is full prefill's: no row is spent on it, and with one document
-    alone nothing is recomputed."""
-    run = any_family.stitch(QuestionScout(ratio=0.3, edge=edge), prefix=S)
+def test_depths_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"fusion\.from_depth must not be above"):
+        QuestionScout(from_depth=0.8, to_depth=0.5)
+
+
+def test_an_exact_first_document_is_left_alone(any_family: Tiny) -> None:
+    """Precomputed behind S it is full prefill's: no row is spent on it, it is not shifted, and with
+    one document alone nothing is recomputed."""
+    run = any_family.stitch(QuestionScout(ratio=0.3), prefix=S)
     assert not {*range(len(S), len(S) + len(D1))} & set(document_rows(run))
     assert len(document_rows(run)) == share(0.3, len(IDS))
     prompt = any_family.prompt(prefix=S)
-    expected = question_scout(any_family.reference, prompt, 0.3, edge, prefix=S)
+    expected = question_scout(any_family.reference, prompt, Scout(0.3), S)
     assert_same("question scout, behind S", run, expected)
     alone = any_family.stitch(QuestionScout(ratio=0.5), documents=[D1], prefix=S)
     assert document_rows(alone) == []
     assert_same("one document", alone, any_family.reference.vanilla([*S, *D1, *Q]))
 
 
-def test_edges_come_first_and_shallow_before_deep(model: Tiny) -> None:
-    """Half of a budget smaller than the edges takes all first tokens before any second one; the
-    other half is the question's."""
-    prompt = model.prompt()
-    for ratio in (0.03, 0.1, 0.15, 0.2, 0.3):
-        wanted = share(ratio, len(IDS))
-        ours = document_rows(model.stitch(QuestionScout(ratio=ratio, edge=6)))
-        assert len(ours) == wanted
-        assert set(edge_tokens(prompt, 6)[: wanted // 2]) <= set(ours)
-    without = document_rows(model.stitch(QuestionScout(ratio=0.2, edge=0)))
-    assert without != document_rows(model.stitch(QuestionScout(ratio=0.2, edge=6)))
+def test_a_document_without_a_computed_token_is_not_shifted(model: Tiny) -> None:
+    stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
+    ours = model.stitch(QuestionScout(ratio=0.03, shift=1), stored=stored)
+    (row,) = document_rows(ours)
+    start = len(S)
+    for number, ids in enumerate((D1, D2, D3), start=1):
+        inside = range(start, start + len(ids))
+        others = [t for t in inside if t != row]
+        same = ours.v[3][others].equal(stored[number].v[3][[t - start for t in others]])
+        assert same == (row not in inside)
+        start += len(ids)
 
 
 def test_ratio_zero_is_pie(any_model: Tiny) -> None:
@@ -162,24 +181,30 @@ def test_ratio_one_is_full_prefill(any_model: Tiny) -> None:
 def test_edges(any_family: Tiny, name: str) -> None:
     """Orders, repetitions, empty and tiny segments."""
     system, documents, uncached = EDGES[name]
-    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=2), system, documents, uncached=uncached)
+    ours = any_family.stitch(QuestionScout(ratio=0.3), system, documents, uncached=uncached)
     prompt = any_family.prompt(system, documents, uncached=uncached)
-    assert_same("question scout, edges", ours, question_scout(any_family.reference, prompt, 0.3, 2))
+    expected = question_scout(any_family.reference, prompt, Scout(0.3))
+    assert_same("question scout, edges", ours, expected)
 
 
 @pytest.mark.parametrize("name", UNCACHED)
 def test_uncached_segments_are_computed_and_not_counted(any_family: Tiny, name: str) -> None:
     """The second pass computes them with the chosen rows, exactly as any forced rows."""
     system, documents, uncached = EDGES[name]
-    ours = any_family.stitch(QuestionScout(ratio=0.3, edge=1), system, documents, uncached=uncached)
+    ours = any_family.stitch(QuestionScout(ratio=0.3), system, documents, uncached=uncached)
     prompt = any_family.prompt(system, documents, uncached=uncached)
     chosen = document_rows(ours)
     forced = set(prompt.indices(uncached=True))
     assert forced - set(range(len(system))) <= set(chosen)
     candidates = len(prompt.indices(uncached=False, documents_only=True))
     wanted = min(candidates, share(0.3, len(prompt.ids)))
-    assert len(set(chosen) - forced) == wanted
-    expected = any_family.reference.forced_rows(prompt, [*chosen, *forced])
+    rows = sorted(set(chosen) - forced)
+    assert len(rows) == wanted
+    weights = [0.0] * len(prompt.ids)
+    for t in prompt.indices(uncached=False, documents_only=True):
+        weights[t] = 0.25
+    every = sorted({*rows, *always_computed(prompt)})
+    expected = shifted_pass(any_family.reference, prompt, every, (rows, rows), (weights, weights))
     assert_same("question scout, uncached", ours, expected)
 
 
@@ -187,15 +212,16 @@ def test_long_question_is_scored_in_tiles(any_family: Tiny) -> None:
     """150 question rows: three tiles add up to the same scores."""
     question = [(7 * i + 3) % 100 for i in range(150)]
     prompt = any_family.prompt(question=question)
-    ours = any_family.stitch(QuestionScout(ratio=0.05, edge=1), question=question)
-    assert_same("question scout, long", ours, question_scout(any_family.reference, prompt, 0.05, 1))
+    ours = any_family.stitch(QuestionScout(ratio=0.05), question=question)
+    expected = question_scout(any_family.reference, prompt, Scout(0.05))
+    assert_same("question scout, long", ours, expected)
 
 
 def test_pauses_after_every_layer_of_both_passes(model: Tiny) -> None:
     run = model.stitch(Pie())
     cached = [model.precompute(ids) for ids in (S, D1, D2, D3)]
     steps = prefill(model.adapter, run.layout, cached, QuestionScout(), run.sequence)
-    assert sum(1 for _ in steps) == 2 * model.adapter.layers
+    assert sum(1 for _ in steps) == 4 + model.adapter.layers  # the first pass ends after layer 3
 
 
 def test_all_uncached_skips_the_question_pass(model: Tiny) -> None:
