@@ -95,9 +95,10 @@ class WithFirstTokens(QuestionScout):
 
 @dataclass(frozen=True)
 class FewKeys(QuestionScout):
-    """question_scout, whose computed document rows see only S and one another, as in RelaxKV."""
+    """question_scout, whose computed document rows see only one another and what is exact, as in
+    RelaxKV."""
 
     def document_keys(self, view: LayerView) -> Tensor | None:
         layout = view.layout
-        system = layout.all_rows[: layout.segments[0].end]
-        return union(system, view.rows)
+        stale = layout.stale_document_rows
+        return layout.all_rows[~torch.isin(layout.all_rows, stale[~torch.isin(stale, view.rows)])]

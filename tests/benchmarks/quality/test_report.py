@@ -145,10 +145,10 @@ def test_fusion_tables(scores: Scores) -> None:
     assert cells[3:6] == ["15.0 % [10.0 %, 30.0 %]", "20.0 %", "20.0 % [15.0 %, 30.0 %]"]
     assert cells[6:] == ["–", "–"]
     [line] = [row for row in fusion.gain_table(scores).splitlines() if "| full prefill |" in row]
-    # 8 rows are compared with A3. It is right 5 times where five of them never are: p 2/32 becomes
-    # 8 · 2/32. Next PIE, 3 · 2/16 and not less; full prefill 2 · 2/8; CacheBlend 1.
-    assert [c.p for c in fusion.rivals(scores)] == [*[0.5] * 5, 1, 0.5, 0.5]
-    assert "+37.5 [" in line and line.endswith("| 0.500 |")
+    # 9 rows are compared with A3. It is right 5 times where five of them never are: p 2/32 becomes
+    # 9 · 2/32. Next PIE, 3 · 2/16 and not less; full prefill 2 · 2/8; CacheBlend 1.
+    assert [c.p for c in fusion.rivals(scores)] == [*[9 / 16] * 5, 1, *[9 / 16] * 3]
+    assert "+37.5 [" in line and line.endswith("| 0.562 |")
 
 
 def test_the_published_order(scores: Scores) -> None:
