@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -57,6 +57,7 @@ class LayerView:
         flops: the prompt's FLOP count, to which a method adds the work it does itself.
         attention_scores: attention that every token received in an earlier pass over the stitched
             cache `[n]` fp32, summed over layers; None if there was no such pass.
+        memo: what a method keeps from layer to layer of this prompt, by names of its own.
     """
 
     layer: int
@@ -73,3 +74,4 @@ class LayerView:
     rotate: Callable[[Tensor, Tensor], Tensor]
     flops: FlopCount
     attention_scores: Tensor | None = None
+    memo: dict[str, Any] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,6 +180,7 @@ class PromptLoop:
         first, x = 0, adapter.embed(layout.ids[rows])
         observed: list[Tensor] = []
         rows_per_layer: list[int] = []
+        memo: dict[str, Any] = {}
         if len(rows) == n and progress.x is not None:
             first, x = progress.layer, progress.x
             observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
@@ -196,7 +198,7 @@ class PromptLoop:
             projected = yield from project(adapter, layer, x, rows, (k_all, v_all))
             flops.project(len(rows))
             q = projected.q
-            view = self._view(layer, rows, projected, (k_all, v_all), scores)
+            view = self._view(layer, rows, projected, (k_all, v_all), scores, memo)
             method.adjust(view)
             if self.capture is not None:
                 self.capture(view)
@@ -234,6 +236,7 @@ class PromptLoop:
         projected: ProjectedRows,
         kv: tuple[Tensor, Tensor],
         scores: Tensor | None,
+        memo: dict[str, Any],
     ) -> LayerView:
         return LayerView(
             layer=layer,
@@ -247,6 +250,7 @@ class PromptLoop:
             rotate=self.adapter.rope.rotate,
             flops=self._flops,
             attention_scores=scores,
+            memo=memo,
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:

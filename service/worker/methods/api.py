@@ -11,7 +11,7 @@ from service.worker.core.layout import Prefix, PromptLayout, Segment, union
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.pooling import max_pool, mean_pool
 from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.shift import shift
+from service.worker.core.shift import Shift
 from service.worker.core.steps import Steps
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
@@ -46,6 +46,7 @@ __all__ = [
     "Reads",
     "RowWeights",
     "Segment",
+    "Shift",
     "Sight",
     "Sketch",
     "SketchedDocument",
@@ -65,7 +66,6 @@ __all__ = [
     "mean_pool",
     "parameter",
     "share_of",
-    "shift",
     "squared_deviation",
     "stable_topk",
     "union",

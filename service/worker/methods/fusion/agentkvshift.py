@@ -16,7 +16,7 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,12 +25,10 @@ from service.parameters import parameter
 from service.worker.core.deviation import squared_deviation, squared_norm
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.shift import shift
-from service.worker.core.steps import Steps
+from service.worker.core.shift import Shift
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.cost import PromptShape
-from service.worker.methods.bases.dense import DenseMethod, LayerLoop
+from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import floor_share
 
 CHECK_LAYER = 1
@@ -59,63 +57,47 @@ class Method(DenseMethod):
     def start_rows(self, layout: PromptLayout) -> Tensor:
         return layout.all_rows
 
-    def run(self, loop: LayerLoop) -> Steps[PrefillResult]:
-        return (yield from loop.layers(_Run(self.ratio), self.start_rows(loop.layout)))
-
-
-@dataclass(frozen=True)
-class _Probes:
-    """What layer 1 says.
-
-    Attributes:
-        keys, values: prompt rows by whose keys, and by whose values, documents are shifted.
-        key_weights, value_weights: how far every token is shifted `[n]` fp32.
-    """
-
-    keys: Tensor
-    values: Tensor
-    key_weights: Tensor
-    value_weights: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Run(Method):
-    """One prompt's layers; `found` is empty until layer 1."""
-
-    found: list[_Probes] = field(default_factory=list)
-
     def select(self, view: LayerView) -> Tensor | None:
         if view.layer != CHECK_LAYER:
             return None
-        layout = view.layout
-        deviations = [self._relative(view, keys=keys) for keys in (True, False)]
-        keys, values = self._in_turn(layout.cached_document_rows, deviations)
-        self.found.append(_Probes(keys, values, *(each.clamp(max=1) for each in deviations)))
-        return union(keys, values, layout.question_rows)
+        view.memo["deviations"] = [_relative(view, keys=keys) for keys in (True, False)]
+        view.memo["probes"] = self._in_turn(
+            view.layout.cached_document_rows, view.memo["deviations"]
+        )
+        return union(*view.memo["probes"], view.layout.question_rows)
 
     def adjust(self, view: LayerView) -> None:
-        if view.layer > CHECK_LAYER and self.found:
-            probes = self.found[0]
-            shift(view, probes.keys, probes.key_weights, keys=True)
-            shift(view, probes.values, probes.value_weights, keys=False)
+        if view.layer <= CHECK_LAYER or "probes" not in view.memo:
+            return
+        if "shifts" not in view.memo:
+            view.memo["shifts"] = [
+                Shift.of(view, probes, deviation.clamp(max=1))
+                for probes, deviation in zip(
+                    view.memo["probes"], view.memo["deviations"], strict=True
+                )
+            ]
+        keys, values = view.memo["shifts"]
+        if keys is not None:
+            keys.apply(view, values=False)
+        if values is not None:
+            values.apply(view, keys=False)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         if view.layer != CHECK_LAYER:
             return None
-        return self._relative(view, keys=True) + self._relative(view, keys=False)
+        return _relative(view, keys=True) + _relative(view, keys=False)
 
     def _in_turn(self, candidates: Tensor, deviations: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The probes of keys and those of values, together ⌊ratio · |D|⌋ different rows."""
         wanted = floor_share(len(candidates), self.ratio)
         of_keys, of_values = (each[candidates] for each in deviations)
         keys = candidates[stable_topk(of_keys, (wanted + 1) // 2)]
-        others = candidates[~torch.isin(candidates, keys)]
-        left = of_values[~torch.isin(candidates, keys)]
-        return keys, others[stable_topk(left, wanted - len(keys))]
+        left = ~torch.isin(candidates, keys)
+        return keys, candidates[left][stable_topk(of_values[left], wanted - len(keys))]
 
-    @staticmethod
-    def _relative(view: LayerView, *, keys: bool) -> Tensor:
-        """Deviation of every cached token over the length of its stored vector `[n]`."""
-        gap = squared_deviation(view, keys=keys, values=not keys)
-        stored = squared_norm(view, keys=keys)
-        return torch.where(stored > 0, gap / stored, 0.0).sqrt()
+
+def _relative(view: LayerView, *, keys: bool) -> Tensor:
+    """Deviation of every cached token over the length of its stored vector `[n]`."""
+    gap = squared_deviation(view, keys=keys, values=not keys)
+    stored = squared_norm(view, keys=keys)
+    return torch.where(stored > 0, gap / stored, 0.0).sqrt()

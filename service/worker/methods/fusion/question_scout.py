@@ -25,11 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.errors import InvalidRequest
 from service.parameters import parameter
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
-from service.worker.core.shift import shift
+from service.worker.core.shift import Shift
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.dense import RowWeights
 from service.worker.methods.bases.fusion import share_of
@@ -51,7 +50,10 @@ class Method(TwoPassMethod):
         0.5, "share of the layers, from the first, whose attention says nothing", ge=0, le=1
     )
     to_depth: float = parameter(
-        0.9, "share of the layers at which the question pass ends", ge=0, le=1
+        0.9,
+        "share of the layers at which the question pass ends; its last layer always counts",
+        ge=0,
+        le=1,
     )
     shift: float = parameter(
         0.25,
@@ -60,14 +62,6 @@ class Method(TwoPassMethod):
         ge=0,
         le=1,
     )
-
-    def __post_init__(self) -> None:
-        if self.from_depth > self.to_depth:
-            raise InvalidRequest(
-                f"fusion.from_depth must not be above fusion.to_depth, unlike {self.from_depth:g} "
-                f"and {self.to_depth:g}",
-                field="fusion.from_depth",
-            )
 
     def question_pass_layers(self, layers: int) -> range:
         stop = max(1, round(self.to_depth * layers))
@@ -85,12 +79,11 @@ class Method(TwoPassMethod):
         # The KV of layer 0 depends on the token alone: nothing stored is wrong there.
         if not self.shift or view.layer == 0 or view.attention_scores is None:
             return
-        candidates = view.layout.stale_document_rows
-        probes = view.rows[torch.isin(view.rows, candidates)]
-        weights = torch.zeros(view.layout.tokens, device=probes.device)
-        weights[candidates] = self.shift
-        shift(view, probes, weights, keys=True)
-        shift(view, probes, weights, keys=False)
+        if "shift" not in view.memo:
+            probes = view.rows[torch.isin(view.rows, view.layout.stale_document_rows)]
+            view.memo["shift"] = Shift.of(view, probes, self.shift)
+        if view.memo["shift"] is not None:
+            view.memo["shift"].apply(view)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         return view.attention_scores if view.layer == 0 else None

@@ -37,7 +37,7 @@ METHODS: dict[str, DenseMethod] = {
     **{name: cls() for name, cls in fusion_methods().items() if cls.reads is not Reads.PARTS},
     "forced rows": ForcedRows(SCATTERED),
 }
-OWN_WAYS = ("agentkvshift", "relaxkv")
+OWN_WAYS = ("agentkvshift", "question_scout", "relaxkv")
 """Methods that change stored KV on purpose, or that compute a row at some layers only."""
 
 
