@@ -41,6 +41,8 @@ from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import QuestionScout, load_model, model_fingerprint
 
 OUT = Path("benchmarks/results/fidelity")
+REPEAT = "\n\nRepeat the previous context:"
+"""QCFuse's instruction: what is important in a document is what is needed to repeat it."""
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -100,7 +102,10 @@ def main(given: Sequence[str] | None = None) -> int:
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
     modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
-    configurations = [*real(), *behind(modes)] if args.real else standard(adapter.layers)
+    configurations = standard(adapter.layers)
+    if args.real:
+        repeat = tokenizer_of(folder).encode_text(REPEAT)
+        configurations = [*real(repeat), *behind(modes, repeat)]
     what, rival = "Fusion methods", None
     if args.ablation:
         modes = modes or {"system": None}

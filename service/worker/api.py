@@ -20,7 +20,7 @@ from service.worker.core.model_facts import read_calibration
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
-from service.worker.forward.chunk_prefill import ChunkPrefill
+from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
@@ -95,6 +95,7 @@ __all__ = [
     "Request",
     "SamKV",
     "Sampler",
+    "ScratchKV",
     "SequenceKV",
     "StagedSegment",
     "TokenEvent",

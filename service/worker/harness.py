@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from kvstore import EncodedChunk, TieredStore
-from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
@@ -193,14 +192,9 @@ def attention_scores(
     layout: PromptLayout,
     cached: Sequence[CachedSegment | None],
     method: TwoPassMethod,
-    kv: SequenceKV,
-) -> tuple[Tensor, float]:
-    """The question pass of a two-pass method alone.
-
-    Returns:
-        The scores `[n]`, summed over layers, and the floating-point operations that it took.
-    """
-    progress = Progress(flops=FlopCount(adapter))
+    kv: PromptKV,
+) -> Tensor:
+    """The question pass of a two-pass method alone: the scores `[layers that count, n]` fp32."""
     with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             adapter=adapter,
@@ -212,11 +206,9 @@ def attention_scores(
             capture=None,
             on_pass=None,
             arrival=None,
-            progress=progress,
+            progress=Progress(),
         )
-        scores = run(method.attention_scores(loop)).sum(0)
-    assert progress.flops is not None
-    return scores, progress.flops.total
+        return run(method.attention_scores(loop))
 
 
 def compute_chunk(chunks: ChunkPrefill, address: Address) -> EncodedChunk:

@@ -6,10 +6,11 @@ question, and what chunks are precomputed behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.fidelity.compared.configuration import Configuration
+from benchmarks.fidelity.compared.qcfuse import QCFuse
 from benchmarks.fidelity.compared.variants import RandomRows
 from service.worker.api import (
     A3,
@@ -37,8 +38,12 @@ RIVALS = {
 same, and RelaxKV, which computes three times its ratio, at a third of it."""
 
 
-def real() -> list[Configuration]:
-    """Full prefill first; the others by family, and by what they cost."""
+def real(instruction: Sequence[int]) -> list[Configuration]:
+    """Full prefill first; the others by family, and by what they cost.
+
+    Args:
+        instruction: token ids that ask to repeat what stands before them, for QCFuse.
+    """
     return [
         Configuration("full prefill", Vanilla(), prefix_mode="none"),
         Configuration("full_reuse", FullReuse(), prefix_mode="none"),
@@ -52,30 +57,33 @@ def real() -> list[Configuration]:
         Configuration("a3", A3(RATIO, selection_layer=8), "r=0.15", "layer 8"),
         *(Configuration("cacheblend", CacheBlend(ratio), f"r={ratio:g}") for ratio in RATIOS),
         *(_scout(QuestionScout(ratio)) for ratio in RATIOS),
-        *_rivals(),
+        *_rivals(instruction),
         *_storage(),
     ]
 
 
-def behind(modes: Iterable[str]) -> list[Configuration]:
+def behind(modes: Iterable[str], instruction: Sequence[int]) -> list[Configuration]:
     """What is measured with chunks precomputed behind other documents.
 
     Args:
         modes: names of the prompts' own ways to choose these (`Prompt.behind`).
+        instruction: as of `real`.
     """
-    return [replace(c, prefix_mode=mode) for mode in modes for c in _compared()]
+    return [replace(c, prefix_mode=mode) for mode in modes for c in _compared(instruction)]
 
 
-def _compared() -> Iterator[Configuration]:
+def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:
     yield Configuration("pie", Pie())
     yield Configuration("a3", A3(RATIO), f"r={RATIO:g}")
     yield Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}")
-    yield from _rivals()
+    yield from _rivals(instruction)
     for ratio in RATIOS:
         yield _scout(QuestionScout(ratio))
 
 
-def _rivals() -> Iterator[Configuration]:
+def _rivals(instruction: Sequence[int]) -> Iterator[Configuration]:
+    qcfuse = QCFuse(RATIO, tuple(instruction))
+    yield Configuration("qcfuse", qcfuse, f"r={RATIO:g}")
     for name, parameters in RIVALS.items():
         ratio = 0.05 if name == "relaxkv" else RATIO
         method = make_fusion(name, {"ratio": ratio, **parameters})

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvstore import EncodedChunk
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.segment_store import SegmentStore
-from service.worker.api import Capture, DecoderAdapter, SequenceKV, attention_scores, prefill_prompt
+from service.worker.api import Capture, DecoderAdapter, SequenceKV, prefill_prompt
 from service.worker.methods.api import (
     CachedSegment,
     DenseMethod,
@@ -24,7 +24,6 @@ from service.worker.methods.api import (
     LayerView,
     PrefillResult,
     PromptLayout,
-    TwoPassMethod,
     attention_probabilities,
 )
 
@@ -93,11 +92,6 @@ class Case:
             eviction=QuestionQueries(),
             capture=capture,
         )
-
-    def question_scores(self, method: TwoPassMethod) -> tuple[Tensor, float]:
-        """The question pass alone: scores of the tokens `[n]`, and its operations."""
-        scores, flops = attention_scores(self.adapter, self.layout, self.segments, method, self.kv)
-        return scores, flops
 
 
 class Recipe(Protocol):

@@ -19,17 +19,20 @@ from benchmarks.fidelity.__main__ import main
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.compared.parts import parts
+from benchmarks.fidelity.compared.qcfuse import QCFuse, critical_layers
 from benchmarks.fidelity.compared.real import behind, real
 from benchmarks.fidelity.compared.variants import FewKeys, Oracle, RandomRows, WithFirstTokens
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import complete, measure_all
+from service.tuning.measuring.case import Case
 from service.tuning.measuring.greedy_answers import greedy
 from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import A3, CacheBlend, LegoLink, Pie, QuestionScout, Vanilla
 from tests.benchmarks.cases import a_prompt, decode, measured
-from tests.service.worker.tiny import Tiny
+from tests.references.prefill import index_mask
+from tests.service.worker.tiny import D1, D2, D3, S, Tiny
 
 FULL = Configuration("full prefill", Vanilla(), prefix_mode="none")
 SPARING = {"question_scout", "first tokens", "few keys", "oracle"}
@@ -43,6 +46,7 @@ EVERYTHING = {
     "first tokens": WithFirstTokens(1.0),
     "few keys": FewKeys(1.0),
     "oracle": Oracle(1.0),
+    "qcfuse": QCFuse(1.0, (5, 6, 7)),
 }
 
 
@@ -140,7 +144,12 @@ def test_every_configuration_runs_on_odd_prompts(model: Tiny) -> None:
 
 
 def test_configurations_are_told_apart() -> None:
-    for configurations in (standard(12), real(), behind(["primer-g3/32"]), parts(["system"], 0.15)):
+    for configurations in (
+        standard(12),
+        real([5, 6]),
+        behind(["primer-g3/32"], [5, 6]),
+        parts(["system"], 0.15),
+    ):
         assert len({c.name for c in configurations}) == len(configurations)
         assert len({c.key for c in configurations}) == len(configurations)
 
@@ -275,3 +284,45 @@ def test_variants_choose_what_they_say(model: Tiny) -> None:
     assert few.result.rows.equal(plain.result.rows)
     assert few.result.flops < plain.result.flops
     assert not few.logits.allclose(plain.logits, atol=1e-3)
+
+
+def test_qcfuse_by_hand(model: Tiny) -> None:
+    """Its digest, what its question sees, and its rows, by loops over the slow decoder."""
+    reference, adapter = model.reference, model.adapter
+    instruction, ratio, share = [5, 6, 7], 0.3, 0.4
+    prompt = model.prompt()
+    documents = [range(prompt.starts[m], prompt.starts[m + 1]) for m in (1, 2, 3)]
+    seen = [set(range(len(S))) | set(prompt.question_indices) for _ in range(adapter.layers)]
+    for number, ids in enumerate((D1, D2, D3)):
+        alone = model.prompt(documents=(ids,), question=instruction)
+        trace = reference.pie(alone)
+        for layer in range(adapter.layers):
+            weights = trace.attention[layer][:, alone.question_indices].amax((0, 1)).tolist()
+            inside = weights[len(S) : len(S) + len(ids)]
+            best = sorted(range(len(ids)), key=lambda t: (-inside[t], t))
+            wanted = math.ceil(share * len(ids))
+            seen[layer] |= {documents[number][t] for t in best[:wanted]}
+    # Layer by layer: stitched() has one mask for all layers, so every layer is a pass of its own.
+    x = reference.w["model.embed_tokens.weight"][torch.tensor(prompt.ids)]
+    scores = torch.zeros(len(prompt.ids))
+    rows, placed = prompt.question_indices, reference.placed(prompt)
+    for layer in range(max(critical_layers(adapter.layers)) + 1):
+        q, k, v = reference.project(layer, x)
+        q, fresh = reference.rotate(q, range(len(x))), reference.rotate(k, range(len(x)))
+        k, v_all = placed[layer][0].clone(), placed[layer][1].clone()
+        k[rows], v_all[rows] = fresh[rows], v[rows]
+        causal = index_mask(rows, len(x))
+        if layer in critical_layers(adapter.layers):
+            scores += reference.attention(q, k, causal)[:, rows].amax((0, 1))
+        allowed = torch.tensor([t in seen[layer] for t in range(len(x))])
+        mixed = reference.mix(reference.attention(q, k, causal & allowed), v_all)
+        x = reference.block_tail(layer, x, mixed)
+    candidates = [t for of in documents for t in of]
+    expected = sorted(sorted(candidates, key=lambda t: (-float(scores[t]), t))[: int(0.3 * 26)])
+    run = model.stitch(Pie())
+    with torch.inference_mode():
+        stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
+        case = Case(adapter, run.layout, stored, run.sequence, torch.zeros(len(prompt.ids)))  # type: ignore[arg-type]
+        result = QCFuse(ratio, instruction, share).run(case)
+    chosen = [t for t in result.rows.tolist() if t in candidates]
+    assert chosen == expected
