@@ -3,13 +3,14 @@
     python -m benchmarks.quality.real.behind --model FOLDER --prompts nq.jsonl --split dev \\
         --modes primer-r3 neighbours-n3 --out nq_behind.jsonl
 
-The other chunks are those of all passages of the split, cut as the prompts' are, or with
-`--pool file` those of all the file's prompts. A mode is
+The other chunks are those of all passages of the split, cut as the prompts' are, with `--pool file`
+those of all the file's prompts, with `--pool both` both. A mode is
 `primer-` (their KV is that of one prefill) or `neighbours-` (they are stitched together), then
 
     n3   its three nearest ones by the retriever's embeddings, the nearest one last
     r3   the same three for all chunks, drawn at random
     c3   the same three for all chunks, those nearest to the centres of three clusters
+    e3   three chunks of the built-in essays, which are of another kind, the same for all chunks
     g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
 
 with `,all` for the prompt's first chunk too (else that one is behind the system prompt alone, where
@@ -52,7 +53,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL")
     parser.add_argument("--split", choices=SPLITS, default="dev")
-    parser.add_argument("--pool", choices=("split", "file"), default="split")
+    parser.add_argument("--pool", choices=("split", "file", "both"), default="split")
     parser.add_argument("--chunk-tokens", type=int, help="of the prompts")
     parser.add_argument("--modes", nargs="+", default=["primer-r3", "neighbours-n3"])
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
@@ -64,9 +65,11 @@ def main(given: Sequence[str] | None = None) -> int:
         with closing(embedder):
             suites = Suites(args.model, embedder.embed)
             prompts = of_file(args.model, args.prompts)
-            pool = chunked(suites.passages(args.split), args.chunk_tokens)
-            if args.pool == "file":
-                pool = tuple(dict.fromkeys(ids for p in prompts for ids in p.documents))
+            pool: tuple[Ids, ...] = ()
+            if args.pool != "file":
+                pool = chunked(suites.passages(args.split), args.chunk_tokens)
+            if args.pool != "split":
+                pool = tuple(dict.fromkeys([*pool, *(d for p in prompts for d in p.documents)]))
             neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed)
             made = [neighbourhood.add(prompt, args.modes) for prompt in prompts]
     except (KvstitchError, OSError) as error:
@@ -99,7 +102,7 @@ class Neighbourhood:
             elif kind == "g":
                 chosen = self._of_group(ids, vector, count, *of)
             else:
-                chosen = self._fixed(kind, count)
+                chosen = [other for other in self._fixed(kind, count) if other != ids]
             exact = number == 0 and "all" not in flags
             found.append([] if exact else chosen if "first" in flags else chosen[::-1])
         return found
@@ -119,6 +122,8 @@ class Neighbourhood:
         return [self._pool[place] for place in groups[best] if self._pool[place] != ids]
 
     def _fixed(self, kind: str, count: int) -> list[Ids]:
+        if kind == "e":
+            return self._suites.essays()[:count]
         if kind == "r":
             return random.Random(self._seed).sample(list(self._pool), count)
         places = central(self._vectors, count, 1)[:, 0]

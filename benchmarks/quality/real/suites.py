@@ -3,6 +3,7 @@
 nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
 turns    the same, asked after another question about the same passages and its answer
 musique  several passages are needed (`musique`)
+mixed    as nq, but half of the chunks are of another kind: essays instead of Wikipedia
 demo     the demo's corpus of prose: the documents that answer, among their nearest
 ruler    RULER's needle, tracing and counting tasks, in text that does not repeat
 needle   one needle at every depth of every length, in text that does not repeat
@@ -10,6 +11,7 @@ needle   one needle at every depth of every length, in text that does not repeat
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from benchmarks.quality.encode import Encoder
 from benchmarks.quality.real.chunks import chunked
 from benchmarks.quality.sample import TextSample
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions, needle
-from benchmarks.quality.tasks.essays import Haystack
+from benchmarks.quality.tasks.essays import BUILT_IN, Haystack
 from benchmarks.quality.tasks.retrieved import Embed, Passage
 from service.gateway.api import PromptBuilder
 from service.prompt import Turn, document_ids
@@ -27,8 +29,10 @@ from service.settings import Settings
 from service.tuning.measuring.prompt_ids import Prompt
 
 SPLITS = ("dev", "test")
-SUITES = ("nq", "turns", "musique", "demo", "ruler", "needle")
+SUITES = ("nq", "turns", "musique", "mixed", "demo", "ruler", "needle")
 RULER_SEEDS = {"dev": 43, "test": 42}
+ESSAY_TOKENS = 120
+"""Tokens of a chunk of the essays, as long as a passage of Natural Questions."""
 NEEDLE_LENGTHS = (1024, 2048, 4096)
 NEEDLE_DEPTHS = (0, 25, 50, 75, 100)
 SYNTHETIC_CHUNK = 512
@@ -76,6 +80,7 @@ class Suites:
             "nq": self._natural_questions,
             "turns": self._turns,
             "musique": self._musique,
+            "mixed": self._mixed,
             "demo": self._demo,
             "ruler": self._ruler,
             "needle": self._needle,
@@ -98,6 +103,11 @@ class Suites:
         fmt, tokenizer = self._builder.format, self._builder.tokenizer
         distinct = dict.fromkeys(each.passage for each in asked)
         return [document_ids(fmt, tokenizer, p.title, p.text) for p in distinct]
+
+    def essays(self) -> list[tuple[int, ...]]:
+        """The built-in essays as chunks, as token ids."""
+        ids = self._builder.tokenizer.encode_text(BUILT_IN.read_text(encoding="utf-8"))
+        return list(chunked([ids], ESSAY_TOKENS))
 
     def render(self, passage: Passage) -> str:
         """A passage as it stands in prompts."""
@@ -136,6 +146,16 @@ class Suites:
             passages = [Passage("", text) for text in asked.passages]
             turns = [Turn("user", asked.question)]
             yield self._prompt("musique", passages, turns, asked.answers, choice)
+
+    def _mixed(self, choice: Choice) -> Iterator[Prompt]:
+        """Half of the passages, the answering one among them, and as many chunks of the essays."""
+        half = (choice.others + 1) // 2
+        essays = self.essays()
+        for prompt in self._natural_questions(replace(choice, others=half - 1)):
+            source = random.Random(f"{choice.seed} {prompt.key}")
+            documents = [*prompt.documents, *source.sample(essays, half)]
+            source.shuffle(documents)
+            yield replace(prompt, task="mixed", documents=tuple(documents))
 
     def _demo(self, choice: Choice) -> Iterator[Prompt]:
         found = demo_prose.retrieve(choice.split, self._embed, others=choice.others)

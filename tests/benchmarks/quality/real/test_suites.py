@@ -94,6 +94,16 @@ def test_demo_prompts_hold_every_document_that_answers(suites: Suites) -> None:
         assert len(documents) == 2 + len(asked.documents)
 
 
+def test_mixed_prompts_are_half_of_another_kind(suites: Suites) -> None:
+    essays = set(suites.essays())
+    for prompt in suites.draw("mixed", Choice(samples=8, others=7)):
+        other = [ids in essays for ids in prompt.documents]
+        assert len(other) == len(set(prompt.documents)) == 8 and sum(other) == 4
+        held = text_of(suites, prompt).lower()
+        assert any(answer.lower() in held for answer in prompt.answers)
+    assert suites.draw("mixed", Choice(samples=2)) == suites.draw("mixed", Choice(samples=5))[:2]
+
+
 @pytest.mark.parametrize("limit", [128, 256, 512])
 def test_chunks_lose_nothing_and_cut_only_what_is_too_long(suites: Suites, limit: int) -> None:
     [whole] = suites.draw("musique", Choice(samples=1))
