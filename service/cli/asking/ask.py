@@ -51,6 +51,7 @@ def _body(args: argparse.Namespace) -> dict[str, Any]:
         "collection": args.collection,
         "retrieval": args.retrieval,
         "cold": args.cold,
+        "profile": args.profile,
         "filter": parse_pairs(args.filter, "--filter") or None,
     }
     return {name: value for name, value in fields.items() if value is not None}

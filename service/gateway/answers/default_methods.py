@@ -7,11 +7,13 @@ from typing import Any
 from service.calibration import BUILT_IN_FUSION, Calibration
 from service.errors import InvalidRequest, NotCalibrated
 from service.gateway.schemas import MethodChoice
+from service.gateway.schemas.generate import Profile
 from service.prompt import PromptFormat
 from service.settings import Settings
 
 AUTO = "auto"
 FULL_PREFILL = "vanilla"
+NOTHING_RECOMPUTED = "pie"
 DEFAULT_QUALITY = 0.99
 
 CALIBRATED = "kvstitch tune"
@@ -57,6 +59,17 @@ class DefaultMethods:
             )
         found = self._calibration.cheapest(quality, prefix_mode=self._prefix_mode, codec=codec)
         return MethodChoice.model_validate(found or {"method": FULL_PREFILL})
+
+    def of_profile(self, profile: Profile) -> MethodChoice:
+        """The method of a profile.
+
+        Of all combinations that were measured, no method is closer to full prefill than PIE for no
+        row, and than the default for its share of rows; and evicting half of the KV costs more than
+        any of them (docs/method.md).
+        """
+        if profile == "balanced":
+            return MethodChoice.model_validate(self._fusion)
+        return MethodChoice(method=FULL_PREFILL if profile == "exact" else NOTHING_RECOMPUTED)
 
     def describe(self, *, codec: str) -> dict[str, Any]:
         """The defaults, and where each comes from, for GET /v1/methods."""

@@ -135,7 +135,11 @@ class RequestValidator:
         return top_k
 
     def _methods(self, request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
-        choice = self._defaults.choice(request.fusion, codec=ready.model.codec)
+        if request.profile is not None:
+            _refuse_methods_beside_profile(request)
+            choice = self._defaults.of_profile(request.profile)
+        else:
+            choice = self._defaults.choice(request.fusion, codec=ready.model.codec)
         fusion = chosen_method("fusion", choice, ready.fusion)
         eviction = None
         if request.eviction is not None:
@@ -148,6 +152,15 @@ class RequestValidator:
             return self._prompts.estimate(turns, top_k)
         chars = sum(len(document.text) for document in request.inline_documents)
         return self._prompts.estimate(turns, 0) + chars // CHARS_PER_TOKEN_ESTIMATE
+
+
+def _refuse_methods_beside_profile(request: GenerateRequest) -> None:
+    for name in ("fusion", "eviction"):
+        if getattr(request, name) is not None:
+            raise InvalidRequest(
+                f"profile already chooses the methods: leave out {name}, or profile",
+                field="profile",
+            )
 
 
 def _refuse_search_fields(request: GenerateRequest) -> None:

@@ -51,6 +51,9 @@ class InlineDocument(StrictModel):
     doc_id: NewDocId | None = Field(None, description="what citations call it; else inline-1, …")
 
 
+Profile = Literal["fast", "balanced", "exact"]
+
+
 class Choices(StrictModel):
     """What to answer from, and how: the fields that OpenAI's routes take as `kvstitch`."""
 
@@ -81,6 +84,11 @@ class Choices(StrictModel):
         "cheapest that `kvstitch tune` has measured to agree that often with full prefill",
     )
     eviction: MethodChoice | None = None
+    profile: Profile | None = Field(
+        None,
+        description="instead of fusion and eviction: `fast` recomputes nothing, `balanced` is the "
+        "service's default, `exact` is full prefill; none of them evicts",
+    )
     cold: ColdMode | None = Field(
         None,
         description="how chunks that are not stored are computed: `in_context` of the prompt, or "

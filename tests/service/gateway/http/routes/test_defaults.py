@@ -36,6 +36,29 @@ def test_built_in(shared: Rig) -> None:
     assert found["from"]["fusion"] == "built-in" and found["from"]["prefix_mode"] == "prompt format"
 
 
+def test_profiles(shared: Rig, folder: Path, data: Path) -> None:
+    """Of the built-in default, and of what was tuned; on OpenAI's routes, too."""
+    assert used(shared, profile="fast") == {"method": "pie"}
+    assert used(shared, profile="balanced") == used(shared)
+    assert used(shared, profile="exact") == {"method": "vanilla"}
+    for body in ({"fusion": {"method": "a3"}}, {"eviction": {"method": "snapkv"}}):
+        response = shared.ask(profile="fast", **body)
+        error = response.json()["error"]
+        assert response.status_code == 422 and error["param"] == "profile"
+        assert f"leave out {next(iter(body))}" in error["message"]
+    assert shared.ask(profile="quick").status_code == 422
+    calibrate(data, folder)
+    with running(folder, data) as rig:
+        rig.ingest()
+        assert used(rig, profile="balanced") == {"method": "a3", "ratio": 0.3}
+        assert used(rig, profile="fast") == {"method": "pie"}
+        chat = rig.http.post("/v1/chat/completions", json={
+            "messages": [{"role": "user", "content": "Which capital?"}],
+            "kvstitch": {"profile": "exact"},
+        })  # fmt: skip
+        assert chat.json()["kvstitch"]["fusion"]["method"] == "vanilla"
+
+
 def test_auto_without_a_calibration(shared: Rig) -> None:
     response = shared.ask(fusion={"method": "auto", "quality": 0.9})
     error = response.json()["error"]
