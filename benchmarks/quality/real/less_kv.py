@@ -3,8 +3,9 @@
     python -m benchmarks.quality.real.less_kv --model FOLDER --prompts FILE.jsonl --samples 60
 
 Prompts are those of `python -m benchmarks.quality.real.prompts`. Chunks are precomputed behind the
-system prompt. Writes less_kv.md and less_kv.json (samples, machine, versions, commit) to --out as
-it goes; records are appended to less_kv-MODEL-DTYPE.jsonl there, so that a stopped run goes on.
+system prompt, or as the prompts' first mode says (`benchmarks.quality.real.behind`). Writes
+<name>.md and <name>.json (samples, machine, versions, commit) to --out as it goes; records are
+appended to <name>-MODEL-DTYPE.jsonl there, so that a stopped run goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CODECS = ("int8", "int4", "int2")
 EVICTIONS = (
     "snapkv", "ada_snapkv", "pyramidkv", "ada_pyramidkv", "kvec", "h2o", "streaming_llm",
 )  # fmt: skip
-BUDGETS = (0.5, 0.17)
+BUDGETS = (0.5, 0.25, 0.17, 0.1)
 """Of a typical prompt's tokens; 0.17 is the A3 paper's."""
 MEMORY_BYTES = 1 << 30
 LEGEND = """\
@@ -49,15 +50,15 @@ In brackets 95 % bootstrap intervals over prompts.
 """
 
 
-def candidates(prompt_tokens: float, facts: ModelFacts) -> list[Candidate]:
-    """What is compared, for prompts of about so many tokens."""
+def candidates(prompt_tokens: float, facts: ModelFacts, mode: str = "system") -> list[Candidate]:
+    """What is compared, for prompts of about so many tokens, with chunks in one prefix mode."""
     parameters = {name: value for name, value in BUILT_IN_FUSION.items() if name != "method"}
-    fused = Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), "system")
-    whole = Candidate(FULL_PREFILL, (), "system")
-    pie = Candidate("pie", (), "system")
+    fused = Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), mode)
+    whole = Candidate(FULL_PREFILL, (), mode)
+    pie = Candidate("pie", (), mode)
     made = [pie, *(replace(pie, codec=codec) for codec in CODECS)]
     made += [fused, *(replace(fused, codec=codec) for codec in CODECS)]
-    made += [Candidate("samkv", (), "system")]
+    made += [Candidate("samkv", (), mode)]
     names = [*EVICTIONS, *(["headkv"] if facts.head_scores else [])]
     for base in (whole, fused):
         made += _evicted(base, names, prompt_tokens)
@@ -96,7 +97,7 @@ def _three(value: float) -> str:
 
 
 def write(
-    folder: Path,
+    path: Path,
     facts: dict[str, object],
     prompts: Sequence[Prompt],
     compared: Sequence[Candidate],
@@ -109,14 +110,14 @@ def write(
     bootstrap = Bootstrap(len(done))
     rows = [Summary.of(c, [file[p.key, c.key] for p in done], bootstrap) for c in compared]
     title = f"Less KV: {facts['model']}, {len(done)} prompts, {facts['dtype']}"
-    (folder / "less_kv.md").write_text(report(title, rows), encoding="utf-8")
+    (path.with_suffix(".md")).write_text(report(title, rows), encoding="utf-8")
     columns = ("kl", "kl_first", "agreement", "same", "operations", "bytes", "kept")
     results = [
         row.candidate.fields | {name: [getattr(t, name) for t in row.trials] for name in columns}
         for row in rows
     ]
     record = {**facts, "prompts": [p.key for p in done], "results": results}
-    (folder / "less_kv.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    (path.with_suffix(".json")).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -133,6 +134,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--name", default="less_kv", help="of the files")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(given)
     torch.set_num_threads(args.threads)
@@ -142,12 +144,13 @@ def main(given: Sequence[str] | None = None) -> int:
         args.model, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
     )
     fingerprint = model_fingerprint(str(args.model))
+    mode = next(iter(prompts[0].behind), "system")
     compared = [
         candidate
-        for candidate in candidates(median(p.tokens for p in prompts), facts)
+        for candidate in candidates(median(p.tokens for p in prompts), facts, mode)
         if any(fnmatchcase(candidate.label, pattern) for pattern in args.only)
     ]
-    file = RecordFile(args.out / f"less_kv-{fingerprint[:12]}-{args.dtype}.jsonl", Trial)
+    file = RecordFile(args.out / f"{args.name}-{fingerprint[:12]}-{args.dtype}.jsonl", Trial)
     file.load()
     longest = max(prompt.tokens for prompt in prompts)
     runner = TrialRunner(adapter, facts, longest=longest, memory_bytes=MEMORY_BYTES)
@@ -163,7 +166,7 @@ def main(given: Sequence[str] | None = None) -> int:
         for trials in runner.measure(prompt, missing) if missing else ():
             file.add(trials)
         print(f"prompt {number} of {len(prompts)} done", flush=True)
-        write(args.out, about, prompts, compared, file)
+        write(args.out / args.name, about, prompts, compared, file)
     return 0
 
 
