@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
-COMPANION_MODES = ("primer", "neighbours", "neighbours_exact")
+COMPANION_MODES = ("primer", "neighbours")
 """Prefix modes in which other chunks stand between S and a chunk when it is precomputed."""
 PREFIX_MODES = ("none", "bos", "bos_keep", "system", *COMPANION_MODES)
 PASSAGE_ORDERS = ("best_first", "best_last")
@@ -75,9 +75,8 @@ class PromptFormat:
         max_tokens: Tokens per answer.
         prefix_mode: What a chunk attends to when it is precomputed: nothing (none), BOS (bos), BOS
             that stays in the prompt (bos_keep), the system prompt (system), or the system prompt
-            and other chunks of the collection: the same ones for all of a group (primer), the
-            nearest ones, put together from what is stored (neighbours), or the nearest ones,
-            computed together for every chunk (neighbours_exact).
+            and other chunks of the collection: the same ones for all (primer), or the nearest
+            (neighbours).
         stop: Strings that end an answer.
         bos: The token that starts a prompt. Empty: the tokenizer's own; None: none.
     """

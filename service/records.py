@@ -17,7 +17,7 @@ class Chunk:
         chunk_id: the catalog's.
         ids: its token ids, which are the truth.
         behind: token ids of the other chunks that stand between S and this one when its KV is
-            computed by itself, in a prefix mode that has companions.
+            computed by itself, in the prefix modes primer and neighbours.
     """
 
     chunk_id: int

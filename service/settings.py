@@ -133,10 +133,7 @@ class Settings(BaseSettings):
     top_k: int | None = Field(None, ge=0, le=1024)
     prefix_mode: str | None = None
     companions: int = Field(
-        3,
-        ge=1,
-        le=16,
-        description="chunks that others are computed behind: primer, neighbours, neighbours_exact",
+        3, ge=1, le=16, description="chunks that others are computed behind: primer, neighbours"
     )
 
     # Limits of one call.

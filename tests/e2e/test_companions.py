@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import Service, tiers
 
-MODES = ("primer", "neighbours", "neighbours_exact")
+MODES = ("primer", "neighbours")
 
 
 def until_complete(service: Service) -> None:

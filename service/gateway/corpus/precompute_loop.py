@@ -2,7 +2,7 @@
 
     pending purges ── indexed documents ── what stands behind others ── pinned documents ── wait
 
-A chunk that is computed behind other chunks (a prefix mode with companions) is computed behind
+A chunk that is computed behind other chunks (prefix modes primer and neighbours) is computed behind
 S alone, too, for prompts that begin with it; that is done when its document is done already.
 
 What is to be done is read from disk, so a restart simply continues. The worker finds a chunk whose
@@ -180,12 +180,12 @@ class PrecomputeLoop:
     def _wanted(self, target: PurgeTarget) -> list[Chunk]:
         """What is to be stored of a chunk before its document is done.
 
-        A chunk behind stitched neighbours is put together from these, so all are needed alone.
+        A chunk behind neighbours is put together from these, so all chunks are needed alone.
         """
         alone = Chunk(target.chunk_id, target.ids)
         if not target.copies:
             return [alone]
-        return [*([alone] if self._behind.stitched else []), *target.copies]
+        return [*([alone] if self._behind.kind == "neighbours" else []), *target.copies]
 
     async def _complete(self, max_context: int) -> bool:
         """Store what is missing of documents that stand behind others; False if nothing is.

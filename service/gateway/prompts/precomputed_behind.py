@@ -14,11 +14,7 @@ from retriever import Companions, Kind, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages import Chunk
 
-KINDS: dict[str, Kind] = {
-    "primer": "primer",
-    "neighbours": "neighbours",
-    "neighbours_exact": "neighbours",
-}
+KINDS: dict[str, Kind] = {"primer": "primer", "neighbours": "neighbours"}
 
 
 @dataclass(frozen=True)
@@ -44,12 +40,10 @@ class PrecomputedBehind:
 
     Attributes:
         kind: of the companions; None if the prefix mode has none.
-        stitched: they are put together from what is stored of each alone.
     """
 
     def __init__(self, prompts: PromptBuilder, companions: Companions, count: int) -> None:
         self.kind = KINDS.get(prompts.prefix_mode)
-        self.stitched = prompts.prefix_mode == "neighbours"
         self._prompts = prompts
         self._companions = companions
         self._count = count

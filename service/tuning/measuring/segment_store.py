@@ -53,8 +53,7 @@ class SegmentStore:
         behind = prompt.behind.get(prefix_mode)
         if behind is None:
             return self._addressing.document(ids, prefix_mode, prompt.system, "")
-        stitched = prefix_mode.partition("-")[0] == "neighbours"
-        mode = "neighbours" if stitched else "primer"
+        mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
         return self._addressing.document(ids, mode, prompt.system, "", behind[number])
 
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:

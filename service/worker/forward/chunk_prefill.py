@@ -111,9 +111,6 @@ class ChunkPrefill:
         if kept is not None:
             self._parts.move_to_end(part.key)
             return kept[1], 0.0
-        if not part.shared:
-            computed = yield from self.compute(part)
-            return computed.chunk, computed.flops
         found = (yield from self._stored(part)) if part.parts else None
         if found is not None:
             self._keep(part.key, part.ids, found)

@@ -28,7 +28,6 @@ class Address:
         parts: what stands before the segment while it is precomputed, one after the other.
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
-        shared: as a part, it stands before many chunks, so it is stored and kept.
     """
 
     key: str
@@ -37,7 +36,6 @@ class Address:
     parts: tuple[Address, ...] = ()
     stitched: bool = False
     part_key: str = ""
-    shared: bool = True
 
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -93,17 +91,15 @@ class Addressing:
 
         Args:
             behind: token ids of the documents that stand between S and this one then, in the modes
-                that have them. Behind none of them it is the same chunk as in mode system.
+                primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
         if not behind or prefix_mode not in COMPANION_MODES:
             mode = "system" if prefix_mode in COMPANION_MODES else prefix_mode
             return self._address(ids, mode, start, tenant)
-        if prefix_mode != "neighbours":
-            whole = [token for each in behind for token in each]
-            *before, last = self._prefix(whole, start, tenant)
-            last = replace(last, shared=prefix_mode == "primer")
-            return self._address(ids, "system", (*before, last), tenant)
+        if prefix_mode == "primer":
+            primer = [token for each in behind for token in each]
+            return self._address(ids, "system", self._prefix(primer, start, tenant), tenant)
         neighbours = [self._address(each, "system", start, tenant) for each in behind]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kvstore import EncodedChunk, encode_chunk
-from service.prompt import PREFIX_MODES
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
@@ -145,33 +144,10 @@ def test_what_others_stand_behind_is_stored_for_later(any_family: Tiny) -> None:
     )
 
 
-def test_neighbours_computed_together_are_not_stored(any_family: Tiny) -> None:
-    """They are a primer of one chunk alone: the same KV, but nothing else is worth keeping."""
-    written: list[Address] = []
-    chunks = ChunkPrefill(any_family.adapter)
-    chunks.write = lambda part, computed: written.append(part)
-    costs = []
-    for _ in range(2):
-        at = address(any_family, D1, D3, mode="neighbours_exact")
-        made = run(chunks.compute(at))
-        costs.append(made.flops)
-    assert not written
-    assert at.key == address(any_family, D1, D3).key
-    expected = any_family.precompute(D1, [*S, *D3])
-    torch.testing.assert_close(made.chunk.layer(3)[0], expected.layer(3)[0], atol=1e-4, rtol=1e-4)
-    whole = chunk_prefill(any_family.adapter, len([*S, *D3, *D1]))
-    assert costs == [pytest.approx(whole), pytest.approx(whole - costs_of_system(any_family))]
-
-
-def costs_of_system(model: Tiny) -> float:
-    """S is kept."""
-    return chunk_prefill(model.adapter, len(S))
-
-
 def test_every_key_of_a_text_is_known_when_it_is_deleted(any_family: Tiny) -> None:
     addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="int8")
     keys = addressing.purged(D1, S, "", [D2, D3])
-    for mode in PREFIX_MODES:
+    for mode in ("none", "system", "primer", "neighbours"):
         assert addressing.document(D1, mode, S, "", [D2, D3]).key in keys
     alone = addressing.purged([*D2, *D3], S, "", [])
     primer = addressing.document(D1, "primer", S, "", [D2, D3]).parts[-1]
