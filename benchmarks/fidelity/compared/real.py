@@ -76,6 +76,7 @@ def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:
     yield Configuration("pie", Pie())
     yield Configuration("a3", A3(RATIO), f"r={RATIO:g}")
     yield Configuration("cacheblend", CacheBlend(RATIO), f"r={RATIO:g}")
+    yield Configuration("legolink", LegoLink(9, 9), "k=9")  # 15 % of eight passages of 120 tokens
     yield from _rivals(instruction)
     for ratio in RATIOS:
         yield _scout(QuestionScout(ratio))
