@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from service.calibration import BUILT_IN_FUSION, Calibration
@@ -9,7 +12,10 @@ from service.errors import InvalidRequest, NotCalibrated
 from service.gateway.schemas import MethodChoice
 from service.gateway.schemas.generate import Profile
 from service.prompt import PromptFormat
+from service.records import MethodInfo
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FULL_PREFILL = "vanilla"
@@ -34,20 +40,24 @@ class DefaultMethods:
         self._given = given
         self._calibration = calibration
         self._prefix_mode = fmt.prefix_mode
+        self._told = False
 
-    def choice(self, asked: MethodChoice | None, *, codec: str) -> MethodChoice:
+    def choice(
+        self, asked: MethodChoice | None, *, codec: str, offered: Sequence[MethodInfo]
+    ) -> MethodChoice:
         """The method that a request gets.
 
         Args:
             asked: What the request says; None: nothing.
             codec: That the worker stores chunks with.
+            offered: The worker's fusion methods.
 
         Raises:
             NotCalibrated: It says `auto`, and nothing was measured.
             InvalidRequest: It says `auto` with something wrong beside it.
         """
         if asked is None:
-            return MethodChoice.model_validate(self._fusion)
+            return MethodChoice.model_validate(self._fusion(offered))
         if asked.method != AUTO:
             return asked
         quality = _quality(asked.parameters)
@@ -57,10 +67,14 @@ class DefaultMethods:
                 "was: run `kvstitch tune --model … --documents …` for it, or name a method",
                 field="fusion.method",
             )
-        found = self._calibration.cheapest(quality, prefix_mode=self._prefix_mode, codec=codec)
+        known = replace(
+            self._calibration,
+            measured=[m for m in self._calibration.measured if _exists(m.fusion, offered)],
+        )
+        found = known.cheapest(quality, prefix_mode=self._prefix_mode, codec=codec)
         return MethodChoice.model_validate(found or {"method": FULL_PREFILL})
 
-    def of_profile(self, profile: Profile) -> MethodChoice:
+    def of_profile(self, profile: Profile, offered: Sequence[MethodInfo]) -> MethodChoice:
         """The method of a profile.
 
         Of all combinations that were measured, no method is closer to full prefill than PIE for no
@@ -68,35 +82,55 @@ class DefaultMethods:
         any of them (docs/method.md).
         """
         if profile == "balanced":
-            return MethodChoice.model_validate(self._fusion)
+            return MethodChoice.model_validate(self._fusion(offered))
         return MethodChoice(method=FULL_PREFILL if profile == "exact" else NOTHING_RECOMPUTED)
 
-    def describe(self, *, codec: str) -> dict[str, Any]:
+    def describe(self, *, codec: str, offered: Sequence[MethodInfo]) -> dict[str, Any]:
         """The defaults, and where each comes from, for GET /v1/methods."""
         values = {
-            "fusion": self._fusion,
+            "fusion": self._fusion(offered),
             "eviction": None,
             "prefix_mode": self._prefix_mode,
             "codec": codec,
         }
         return {
             **values,
-            "from": {name: self._origin(name) for name in values},
+            "from": {name: self._origin(name, offered) for name in values},
             "auto": self._calibration is not None and bool(self._calibration.measured),
         }
 
-    @property
-    def _fusion(self) -> dict[str, Any]:
+    def _fusion(self, offered: Sequence[MethodInfo]) -> dict[str, Any]:
+        """What was tuned, unless an older release did so with what is gone by now."""
         if self._calibration is None:
             return dict(BUILT_IN_FUSION)
-        return dict(self._calibration.defaults["fusion"])
+        tuned = dict(self._calibration.defaults["fusion"])
+        if _exists(tuned, offered):
+            return tuned
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "%s recommends %s, which this release does not have; the built-in default is used: "
+                "run `kvstitch tune` again",
+                self._calibration.path,
+                tuned,
+            )
+        return dict(BUILT_IN_FUSION)
 
-    def _origin(self, name: str) -> str:
+    def _origin(self, name: str, offered: Sequence[MethodInfo]) -> str:
+        if name == "fusion" and self._calibration is not None:
+            tuned = self._calibration.defaults["fusion"]
+            return CALIBRATED if _exists(tuned, offered) else BUILT_IN
         if name in self._given.model_fields_set and getattr(self._given, name) is not None:
             return SET
         if self._calibration is not None and name in self._calibration.defaults:
             return CALIBRATED
         return "prompt format" if name == "prefix_mode" else BUILT_IN
+
+
+def _exists(fusion: Mapping[str, Any], offered: Sequence[MethodInfo]) -> bool:
+    """Whether the worker has this method with these parameters."""
+    named = set(fusion) - {"method"}
+    return any(info.name == fusion["method"] and named <= set(info.parameters) for info in offered)
 
 
 def _quality(parameters: dict[str, Any]) -> float:

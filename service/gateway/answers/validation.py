@@ -137,9 +137,11 @@ class RequestValidator:
     def _methods(self, request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
         if request.profile is not None:
             _refuse_methods_beside_profile(request)
-            choice = self._defaults.of_profile(request.profile)
+            choice = self._defaults.of_profile(request.profile, ready.fusion)
         else:
-            choice = self._defaults.choice(request.fusion, codec=ready.model.codec)
+            choice = self._defaults.choice(
+                request.fusion, codec=ready.model.codec, offered=ready.fusion
+            )
         fusion = chosen_method("fusion", choice, ready.fusion)
         eviction = None
         if request.eviction is not None:

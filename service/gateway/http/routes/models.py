@@ -38,5 +38,5 @@ async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
     return {
         "fusion": [asdict(info) for info in ready.fusion],
         "eviction": [asdict(info) for info in ready.eviction],
-        "defaults": gateway.default_methods.describe(codec=ready.model.codec),
+        "defaults": gateway.default_methods.describe(codec=ready.model.codec, offered=ready.fusion),
     }

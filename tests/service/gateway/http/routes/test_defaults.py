@@ -66,6 +66,27 @@ def test_auto_without_a_calibration(shared: Rig) -> None:
     assert "kvstitch tune" in error["message"]
 
 
+def test_what_an_older_release_tuned_is_left_alone(folder: Path, data: Path, caplog: Any) -> None:
+    """Its method is gone, or a parameter of it: the built-in default answers, and it is told."""
+    for gone in ({"method": "question_trail"}, {"method": "question_scout", "edge": 2}):
+        calibrate(data, folder)
+        path = data / "calibration.json"
+        found = json.loads(path.read_text())
+        found["defaults"]["fusion"] = gone
+        found["measured"].append({**found["measured"][0], "fusion": gone, "operations": 0.01})
+        path.write_text(json.dumps(found))
+        caplog.clear()
+        with running(folder, data) as rig:
+            rig.ingest()
+            assert used(rig) == {"method": "question_scout", "ratio": 0.15}
+            assert used(rig, profile="balanced")["method"] == "question_scout"
+            assert used(rig, fusion={"method": "auto", "quality": 0.7})["method"] == "pie"
+            told = rig.http.get("/v1/methods").json()["defaults"]
+            assert told["from"]["fusion"] == "built-in"
+        warnings = [r for r in caplog.records if "this release does not have" in r.getMessage()]
+        assert len(warnings) == 1
+
+
 def test_calibrated(folder: Path, data: Path) -> None:
     calibrate(data, folder)
     with running(folder, data) as rig:
