@@ -68,7 +68,9 @@ def test_an_outcome_compares_with_full_prefill() -> None:
 
 
 def test_records_hold_both_answers(model: Tiny) -> None:
-    full, pie = measured(model, Configuration("full", real()[0].method), Configuration("p", Pie()))
+    full, pie = measured(
+        model, Configuration("full", real([5])[0].method), Configuration("p", Pie())
+    )
     assert full.text == full.full_text == pie.full_text
     assert full.text
 
