@@ -206,7 +206,9 @@ class PrefillLauncher:
         while True:
             if sequence.as_stored:
                 yield from self.missing.supply(sequence)
-            layout = sequence.layout = self._layout(sequence)
+            # Asked once: a loader thread may lose a segment between two questions.
+            cached = [self._stored(load) for load in self._segments(sequence)]
+            layout = sequence.layout = self._layout_of(sequence, [c is None for c in cached])
             if trace is not None:
                 trace.start_again()
 
@@ -218,7 +220,7 @@ class PrefillLauncher:
                     yield from prefill(
                         self.adapter,
                         layout,
-                        [self._stored(load) for load in self._segments(sequence)],
+                        cached,
                         dense,
                         kv,
                         eviction=sequence.eviction,
@@ -293,10 +295,13 @@ class PrefillLauncher:
         return load.stored if isinstance(load, SegmentLoad) else None
 
     def _layout(self, sequence: Sequence) -> PromptLayout:
-        request = sequence.request
         uncached = [self._stored(load) is None for load in self._segments(sequence)]
         if self._holds_part(sequence):  # missing documents are computed before its layers run
             uncached = [False] * len(uncached)
+        return self._layout_of(sequence, uncached)
+
+    def _layout_of(self, sequence: Sequence, uncached: list[bool]) -> PromptLayout:
+        request = sequence.request
         return PromptLayout.of(
             request.system,
             [d.ids for d in request.documents],

@@ -15,9 +15,11 @@ from kvstore import ChunkSpec, MemoryTier, RedisTier
 from kvstore.tiers.base import Tier
 from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import Method
+from service.worker.core.layout import PromptLayout
 from service.worker.loading import chunk_stream as streaming
 from service.worker.model.addressing import Address
 from service.worker.planner.planner import LATE
+from service.worker.sequences.prefill_launcher import PrefillLauncher
 from tests.redis_server import redis_server
 from tests.service.worker.engine.test_engine_faults import chunk_file
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
@@ -157,6 +159,30 @@ def test_a_chunk_that_vanishes_midway(model: Tiny, method: Method) -> None:
     assert tokens == expected
     assert [d.tier for d in report.documents] == ["slow", "cold", "slow"]
     assert present  # computed again and stored
+
+
+@pytest.mark.parametrize("method", [PIE, A3, Method("question_scout")], ids=names)
+def test_a_chunk_that_is_lost_while_the_prefill_starts(
+    model: Tiny, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader thread gives it up between the plan of the prompt and its first layer."""
+    with rig(model) as r:
+        r.precompute([DOCUMENTS[0], DOCUMENTS[2]])
+        expected, _ = r.answer(method)
+    plan, calls = PrefillLauncher._layout_of, []
+
+    def lose(self: PrefillLauncher, sequence: Any, uncached: list[bool]) -> PromptLayout:
+        calls.append(uncached)
+        if len(calls) == 2:  # the first one was to admit it
+            sequence.segments[2].stream.lost = True
+        return plan(self, sequence, uncached)
+
+    monkeypatch.setattr(PrefillLauncher, "_layout_of", lose)
+    with streaming_rig(model, Events()) as r:
+        tokens, report = r.answer(method)
+    assert len(calls) == 3 and calls[2][2] and not calls[1][2]
+    assert tokens == expected
+    assert report.documents[1].tier == "cold"
 
 
 @pytest.mark.parametrize("method", [PIE, A3, Method("question_scout")], ids=names)
