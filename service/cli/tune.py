@@ -118,7 +118,6 @@ def _finish(
 ) -> None:
     from service.tuning.report import contents
     from service.tuning.report.page import page, verdict
-    from service.tuning.report.warnings import warnings
 
     report = contents.report(outcome, found)
     settings = json.dumps(json.loads(path.read_text())["defaults"], indent=1)
@@ -128,7 +127,7 @@ def _finish(
         emit({**report, "calibration": str(path), "report": str(plan.out / "report.html")})
         return
     print(verdict(report))
-    for text in warnings(report):
+    for text in report["warnings"]:
         print(text)
     print(f"report: {plan.out / 'report.html'}\ndefaults of the service: {path}")
 

@@ -78,8 +78,8 @@ class DefaultMethods:
         """The method of a profile.
 
         Of all combinations that were measured, no method is closer to full prefill than PIE for no
-        row, and than the default for its share of rows; and evicting half of the KV costs more than
-        any of them (docs/method.md).
+        row, and than the default for its share of rows; and evicting half of the KV, even of a full
+        prefill, costs more than computing no row behind primers (docs/method.md).
         """
         if profile == "balanced":
             return MethodChoice.model_validate(self._fusion(offered))

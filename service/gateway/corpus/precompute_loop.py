@@ -204,8 +204,8 @@ class PrecomputeLoop:
                 self._failures[scope, doc_id] += 1
                 if self._failures[scope, doc_id] < MAX_CRASHES:
                     raise
-                del self._failures[scope, doc_id]
                 await self._give_up(scope, doc_id, error)
+            self._failures.pop((scope, doc_id), None)
         self.complete = not documents
         return bool(documents)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from service.tuning.choosing import Summary
 from service.tuning.measuring.bootstrap import Estimate
+from service.tuning.report.warnings import warnings
 from service.tuning.run import Outcome, Plan
 from service.tuning.stages import Stage
 
@@ -73,6 +74,7 @@ def gate_bounds(best: Summary) -> dict[str, float]:
 
 def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
     """All stages with all candidates, and what was made of them."""
+    stages = [_stage(stage) for stage in outcome.stages.values()]
     return {
         "recommended": _row(outcome.recommended),
         "fixed_defaults": _row(outcome.fixed),
@@ -80,7 +82,8 @@ def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
         "selection_layer": outcome.selection_layer,
         "stable_layers": outcome.model.stable_layers,
         "evidence": found,
-        "stages": [_stage(stage) for stage in outcome.stages.values()],
+        "stages": stages,
+        "warnings": warnings(stages),
     }
 
 

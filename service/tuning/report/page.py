@@ -7,7 +7,6 @@ from html import escape
 from typing import Any
 
 from service.tuning.report.picture import Point, scatter
-from service.tuning.report.warnings import warnings
 
 STAGES = {
     "screen": "Methods, with chunks stored behind the system prompt",
@@ -51,7 +50,7 @@ def page(report: Mapping[str, Any], settings: str) -> str:
         "<meta name=viewport content='width=device-width'>",
         f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>",
         f"<p>{escape(verdict(report))}</p>",
-        *(f"<p><strong>{escape(text)}</strong></p>" for text in warnings(report)),
+        *(f"<p><strong>{escape(text)}</strong></p>" for text in report["warnings"]),
         f"<pre>{escape(settings)}</pre>",
         f"<p>{escape(_basis(found))}</p>",
         "<p>KL is that of full prefill's next-token distribution to the configuration's, in nats, "

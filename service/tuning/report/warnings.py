@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,13 +11,13 @@ from service.prompt import COMPANION_MODES
 Row = Mapping[str, Any]
 
 
-def warnings(report: Mapping[str, Any]) -> list[str]:
+def warnings(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """One sentence for each prefix mode that puts other chunks before a chunk and does harm.
 
     Args:
-        report: from `contents.report`.
+        stages: of `contents.report`.
     """
-    rows = [r for s in report["stages"] if s["name"] == "prefix" for r in s["candidates"]]
+    rows = [r for s in stages if s["name"] == "prefix" for r in s["candidates"]]
     return [text for mode in COMPANION_MODES for text in _harm(mode, rows)]
 
 

@@ -10,6 +10,41 @@ from torch import Tensor
 
 from service.worker.core.layer_view import CachedSegment, LayerView
 
+SERIAL_ELEMENTS = 1 << 15
+"""On a CPU torch wakes other threads for more elements, which takes longer than the work does."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring rows of one document.
+
+    Attributes:
+        document: its number among those with a probe.
+        rows: prompt rows.
+        positions: of these rows `[m]`.
+        weights: of these rows, 0 for those that are computed `[m, 1, 1]`.
+    """
+
+    document: int
+    rows: slice
+    positions: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Tokens of a document whose fresh KV is known.
+
+    Attributes:
+        stored: KV of the document.
+        tokens: of the document `[p]`; on the host, where its KV is: only they go to the device.
+        fresh: their places among the computed rows `[p]`.
+    """
+
+    stored: CachedSegment
+    tokens: Tensor
+    fresh: Tensor
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -19,22 +54,12 @@ class Shift:
     fresh minus stored over its document's probes. A document without a probe stays as it is.
 
     Attributes:
-        probed: stored KV of every document that has a probe, and its probes' places in it.
-        computed: the probes' places among the computed rows `[p]`.
-        means: takes the mean by document, `[documents, p]` fp32.
-        span: prompt rows from the first such document to the last.
-        rows: their positions `[m]`.
-        document: of each of them, its number in `probed`; one more for those that stay `[m]`.
-        weights: of each of them, `[m, 1, 1]`; or one for all.
+        documents: those with a probe.
+        parts: their rows.
     """
 
-    probed: Sequence[tuple[CachedSegment, Tensor]]
-    computed: Tensor
-    means: Tensor
-    span: slice
-    rows: Tensor
-    document: Tensor
-    weights: Tensor | float
+    documents: Sequence[Probed]
+    parts: Sequence[Part]
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
@@ -47,54 +72,53 @@ class Shift:
         Returns:
             None if there is nothing to shift.
         """
-        layout, device = view.layout, view.k.device
-        segments = [
-            (segment, stored, count)
-            for segment, stored, count in zip(
-                layout.segments, view.cached, layout.count_rows(probes), strict=True
-            )
-            if count and stored is not None and not segment.uncached
-        ]
-        if not segments:
-            return None
-        document = torch.full((layout.tokens,), len(segments), device=device)
-        means = torch.zeros(len(segments), len(probes), device=device)
-        probed, first = [], 0
-        for number, (segment, stored, count) in enumerate(segments):
-            document[segment.start : segment.end] = number
-            means[number, first : first + count] = 1 / count
-            # On the host, where the stored KV is: only the probes' rows go to the device.
-            probed.append((stored, (probes[first : first + count] - segment.start).cpu()))
+        layout, device, dtype = view.layout, view.k.device, view.k.dtype
+        each = torch.zeros(layout.tokens, dtype=dtype, device=device) + weights
+        each[view.rows] = 0
+        most = max(1, SERIAL_ELEMENTS // (view.k.shape[0] * view.k.shape[2]))
+        fresh = torch.searchsorted(view.rows, probes)
+        documents: list[Probed] = []
+        parts: list[Part] = []
+        first = 0
+        for segment, stored, count in zip(
+            layout.segments, view.cached, layout.count_rows(probes), strict=True
+        ):
+            of_segment = slice(first, first + count)
             first += count
-        document[view.rows] = len(segments)
-        span = slice(segments[0][0].start, segments[-1][0].end)
-        if isinstance(weights, Tensor):
-            weights = weights[span, None, None].to(view.k.dtype)
-        rows = torch.arange(span.start, span.stop, device=device)
-        computed = torch.searchsorted(view.rows, probes)
-        return cls(probed, computed, means, span, rows, document[span], weights)
+            if not count or stored is None or segment.uncached:
+                continue
+            size = most if device.type == "cpu" else segment.tokens
+            for start in range(segment.start, segment.end, size):
+                rows = slice(start, min(start + size, segment.end))
+                positions = torch.arange(rows.start, rows.stop, device=device)
+                parts.append(Part(len(documents), rows, positions, each[rows, None, None]))
+            tokens = (probes[of_segment] - segment.start).cpu()
+            documents.append(Probed(stored, tokens, fresh[of_segment]))
+        return cls(documents, parts) if documents else None
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
         """Shifts the keys (by a mean that is taken before RoPE) and values of a layer in place."""
-        stored = [(segment.layer(view.layer), at) for segment, at in self.probed]
+        stored = [document.stored.layer(view.layer) for document in self.documents]
         if keys:
-            by = self._by(view.fresh_k, [k[at] for (k, _), at in stored])
-            view.k[:, self.span] += view.rotate(by, self.rows).transpose(0, 1)
+            means = self._means(view.fresh_k, [k for k, _ in stored])
+            for part in self.parts:
+                by = view.rotate(means[part.document] * part.weights, part.positions)
+                view.k[:, part.rows] += by.transpose(0, 1)
         if values:
-            by = self._by(view.fresh_v, [v[at] for (_, v), at in stored])
-            view.v[:, self.span] += by.transpose(0, 1)
+            means = self._means(view.fresh_v, [v for _, v in stored])
+            for part in self.parts:
+                by = means[part.document] * part.weights
+                view.v[:, part.rows] += by.transpose(0, 1)
 
-    def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
-        """By how much every row is shifted `[m, kv_heads, head_dim]`, in the model's dtype.
+    def _means(self, fresh: Tensor, stored: Sequence[Tensor]) -> list[Tensor]:
+        """The mean error of every document `[kv_heads, head_dim]`.
 
-        Its rounding is far below that of the KV it is added to.
+        In the model's dtype: its rounding is far below that of the KV it is added to.
         """
-        old = torch.cat(list(stored)).to(fresh.device)
-        gaps = fresh[self.computed].float() - old.float()
-        means = self.means @ gaps.flatten(1)
-        if not isinstance(self.weights, Tensor):
-            means *= self.weights
-        still = means.new_zeros(1, means.shape[1])
-        means = torch.cat([means, still]).to(fresh.dtype).view(-1, *fresh.shape[1:])
-        by = means[self.document]
-        return by * self.weights if isinstance(self.weights, Tensor) else by
+        means = []
+        for document, kv in zip(self.documents, stored, strict=True):
+            new = fresh.index_select(0, document.fresh)
+            old = kv.index_select(0, document.tokens).to(fresh.device)
+            gap = new.mean(0, dtype=torch.float32) - old.mean(0, dtype=torch.float32)
+            means.append(gap.to(fresh.dtype))
+        return means

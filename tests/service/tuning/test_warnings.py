@@ -14,13 +14,13 @@ def row(mode: str, kl: float, method: str = "pie", codec: str = "raw") -> dict[s
     }  # fmt: skip
 
 
-def report(*rows: dict[str, Any], stage: str = "prefix") -> dict[str, Any]:
-    return {"stages": [{"name": "screen", "candidates": []}, {"name": stage, "candidates": rows}]}
+def stages(*rows: dict[str, Any], stage: str = "prefix") -> list[dict[str, Any]]:
+    return [{"name": "screen", "candidates": []}, {"name": stage, "candidates": rows}]
 
 
 def test_harm_is_told_with_both_figures() -> None:
     rows = [row("system", 0.10), row("primer", 0.16), row("neighbours", 0.08), row("none", 0.4)]
-    [text] = warnings(report(*rows))
+    [text] = warnings(stages(*rows))
     assert text.startswith("prefix_mode primer does harm on these documents: KL 0.16 nats")
     assert "behind the system prompt alone 0.1 (mean of 1 configurations)" in text
     assert "use system" in text
@@ -29,15 +29,15 @@ def test_harm_is_told_with_both_figures() -> None:
 def test_only_the_same_configuration_is_compared() -> None:
     """PIE behind primers beside a better method behind S says nothing about primers."""
     rows = [row("system", 0.05, "question_scout"), row("primer", 0.16), row("system", 0.2)]
-    assert warnings(report(*rows)) == []
-    assert warnings(report(row("system", 0.1, codec="int4"), row("primer", 0.16))) == []
+    assert warnings(stages(*rows)) == []
+    assert warnings(stages(row("system", 0.1, codec="int4"), row("primer", 0.16))) == []
     mixed = [
         *(row("system", kl, m) for m, kl in (("pie", 0.2), ("a3", 0.1))),
         *(row("primer", kl, m) for m, kl in (("pie", 0.1), ("a3", 0.15))),
     ]
-    assert warnings(report(*mixed)) == [], "on average it helps"
+    assert warnings(stages(*mixed)) == [], "on average it helps"
 
 
 def test_nothing_compared_is_nothing_told() -> None:
-    assert warnings(report(row("system", 0.1), row("primer", 0.2), stage="screen")) == []
-    assert warnings({"stages": []}) == []
+    assert warnings(stages(row("system", 0.1), row("primer", 0.2), stage="screen")) == []
+    assert warnings([]) == []

@@ -120,18 +120,24 @@ def test_agentkvshift_is_the_reference(any_model: Tiny, ratio: float) -> None:
 
 
 def test_agentkvshift_shifts_only_documents_with_a_probe(model: Tiny) -> None:
-    """And no token that is computed: its own KV is better."""
+    """Of one probe of a single vote the ranking by keys has it, so values stay."""
     stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
     ours = model.stitch(AgentKVShift(ratio=0.05), stored=stored)
     (probe,) = document_rows(ours)
     spans = {len(S): D1, len(S) + len(D1): D2, len(S) + len(D1) + len(D2): D3}
+    by_pie = model.stitch(Pie(2), stored=stored)
     moved = set()
     for number, (start, ids) in enumerate(spans.items(), start=1):
         for at in range(len(ids)):
-            if start + at != probe and not ours.v[3][start + at].equal(stored[number].v[3][at]):
+            if start + at == probe:
+                continue
+            assert ours.v[3][start + at].equal(stored[number].v[3][at])
+            if not ours.k[3][start + at].equal(by_pie.k[3][start + at]):
                 moved.add(number)
-    # One probe of a single vote: keys' ranking comes first, so no document's values are shifted.
-    assert moved == set()
+    probed = [
+        n for n, (start, ids) in enumerate(spans.items(), 1) if start <= probe < start + len(ids)
+    ]
+    assert moved == set(probed)
 
 
 @pytest.mark.parametrize("method", EVERY, ids=repr)
