@@ -76,7 +76,10 @@ class Place:
 def place(
     adapter: DecoderAdapter, tier: Tier, pool: int, cool: Callable[[], None]
 ) -> Iterator[Place]:
-    with TieredStore([tier]) as store, open_engine(adapter, store, pool_tokens=pool) as engine:
+    with (
+        TieredStore([tier]) as store,
+        open_engine(adapter, store, pool_tokens=pool, sketches=True) as engine,
+    ):
         yield Place(engine, store, tier.name, cool)
 
 

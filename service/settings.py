@@ -93,6 +93,11 @@ class Settings(BaseSettings):
     planner: bool = Field(
         True, description="compute documents that would take longer to load than to compute"
     )
+    sketches: bool = Field(
+        False,
+        description="compute with every chunk what SamKV selects blocks by; else at a document's "
+        "first SamKV request",
+    )
     cold: ColdMode = Field(
         "in_context",
         description="how chunks that are not stored are computed, where a request does not say: "
@@ -260,6 +265,7 @@ class Settings(BaseSettings):
             # The gateway limits requests; the worker must accept all that it admits, at once.
             max_waiting=self.max_running + self.max_waiting,
             planner=self.planner,
+            sketches=self.sketches,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,
             gate_min_checks=self.gate_min_checks,

@@ -123,6 +123,7 @@ def serve(settings: WorkerSettings) -> int:
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
+            sketches=settings.sketches,
             checks=gate_settings(settings),
         )
         ready = m.Ready(

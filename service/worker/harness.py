@@ -47,6 +47,7 @@ def open_engine(
     fingerprint: str = "local",
     facts: ModelFacts | None = None,
     planner: bool = True,
+    sketches: bool = False,
     max_running: int = 32,
     max_waiting: int = 256,
     loader_threads: int = 4,
@@ -62,6 +63,7 @@ def open_engine(
         fingerprint: tells the models in the store apart.
         facts: sizes and calibration of the model; its sizes alone by default.
         planner: whether to compute documents that would take longer to load.
+        sketches: whether a sketch is computed with every chunk, for SamKV.
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
         loader_threads: that read from the store.
@@ -80,6 +82,7 @@ def open_engine(
             max_running=max_running,
             max_waiting=max_waiting,
             planner=planner,
+            sketches=sketches,
         )
     finally:
         loader.close()

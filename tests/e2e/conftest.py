@@ -50,7 +50,7 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, model: Path, twelve: Documents
 ) -> Iterator[Service]:
     """A running service that knows `twelve`. Tests leave it running and its documents alone."""
-    with Service(model, tmp_path_factory.mktemp("shared") / "data") as running:
+    with Service(model, tmp_path_factory.mktemp("shared") / "data", sketches=True) as running:
         running.ingest(twelve)
         yield running
 

@@ -15,6 +15,7 @@ from service.records import Sampling
 from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.kv.pool import KVPool
+from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
@@ -92,7 +93,7 @@ class Shadow:
         # Full prefill reads no chunks, so nothing else would notice that these are missing.
         for load in sequence.segments:
             if load is not None and load.missed:
-                self.precompute_queue.add(load.address)
+                self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
 
 
 def reuses_documents(sequence: Sequence) -> bool:

@@ -28,6 +28,7 @@ from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
+from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
@@ -53,6 +54,7 @@ class Engine:
         max_waiting: most sequences that wait for their start.
         planner: whether documents are computed that would take longer to load; if not, everything
             that is stored is loaded. Chunks in the memory tier are always used.
+        sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
         checks: how answers are compared with those of full prefill; None for no comparison.
     """
 
@@ -68,6 +70,7 @@ class Engine:
         max_running: int = 32,
         max_waiting: int = 256,
         planner: bool = True,
+        sketches: bool = False,
         checks: GateSettings | None = None,
     ) -> None:
         self._adapter = adapter
@@ -77,7 +80,7 @@ class Engine:
         self._estimator = Planner(adapter, loader.streams.estimates)
         self.planner = self._estimator if planner else None
         chunks = ChunkPrefill(adapter, loader.load_chunk)
-        self.precompute_queue = PrecomputeQueue(chunks, store, loader)
+        self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._launcher = PrefillLauncher(
@@ -320,7 +323,7 @@ class Engine:
         """Queues segments that should have been stored and were not, to be computed again."""
         for load in sequence.segments:
             if load is not None and load.missed:
-                self.precompute_queue.add(load.address)
+                self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
 
     def _advance_idle_work(self) -> None:
         started = time.monotonic()

@@ -1,10 +1,14 @@
-"""Computes one chunk's KV and sketch, behind the tokens that its address names.
+"""Computes the KV of chunks, and their sketches, behind the tokens that their addresses name.
 
-    S ‖ other chunks │ the chunk
-    ─── parts ───────┤ its rows are computed, over the parts' KV
+    S ‖ other chunks │ chunk 1
+    ─── parts ───────┤ chunk 2
+                     │ chunk 3
+                     └── their rows are computed, over the parts' KV
 
 Many chunks stand behind the same parts, so the KV of these is computed once: it is kept in memory
-for the next chunks, and in the store.
+for the next chunks, and in the store. Several such chunks are computed together: short ones by
+themselves leave cores, or a GPU, idle. Their rows share the products with the weights; each chunk
+attends to the parts and to itself.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from torch import Tensor
 
 from kvstore import EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
-from service.worker.core.layer_view import CachedSegment, LayerView
+from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import Steps
-from service.worker.forward.prefill import prefill
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.forward.kv_placement import KVPlacer, write_rows
+from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
+from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
 
@@ -55,13 +59,34 @@ class ComputedChunk:
 
     Attributes:
         chunk: its KV.
-        sketch: its sketch, with the rounding that storing causes.
+        sketch: its sketch, with the rounding that storing causes; None if none was asked for.
         flops: operations that this took, with those of its prefix if that was not at hand.
     """
 
     chunk: EncodedChunk
-    sketch: Sketch
+    sketch: Sketch | None
     flops: float
+
+
+@dataclass
+class Rows:
+    """A chunk while its rows are computed.
+
+    Attributes:
+        cut: its rows among those of all chunks that are computed together.
+        positions: of its tokens `[T]`.
+        end: the position after them.
+        k: keys before RoPE, per finished layer `[T, kv_heads, head_dim]`.
+        v: values, in the same form.
+        sketch: is built on the way; None if none was asked for.
+    """
+
+    cut: slice
+    positions: Tensor
+    end: int
+    k: list[Tensor]
+    v: list[Tensor]
+    sketch: SketchBuilder | None
 
 
 class ChunkPrefill:
@@ -80,25 +105,45 @@ class ChunkPrefill:
         self.write: Write | None = None
         self._parts: OrderedDict[str, tuple[tuple[int, ...], EncodedChunk]] = OrderedDict()
 
-    def compute(self, address: Address) -> Steps[ComputedChunk]:
-        """Computes the chunk at `address`; pauses where the layer loop does."""
+    def compute(self, address: Address, *, sketch: bool = False) -> Steps[ComputedChunk]:
+        """Computes the chunk at `address`, and its sketch if that is wanted."""
+        [computed] = yield from self.compute_together([address], sketch=sketch)
+        return computed
+
+    def compute_together(
+        self, addresses: Sequence[Address], *, sketch: bool = False
+    ) -> Steps[list[ComputedChunk]]:
+        """Computes chunks that stand behind the same parts; pauses after every layer or earlier."""
         adapter = self._adapter
-        flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
         parts: list[EncodedChunk] = []
-        for part in address.parts:
+        before = 0.0
+        for part in addresses[0].parts:
             stored, cost = yield from self._part(part)
             parts.append(stored)
-            flops += cost
-        k, v, sketch = yield from self._rows(address, parts)
-        # Encoded and decoded as the store would do it, so that this prompt selects the same blocks
-        # as a later one that reads the stored sketch.
-        as_stored = Sketch.of(sketch.sketch().tensors()).to(adapter.device)
+            before += cost
         pin = adapter.device.type == "cuda"
-        computed = ComputedChunk(encode_chunk(address.spec, k, v, pin=pin), as_stored, flops)
-        if address.part_key:  # S, and the documents are computed behind it
-            raw = replace(address.spec, codec="raw")
-            self._keep(address.part_key, address.ids, encode_chunk(raw, k, v, pin=pin))
+        computed = []
+        chunks = yield from self._rows(addresses, parts, sketch)
+        for address, chunk in zip(addresses, chunks, strict=True):
+            encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
+            flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
+            as_stored = None
+            if chunk.sketch is not None:
+                # Encoded and decoded as the store would do it, so that this prompt selects the
+                # same blocks as a later one that reads the stored sketch.
+                as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(adapter.device)
+            computed.append(ComputedChunk(encoded, as_stored, before + flops))
+            before = 0.0  # counted once
+            if address.part_key:  # S, and the documents are computed behind it
+                raw = replace(address.spec, codec="raw")
+                kept = encode_chunk(raw, chunk.k, chunk.v, pin=pin)
+                self._keep(address.part_key, address.ids, kept)
         return computed
+
+    @property
+    def rows_together(self) -> int:
+        """As many rows as keep the device busy; more chunks together gain nothing."""
+        return tile_rows(self._adapter.device)
 
     def forget(self, ids: tuple[int, ...]) -> None:
         """Drops parts that contain these tokens, because their text was deleted."""
@@ -135,34 +180,69 @@ class ChunkPrefill:
         return reading.result()
 
     def _rows(
-        self, address: Address, parts: Sequence[CachedSegment]
-    ) -> Steps[tuple[list[Tensor], list[Tensor], SketchBuilder]]:
-        """Its keys before RoPE and values at every layer, and what its sketch is made of.
+        self, addresses: Sequence[Address], parts: Sequence[CachedSegment], sketch: bool
+    ) -> Steps[list[Rows]]:
+        """Keys before RoPE and values of the chunks at every layer.
 
         Args:
-            parts: KV of what stands before it.
+            parts: KV of what stands before each of them.
         """
-        adapter = self._adapter
-        layout = PromptLayout.of(
-            (), [*(part.ids for part in address.parts), address.ids], [],
-            uncached=[False] * (1 + len(parts)) + [True], device=adapter.device,
+        adapter, device = self._adapter, self._adapter.device
+        before = PromptLayout.of(
+            (), [part.ids for part in addresses[0].parts], [],
+            uncached=[False] * (1 + len(parts)), device=device,
         )  # fmt: skip
-        k: list[Tensor] = []
-        v: list[Tensor] = []
-        sketch = SketchBuilder(0)
+        chunks: list[Rows] = []
+        end = 0
+        for address in addresses:
+            start, end = end, end + len(address.ids)
+            stop = before.tokens + end - start
+            positions = torch.arange(before.tokens, stop, device=device)
+            builder = SketchBuilder(0) if sketch else None
+            chunks.append(Rows(slice(start, end), positions, stop, [], [], builder))
+        # One after the other, the chunks attend in the same place behind the parts.
+        longest = max(len(address.ids) for address in addresses)
+        scratch = ScratchKV(adapter, before.tokens + longest)
+        ids = [token for address in addresses for token in address.ids]
+        x = adapter.embed(torch.tensor(ids, device=device))
+        last = adapter.layers - 1
+        with KVPlacer(adapter, before, [None, *parts], before.all_rows, scratch) as placer:
+            for layer in range(adapter.layers):
+                if before.tokens:
+                    placer.place(layer)
+                q, k, v = yield from qkv(adapter, layer, x)
+                attended = []
+                for chunk in chunks:
+                    fresh = (q[chunk.cut], k[chunk.cut], v[chunk.cut])
+                    rotated, kv = self._write(layer, chunk, fresh, scratch)
+                    if layer < last:  # nothing reads the last layer's output
+                        attended.append((yield from attend(adapter, rotated, chunk.positions, *kv)))
+                if layer < last:
+                    x = yield from finish(adapter, layer, x, torch.cat(attended))
+                yield None
+        return chunks
 
-        def capture(view: LayerView) -> None:
-            k.append(view.fresh_k.clone())
-            v.append(view.fresh_v.clone())
-            sketch.add(view)
+    def _write(
+        self, layer: int, chunk: Rows, fresh: tuple[Tensor, Tensor, Tensor], scratch: ScratchKV
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Keeps a layer's KV of a chunk, and writes it behind that of the parts.
 
-        scratch = ScratchKV(adapter, layout.tokens)
-        cached = [None, *parts, None]
-        for awaited in prefill(adapter, layout, cached, Pie(), scratch, capture=capture):
-            yield awaited
-            if len(k) == adapter.layers:
-                break  # all KV is captured; the last layer's output is not needed
-        return k, v, sketch
+        Args:
+            fresh: queries, keys and values of its rows before RoPE.
+
+        Returns:
+            Queries after RoPE; the keys and values that they attend to.
+        """
+        q, k, v = fresh
+        rope = self._adapter.rope
+        kv = scratch.prompt_layer(layer, chunk.end)
+        write_rows(rope, *kv, k, v, chunk.positions)
+        rotated = rope.rotate(q, chunk.positions)
+        chunk.k.append(k.clone())
+        chunk.v.append(v.clone())
+        if chunk.sketch is not None:
+            chunk.sketch.add(ChunkLayer(rotated, kv[0], q, k, self._adapter.scale))
+        return rotated, kv
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:

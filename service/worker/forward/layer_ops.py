@@ -41,6 +41,11 @@ class SparseRows(NamedTuple):
     keys: Tensor
 
 
+def tile_rows(device: torch.device) -> int:
+    """Most rows that are computed at once."""
+    return TILE_ROWS.get(device.type, ROWS_ELSEWHERE)
+
+
 def tiles(rows: int, size: int) -> list[slice]:
     """Cuts so many rows into neighbouring slices of at most `size`."""
     return [slice(a, min(a + size, rows)) for a in range(0, rows, size)]
@@ -56,18 +61,23 @@ def project(
         rows: prompt rows, ascending `[m]`.
         kv: the layer's keys and values `[kv_heads, n, head_dim]`.
     """
-    k_all, v_all = kv
-    parts: list[ProjectedRows] = []
-    for tile in tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE)):
+    fresh_q, k, v = yield from qkv(adapter, layer, x)
+    write_rows(adapter.rope, *kv, k, v, rows)
+    return ProjectedRows(adapter.rope.rotate(fresh_q, rows), fresh_q, k, v)
+
+
+def qkv(adapter: DecoderAdapter, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
+    """Queries, keys and values of x `[m, hidden]` before RoPE, each `[m, heads, head_dim]`."""
+    cuts = tiles(len(x), tile_rows(x.device))
+    if len(cuts) == 1:
+        return adapter.qkv(layer, x)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for cut in cuts:
         if parts:
             yield None
-        tile_rows = rows[tile]
-        fresh_q, k, v = adapter.qkv(layer, x[tile])
-        write_rows(adapter.rope, k_all, v_all, k, v, tile_rows)
-        parts.append(ProjectedRows(adapter.rope.rotate(fresh_q, tile_rows), fresh_q, k, v))
-    if len(parts) == 1:
-        return parts[0]
-    return ProjectedRows(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        parts.append(adapter.qkv(layer, x[cut]))
+    q, k, v = (torch.cat(part) for part in zip(*parts, strict=True))
+    return q, k, v
 
 
 def attend_and_finish(
@@ -93,14 +103,27 @@ def attend_and_finish(
         Hidden states after the layer `[m, hidden]`.
     """
     few = SparseRows(0, rows[:0]) if sparse is None else sparse
-    attended = yield from _attend(adapter, q[few.number :], rows[few.number :], *kv)
+    attended = yield from attend(adapter, q[few.number :], rows[few.number :], *kv)
     if few.number:
         k, v = kv[0][:, few.keys], kv[1][:, few.keys]
         first = attend_rows(
             q[: few.number], k, v, rows[: few.number], adapter.scale, key_rows=few.keys
         )
         attended = torch.cat([first, attended])
-    cuts = tiles(len(rows), TILE_ROWS.get(x.device.type, ROWS_ELSEWHERE))
+    return (yield from finish(adapter, layer, x, attended))
+
+
+def finish(adapter: DecoderAdapter, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
+    """Computes the rest of a layer after its attention.
+
+    Args:
+        x: hidden states of the rows before the layer `[m, hidden]`.
+        attended: of the rows `[m, heads * head_dim]`.
+
+    Returns:
+        Hidden states after the layer `[m, hidden]`.
+    """
+    cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return (yield from adapter.finish_steps(layer, x, attended))
     out = torch.empty_like(x)
@@ -110,7 +133,7 @@ def attend_and_finish(
     return out
 
 
-def _attend(
+def attend(
     adapter: DecoderAdapter, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
 ) -> Steps[Tensor]:
     """Attention of the rows, `[m, heads * head_dim]`."""

@@ -92,20 +92,23 @@ class Loader:
         return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
-        """Stores a chunk and its sketch."""
+        """Stores a chunk, and its sketch if it has one."""
         return self._run(lambda: self._put(address, computed))
 
-    def is_complete(self, address: Address) -> bool:
-        """Whether both the chunk and its sketch are stored. Reads on the calling thread."""
+    def is_complete(self, address: Address, *, with_sketch: bool) -> bool:
+        """Whether the chunk and, if asked for, its sketch are stored. Reads on this thread."""
         store = self._store
         return bool(store.contains([address.key])) and (
-            store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
+            not with_sketch
+            or store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
         )
 
     def _put(self, address: Address, computed: ComputedChunk) -> bool:
         stored = bool(self._store.contains([address.key]))
         if not stored:
             stored = self._store.put(address.key, computed.chunk)
+        if computed.sketch is None:
+            return stored
         tensors = computed.sketch.tensors()
         return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
 

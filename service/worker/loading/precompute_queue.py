@@ -1,6 +1,8 @@
 """The queue of chunks that are computed and stored while no request needs the engine.
 
-If a chunk is stored without its sketch, it is computed again, and only the sketch is added.
+Chunks that stand behind the same parts are computed together, as many as fill a tile of rows.
+Where sketches are wanted, a chunk that is stored without one is computed again, and only the sketch
+is added.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Address
 
-# Most chunks that are computed but not yet written; bounds memory when the disk is slow.
+# Nothing more is computed while so many chunks and tiles of rows are not yet written; bounds memory
+# when the disk is slow.
 MAX_UNWRITTEN = 4
+MAX_UNWRITTEN_TILES = 2
 # Most purged keys that are remembered. They are, because a prompt that started before its document
 # was deleted must not store the chunk again.
 MAX_PURGED = 100_000
@@ -34,35 +38,47 @@ class Task:
     Attributes:
         id: id of the precompute call; None for a write-back after a request missed the chunk.
         chunk_id: number of the chunk in that call; -1 for a write-back.
-        started_at: when its computation started, by time.monotonic.
+        sketch: whether its sketch is to be stored, too.
+        started_at: when its computation, and then its write, started, by time.monotonic.
         write: the write to the store; None until it starts, and if the chunk was already stored.
         bytes: size of the encoded chunk.
+        seconds: its share of the time that computing it with others took.
+        alone: it is not computed with others again, because that failed.
     """
 
     address: Address
     id: str | None
     chunk_id: int
+    sketch: bool = False
     started_at: float = 0.0
     write: Future[bool] | None = None
     bytes: int = 0
+    seconds: float = 0.0
+    alone: bool = False
 
 
 class PrecomputeQueue:
-    """The queue; `advance` runs one step of the computation of one chunk.
+    """The queue; `advance` runs one step of the computation of some chunks.
+
+    Args:
+        sketches: whether a sketch is computed with every chunk.
 
     Attributes:
         counts: number of finished tasks by outcome: stored, present or failed.
     """
 
-    def __init__(self, chunks: ChunkPrefill, store: TieredStore, loader: Loader) -> None:
+    def __init__(
+        self, chunks: ChunkPrefill, store: TieredStore, loader: Loader, *, sketches: bool = False
+    ) -> None:
         self._chunks = chunks
         self._store = store
         self._loader = loader
+        self._sketches = sketches
         self._queue: deque[Task] = deque()
         self._write_backs: set[str] = set()
         self._purged: OrderedDict[str, None] = OrderedDict()
-        self._current: Task | None = None
-        self._steps: Steps[ComputedChunk] | None = None
+        self._current: list[Task] = []
+        self._steps: Steps[list[ComputedChunk]] | None = None
         self._writing: list[Task] = []
         self._writes: OrderedDict[str, Future[bool]] = OrderedDict()
         self.counts = {"stored": 0, "present": 0, "failed": 0}
@@ -70,30 +86,43 @@ class PrecomputeQueue:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute right now (writes may still be running)."""
-        if self._steps is None and len(self._writing) >= MAX_UNWRITTEN:
-            return True
-        return self._steps is None and not self._queue
+        if self._steps is not None:
+            return False
+        return not self._queue or self._full
+
+    @property
+    def _full(self) -> bool:
+        """Whether too much waits to be written."""
+        rows = sum(task.address.spec.tokens for task in self._writing)
+        tiles = rows / self._chunks.rows_together
+        return len(self._writing) >= MAX_UNWRITTEN and tiles >= MAX_UNWRITTEN_TILES
 
     @property
     def pending(self) -> int:
         """Number of tasks that are not finished."""
-        return len(self._queue) + len(self._writing) + (self._current is not None)
+        return len(self._queue) + len(self._writing) + len(self._current)
 
-    def add(self, address: Address, *, id: str | None = None, chunk_id: int = -1) -> None:
-        """Adds a chunk; for a write-back (without `id`) only if it is neither queued nor purged."""
+    def add(
+        self, address: Address, *, id: str | None = None, chunk_id: int = -1, sketch: bool = False
+    ) -> None:
+        """Adds a chunk; for a write-back (without `id`) only if it is neither queued nor purged.
+
+        Args:
+            sketch: compute its sketch, even if one is not computed with every chunk.
+        """
         if id is None:
             if address.key in self._write_backs or address.key in self._purged:
                 return
             self._write_backs.add(address.key)
         else:
             self._purged.pop(address.key, None)
-        self._queue.append(Task(address, id, chunk_id))
+        self._queue.append(Task(address, id, chunk_id, sketch or self._sketches))
 
     def store(self, address: Address, computed: ComputedChunk) -> None:
         """Stores a chunk that a request has computed, unless the chunk was purged meanwhile."""
         if address.key in self._purged:
             return
-        task = Task(address, None, -1, time.monotonic(), bytes=computed.chunk.nbytes)
+        task = Task(address, None, -1, bytes=computed.chunk.nbytes, started_at=time.monotonic())
         self._write(task, computed)
         self._writing.append(task)
 
@@ -128,19 +157,20 @@ class PrecomputeQueue:
         gone = self._write_backs.intersection(keys)
         self._queue = deque(t for t in self._queue if t.id is not None or t.address.key not in gone)
         self._write_backs -= gone
-        current = self._current
-        if current is not None and current.id is None and current.address.key in keys:
+        dropped = [t for t in self._current if t.id is None and t.address.key in keys]
+        if dropped:
             if self._steps is not None:
                 self._steps.close()
-            self._current, self._steps = None, None
+            self._queue.extendleft(t for t in reversed(self._current) if t not in dropped)
+            self._current, self._steps = [], None
         for task in self._writing:
             if task.write is not None and task.id is None and task.address.key in keys:
                 task.write.exception()  # waits: the purge must come after a write that has started
 
     def advance(self) -> None:
-        """Runs one step (at most a layer) of the current chunk, or starts the next chunk."""
+        """Runs one step (at most a layer) of the current chunks, or starts the next ones."""
         if self._steps is None:
-            self._start(self._queue.popleft())
+            self._start()
             return
         try:
             next(self._steps)
@@ -159,29 +189,66 @@ class PrecomputeQueue:
         return events
 
     def fail_current(self, error: Exception) -> None:
-        """Reports an error that `advance` raised, and drops the current chunk."""
-        task, self._current, self._steps = self._current, None, None
-        if task is not None:
-            failed: Future[bool] = Future()
-            failed.set_exception(error)
-            task.write = failed
+        """Reports an error that `advance` raised, and drops the current chunk.
+
+        Of several chunks each is tried again by itself, so that one does not fail the others.
+        """
+        tasks, self._current, self._steps = self._current, [], None
+        if len(tasks) > 1:
+            for task in tasks:
+                task.alone = True
+            self._queue.extendleft(reversed(tasks))
+            return
+        for task in tasks:
+            task.write = Future()
+            task.write.set_exception(error)
             self._finish(task)
 
-    def _start(self, task: Task) -> None:
-        task.started_at = time.monotonic()
-        self._current = task
-        if self._loader.is_complete(task.address):
-            self._current = None
-            self._finish(task)  # `write` stays None, which means that the chunk was present
-            return
-        self._steps = self._chunks.compute(task.address)
+    def _start(self) -> None:
+        """Starts the next chunk, with others of the queue that stand behind the same parts."""
+        self._current = self._take()
+        for task in self._current:
+            task.started_at = time.monotonic()
+        missing = [
+            task
+            for task in self._current
+            if not self._loader.is_complete(task.address, with_sketch=task.sketch)
+        ]
+        for task in self._current:
+            if task not in missing:
+                self._finish(task)  # `write` stays None, which means that the chunk was present
+        self._current = missing
+        if missing:
+            addresses = [task.address for task in missing]
+            self._steps = self._chunks.compute_together(addresses, sketch=missing[0].sketch)
 
-    def _store_current(self, computed: ComputedChunk) -> None:
-        task, self._current, self._steps = self._current, None, None
-        assert task is not None
-        task.bytes = computed.chunk.nbytes
-        self._write(task, computed)
-        self._finish(task)
+    def _take(self) -> list[Task]:
+        """Takes from the queue what is computed together next."""
+        first, *others = self._queue
+        if first.alone:
+            return [self._queue.popleft()]
+        rows, kind = first.address.spec.tokens, _kind(first)
+        together, later = [first], []
+        for task in others:
+            more = task.address.spec.tokens
+            fits = rows + more <= self._chunks.rows_together and not task.alone
+            if fits and _kind(task) == kind:
+                together.append(task)
+                rows += more
+            else:
+                later.append(task)
+        self._queue = deque(later)
+        return together
+
+    def _store_current(self, computed: list[ComputedChunk]) -> None:
+        tasks, self._current, self._steps = self._current, [], None
+        now, flops = time.monotonic(), sum(each.flops for each in computed)
+        for task, each in zip(tasks, computed, strict=True):
+            task.bytes = each.chunk.nbytes
+            task.seconds = (now - task.started_at) * each.flops / flops
+            task.started_at = now
+            self._write(task, each)
+            self._finish(task)
 
     def _finish(self, task: Task) -> None:
         self._write_backs.discard(task.address.key)
@@ -192,5 +259,10 @@ class PrecomputeQueue:
         if task.write is not None:
             error = task.write.exception()
             status, message = ("stored", "") if error is None else ("failed", str(error))
-        seconds = time.monotonic() - task.started_at
+        seconds = task.seconds + time.monotonic() - task.started_at
         return PrecomputedEvent(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
+
+
+def _kind(task: Task) -> tuple[bool, list[str]]:
+    """Whether a sketch is wanted, and what the chunk stands behind; alike for those together."""
+    return task.sketch, [part.key for part in task.address.parts]

@@ -41,10 +41,16 @@ class MissingChunks:
     loader: Loader
     writer: ChunkWriter
 
-    def compute(self, sequence: Sequence, load: Load) -> Steps[ComputedChunk]:
-        """Computes the chunk of a load, and stores it unless it is stored already."""
+    def compute(
+        self, sequence: Sequence, load: Load, *, sketch: bool = False
+    ) -> Steps[ComputedChunk]:
+        """Computes the chunk of a load, and stores what is not stored already.
+
+        Args:
+            sketch: whether its sketch is needed, too.
+        """
         address = load.address
-        computed = yield from self.chunks.compute(address)
+        computed = yield from self.chunks.compute(address, sketch=sketch)
         load.computed_alone = True
         sequence.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.

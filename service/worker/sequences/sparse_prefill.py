@@ -85,7 +85,8 @@ class SparsePrefill:
         if ends.usable and ends.sketch is not None:
             assert ends.read is not None and ends.read.blocks is not None
             return ends.sketch.to(self.adapter.device), ends.read.blocks
-        computed = yield from self.missing.compute(sequence, document)
+        computed = yield from self.missing.compute(sequence, document, sketch=True)
+        assert computed.sketch is not None, "it was asked for"
         return computed.sketch, WholeChunk(computed.chunk)
 
     def _fetch(

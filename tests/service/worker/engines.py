@@ -105,12 +105,14 @@ def rig(
     max_waiting: int = 32,
     planner: bool = False,
     threads: int = 2,
+    sketches: bool = True,
     checks: GateSettings | None = None,
     decode: bool = True,
 ) -> Iterator[Rig]:
     """An engine with a store.
 
     Args:
+        sketches: on by default, so that every method finds what it reads.
         planner: off by default, because on a busy machine the time that reading a tiny file takes
             would decide what is loaded.
     """
@@ -127,6 +129,7 @@ def rig(
             max_running=max_running,
             max_waiting=max_waiting,
             planner=planner,
+            sketches=sketches,
             checks=checks,
         )
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,6 +106,16 @@ class Sketch:
         return Sketch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
+class ChunkLayer(NamedTuple):
+    """What a sketch is made of at one layer; of `LayerView` the fields of these names."""
+
+    q: Tensor
+    k: Tensor
+    fresh_q: Tensor
+    fresh_k: Tensor
+    scale: float
+
+
 class SketchBuilder:
     """Builds a chunk's sketch while its layers are computed one after the other.
 
@@ -120,10 +131,10 @@ class SketchBuilder:
         self._columns: list[Tensor] = []
         self._alphas: list[Tensor] = []
 
-    def add(self, view: LayerView) -> None:
+    def add(self, view: LayerView | ChunkLayer) -> None:
         """Adds the next layer of the chunk's full prefill."""
         first = self._first
-        tokens = len(view.rows) - first
+        tokens = len(view.q) - first
         grid = BlockGrid(tokens, self._block)
         k = view.fresh_k[first:].float()
         q = view.q[first:]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from service.records import Chunk, Method
 from service.worker.checks.correctness_gate import MAX_PENDING, GateSettings
 from service.worker.core.request import ExplainedEvent, Request
+from service.worker.forward import layer_ops
 from service.worker.gate.method_trust import MAX_KNOWN
 from service.worker.gate.policy import Bounds
 from service.worker.methods.registry import make_fusion
@@ -96,9 +98,10 @@ def test_chunks_lost_while_fallen_back_come_back(model: Tiny) -> None:
         assert len(r.store.locate(keys)) == len(keys)
 
 
-def test_checks_and_precompute_take_turns(model: Tiny) -> None:
+def test_checks_and_precompute_take_turns(model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither waits for the other's end: an ingest of many chunks does not blind the gate, nor
     does a large share of checks stop an ingest."""
+    monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": 20})  # one chunk at a time
     many = [Chunk(n, [n % 90 + 5] * 20) for n in range(12)]
     with rig(model, checks=ALL, pool_tokens=4000) as r:
         r.precompute()

@@ -10,6 +10,7 @@ import torch
 from kvstore import EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.steps import run
+from service.worker.forward import layer_ops
 from service.worker.forward.chunk_prefill import MAX_PARTS, ChunkPrefill, ComputedChunk
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.model.addressing import Address, Addressing
@@ -38,6 +39,25 @@ def test_a_chunk_is_what_a_full_prefill_of_prefix_and_chunk_computes(
         for layer in range(any_family.adapter.layers):
             for ours, theirs in zip(made.layer(layer), expected.layer(layer), strict=True):
                 torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["none", "primer", "neighbours"])
+def test_chunks_computed_together_are_those_computed_one_by_one(
+    any_family: Tiny, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so are their sketches; also where their rows take several tiles."""
+    wanted = [address(any_family, ids, D3, mode=mode) for ids in (D1, D2, [*D2, *D1, *D2])]
+    alone = [run(ChunkPrefill(any_family.adapter).compute(each, sketch=True)) for each in wanted]
+    for tile in (512, 10):
+        monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": tile})
+        steps = ChunkPrefill(any_family.adapter).compute_together(wanted, sketch=True)
+        for ours, theirs in zip(run(steps), alone, strict=True):
+            for layer in range(any_family.adapter.layers):
+                for a, b in zip(ours.chunk.layer(layer), theirs.chunk.layer(layer), strict=True):
+                    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+            assert ours.sketch is not None
+            assert theirs.sketch is not None
+            torch.testing.assert_close(ours.sketch.means, theirs.sketch.means, atol=0.1, rtol=0.1)
 
 
 def test_a_prefix_is_computed_once(any_family: Tiny, chunks: ChunkPrefill) -> None:

@@ -1,17 +1,26 @@
-"""The precompute queue and purges: a prompt that started before its document was deleted does not
-store the chunk again when it ends; only storing the document again does."""
+"""The precompute queue: what is computed together, and purges.
+
+A prompt that started before its document was deleted does not store the chunk again when it ends;
+only storing the document again does.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvstore import ChunkSpec, EncodedChunk, encode_chunk
 from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import Chunk, Method
+from service.worker.core.request import PrecomputedEvent
+from service.worker.core.steps import Steps
+from service.worker.forward import chunk_prefill, layer_ops
+from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.model.addressing import Address
 from tests.service.worker import engines
 from tests.service.worker.engines import PIE, Rig, disk, rig
@@ -87,8 +96,8 @@ def test_purged_at_any_moment_it_stays_away(model: Tiny, tmp_path: Path, method:
             r.run()
             assert stored(r) == [0, 1, 2, 4], f"purged in round {moment}"
             assert r.engine.precompute_queue.counts["failed"] == 0
-        moment += 4
-    assert rounds > 20
+        moment += 2
+    assert rounds > 10
 
 
 @METHODS
@@ -118,3 +127,75 @@ def test_stored_again_it_is_written_back_again(some_stored: Rig, method: Method)
     some_stored.store.delete({addresses(some_stored)[PURGED].key})  # lost, not purged
     some_stored.answer(method, DOCUMENTS)
     assert stored(some_stored) == [0, 1, 2, 3, 4]
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Numbers of tokens of the chunks that were computed together."""
+    made: list[list[int]] = []
+    compute = ChunkPrefill.compute_together
+
+    def recorded(
+        self: ChunkPrefill, wanted: Sequence[Address], *, sketch: bool = False
+    ) -> Steps[list[ComputedChunk]]:
+        made.append([len(address.ids) for address in wanted])
+        return compute(self, wanted, sketch=sketch)
+
+    monkeypatch.setattr(ChunkPrefill, "compute_together", recorded)
+    return made
+
+
+def test_chunks_behind_the_same_parts_are_computed_together(
+    model: Tiny, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as fill a tile; later ones that still fit go first, nothing is left out."""
+    monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": 23})
+    lengths = [len(document.ids) for document in DOCUMENTS]
+    assert lengths == [11, 6, 9, 5]
+    with rig(model) as r:
+        r.precompute(DOCUMENTS)
+        assert stored(r) == [0, 1, 2, 3, 4]
+    assert batches == [[len(S), 11, 5], [6, 9]]
+
+
+def test_what_stands_behind_other_parts_is_not(model: Tiny, batches: list[list[int]]) -> None:
+    with rig(model) as r:
+        for mode in ("none", "system"):
+            for address in r.engine.admission.addresses(S, DOCUMENTS, mode, "")[1:]:
+                assert address is not None
+                r.engine.precompute_queue.add(address, id="ingest")
+        r.run()
+        assert r.engine.precompute_queue.counts == {"stored": 8, "present": 0, "failed": 0}
+    assert [len(batch) for batch in batches if batch != [len(S)]] == [4, 4]
+
+
+def test_one_that_fails_does_not_fail_the_others(
+    model: Tiny, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = encode_chunk
+
+    def broken(spec: ChunkSpec, *args: Any, **kwargs: Any) -> EncodedChunk:
+        if spec.tokens == len(DOCUMENTS[1].ids):
+            raise MemoryError("no room")
+        return encode(spec, *args, **kwargs)
+
+    monkeypatch.setattr(chunk_prefill, "encode_chunk", broken)
+    with rig(model) as r:
+        r.precompute(DOCUMENTS)
+        assert stored(r) == [0, 1, 3, 4]
+        failed = [e for e in r.events if isinstance(e, PrecomputedEvent) and e.status == "failed"]
+        assert ["no room" in e.message for e in failed] == [True]
+    assert len(batches[0]) == 5
+    assert all(len(batch) == 1 for batch in batches[1:])
+
+
+def test_a_purge_takes_one_out_of_those_computed_together(model: Tiny) -> None:
+    """The others are started again."""
+    with rig(model) as r:
+        for address in addresses(r):
+            r.engine.precompute_queue.add(address)
+        r.engine.precompute_queue.advance()
+        r.engine.precompute_queue.advance()
+        purge(r)
+        r.run()
+        assert stored(r) == [0, 1, 2, 4]

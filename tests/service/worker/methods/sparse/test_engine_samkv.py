@@ -122,20 +122,34 @@ def test_a_missing_document_is_computed_by_itself(stored: Rig) -> None:
     assert [d.tier for d in healed.documents] == ["ssd"] * 4
 
 
-def test_chunks_without_a_sketch_are_completed(
+def test_chunks_without_a_sketch_are_completed_when_it_is_needed(
     long_model: Tiny, stored: Rig, tmp_path: Path
 ) -> None:
-    """Written before sketches were, or by a sketch of another version: computed and added."""
+    """Other methods read them as they are; the first request that needs sketches computes them."""
     expected, _ = answer(stored)
-    for path in tmp_path.rglob("*.extra"):
-        path.unlink()
-    with rig(long_model, tiers=[disk(tmp_path / "again")], pool_tokens=4000) as other:
+    with rig(
+        long_model, tiers=[disk(tmp_path / "again")], pool_tokens=4000, sketches=False
+    ) as other:
         other.precompute(DOCUMENTS)
-        for path in (tmp_path / "again").rglob("*.extra"):
-            path.unlink()
-    with rig(long_model, tiers=[disk(tmp_path / "again")], pool_tokens=4000) as other:
+        assert not list((tmp_path / "again").rglob("*.extra"))
+        _, plain = answer(other, PIE)
+        assert [d.tier for d in plain.documents] == ["ssd"] * 4
         _, report = answer(other)
         assert [d.tier for d in report.documents] == ["cold"] * 4
+        again, healed = answer(other)
+        assert [d.tier for d in healed.documents] == ["ssd"] * 4
+        assert again == expected
+
+
+def test_chunks_stored_without_a_sketch_get_one_where_all_have_one(
+    long_model: Tiny, stored: Rig, tmp_path: Path
+) -> None:
+    """Written before sketches were asked for, or by a sketch of another version."""
+    expected, _ = answer(stored)
+    folder = tmp_path / "again"
+    with rig(long_model, tiers=[disk(folder)], pool_tokens=4000, sketches=False) as other:
+        other.precompute(DOCUMENTS)
+    with rig(long_model, tiers=[disk(folder)], pool_tokens=4000) as other:
         other.precompute(DOCUMENTS)
         again, healed = answer(other)
         assert [d.tier for d in healed.documents] == ["ssd"] * 4
