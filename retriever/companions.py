@@ -5,7 +5,8 @@ computes for it (docs/method.md). Which ones it has seen is chosen once and reme
 is part of what its KV is stored under.
 
     primer      the chunks at the centre of the chunk's group: a collection is divided into groups
-                of about `GROUP` chunks, so a prefix's own KV is computed once for so many
+                of about `GROUP` chunks, so a prefix's own KV is computed once for so many; those
+                at the centre themselves get the next group's
     neighbours  the chunk's nearest ones
 """
 
@@ -30,6 +31,7 @@ GROUP = 32
 MAX_GROUPS = 1024  # made at a time, from a sample of the collection
 MAX_SAMPLE = 32 * MAX_GROUPS
 _SPARE = 8  # further chunks that are looked at, because some say the same as the chunk
+_NEAREST = 4  # groups of which one is chosen, because a chunk may be central to some
 _REMEMBERED = 64  # collections whose groups are held in memory
 
 
@@ -81,7 +83,7 @@ class Companions:
         if vector is None:  # it was removed meanwhile
             return []
         if kind == "primer":
-            found = self._primer(vector, scope, count)
+            found = self._primer(chunk, vector, scope, count)
         else:
             found = self._neighbours(vector, scope, count)
         fitting: list[Chunk] = []
@@ -112,13 +114,20 @@ class Companions:
         hits = self._index.search(vector, count + _SPARE, scope=scope)
         return self._table.chunks([chunk_id for chunk_id, _ in hits])
 
-    def _primer(self, vector: Vectors, scope: Scope, count: int) -> Sequence[Chunk]:
-        """The central chunks of the group that the vector is nearest to."""
+    def _primer(self, chunk: Chunk, vector: Vectors, scope: Scope, count: int) -> Sequence[Chunk]:
+        """The central chunks of the group that the vector is nearest to.
+
+        A chunk that is one of them gets the next group's: behind the others of its own it would be
+        the only one, and their KV would be computed for it alone.
+        """
         with self._lock:
             groups = self._groups_of(scope, count, len(vector))
             if not groups.chunk_ids:
                 return []
-            return self._table.chunks(groups.chunk_ids[int(np.argmax(groups.means @ vector))])
+            nearest = np.argsort(-(groups.means @ vector), kind="stable")
+            found = [self._table.chunks(groups.chunk_ids[place]) for place in nearest[:_NEAREST]]
+        others = (each for each in found if all(other.text != chunk.text for other in each))
+        return next(others, found[0])
 
     def _groups_of(self, scope: Scope, count: int, dim: int) -> _Groups:
         """The groups; further ones are made when the collection has outgrown them twice."""

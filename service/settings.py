@@ -123,6 +123,9 @@ class Settings(BaseSettings):
         description="folder of a sentence-embedding model, or its name at embedder_url; "
         "empty: all-MiniLM-L6-v2",
     )
+    embedder_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of a local embedder; auto: bfloat16 where the CPU multiplies it"
+    )
     embedder_url: str = Field("", description="base of an OpenAI-like API, http://host:port/v1")
     embedder_key: str = Field("", description="bearer token for embedder_url")
     embedder_revision: str = Field("", description="change it with the model behind embedder_url")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from retriever.errors import EmbedderError, EmbedderNotStarted
 if TYPE_CHECKING:
     import torch
 
-# Most tokens of one forward pass, padding included; bounds its memory.
-_BATCH_TOKENS = 8192
+# Most tokens of one forward pass, padding included. Larger ones are slower: 8,192 take a third more
+# time per token, because what the layers hand on does not fit into the CPU's caches.
+_BATCH_TOKENS = 2048
 
 
 class LocalEmbedder:
@@ -32,14 +33,26 @@ class LocalEmbedder:
     a long chunk better, but its rest would be nearly impossible to find. Texts that fit get exactly
     the model's own embedding, so chunks up to the model's length are found best.
 
+    In bfloat16 it takes 40 % of the time on a CPU that multiplies it in hardware. Of the 8 best of
+    1,090 passages 99 % are the same (600 questions), and the answering one is among them as often;
+    a text's vector then depends a little on the texts beside it.
+
     Args:
         path: the model's folder; None means the installed all-MiniLM-L6-v2.
         name: name of the model; default: the folder's name.
+        dtype: of its weights; auto is bfloat16 where the CPU multiplies it in hardware.
     """
 
-    def __init__(self, path: str | Path | None = None, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        name: str | None = None,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    ) -> None:
         self._path = None if path is None else Path(path)
         self._name = name
+        self._dtype = dtype
         self._loading = threading.Lock()
         # A fast tokenizer keeps its truncation setting as state: two threads must not set it at
         # the same time.
@@ -66,7 +79,7 @@ class LocalEmbedder:
         """
         with self._loading:
             if self._loaded is None:
-                self._loaded = _Loaded(SentenceModelFolder.read(self._path))
+                self._loaded = _Loaded(SentenceModelFolder.read(self._path), _dtype(self._dtype))
 
     def close(self) -> None:
         with self._loading:
@@ -92,15 +105,14 @@ class LocalEmbedder:
 class _Loaded:
     """The model in memory."""
 
-    def __init__(self, folder: SentenceModelFolder) -> None:
-        import torch
+    def __init__(self, folder: SentenceModelFolder, dtype: torch.dtype) -> None:
         from transformers import AutoModel, AutoTokenizer
 
         self.folder = folder
         self.revision = folder.revision()
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
         self.model: Any = AutoModel.from_pretrained(
-            folder.path, local_files_only=True, dtype=torch.float32
+            folder.path, local_files_only=True, dtype=dtype
         ).eval()
         self.dim = int(self.model.config.hidden_size)
 
@@ -140,10 +152,19 @@ class _Loaded:
         mask = (torch.arange(longest)[None, :] < lengths[:, None]).long()
         with torch.inference_mode():
             states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-            pooled = _pool(states, mask, self.folder.pooling)
+            pooled = _pool(states.float(), mask, self.folder.pooling)
             normalised = torch.nn.functional.normalize(pooled, dim=-1)
         array: Vectors = normalised.numpy()
         return array
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    if name != "auto":
+        return torch.float32 if name == "float32" else torch.bfloat16
+    in_hardware = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if in_hardware else torch.float32
 
 
 def _pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -35,7 +35,7 @@ def questions() -> list[Question]:
 
 @pytest.fixture(scope="session")
 def minilm() -> Iterator[LocalEmbedder]:
-    embedder = LocalEmbedder()
+    embedder = LocalEmbedder(dtype="float32")
     embedder.start()
     yield embedder
     embedder.close()

@@ -80,6 +80,17 @@ def test_a_grown_collection_has_groups_by_topic(open_retriever: OpenRetriever) -
     assert 3 <= len({tuple(sorted(names)) for names in primers.values() if len(names) == 2}) <= 6
 
 
+def test_a_primer_s_own_chunks_get_the_next_group_s(open_retriever: OpenRetriever) -> None:
+    """Nobody stands behind a part of a primer that is computed for one chunk alone."""
+    retriever = open_retriever()
+    retriever.ingest(corpus(GROUP))
+    primers = [choose(retriever, d.doc_id, "primer") for d in corpus(GROUP)]
+    central_ids = {name for names in primers for name in names}
+    assert len(central_ids) >= 6
+    assert all(len(names) == 3 for names in primers)
+    assert len({tuple(names) for names in primers}) == len(central_ids) / 3
+
+
 def test_groups_of_a_small_collection_stay_as_it_grows(retriever: Retriever) -> None:
     before = choose(retriever, "fox-2", "primer")
     retriever.ingest(corpus(3, first=100))

@@ -118,8 +118,10 @@ class Neighbourhood:
             number = max(1, round(len(self._pool) / size))
             self._groups[count, size] = central(self._vectors, number, count)
         groups = self._groups[count, size]
-        best = np.argmax(self._vectors[groups].mean(axis=1) @ vector)
-        return [self._pool[place] for place in groups[best] if self._pool[place] != ids]
+        nearest = np.argsort(-(self._vectors[groups].mean(axis=1) @ vector), kind="stable")
+        found = [[self._pool[place] for place in groups[group]] for group in nearest]
+        others = (each for each in found if ids not in each)
+        return next(others, [other for other in found[0] if other != ids])
 
     def _fixed(self, kind: str, count: int) -> list[Ids]:
         if kind == "e":

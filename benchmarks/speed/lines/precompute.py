@@ -16,7 +16,8 @@ from benchmarks.speed.setup import Setup
 from kvstore import SsdTier
 from service.worker.api import prefill_ids
 
-LANE, PLAIN = "precompute to SSD", "plain prefill"
+LONG, SHORT, PLAIN = "precompute to SSD", "precompute of short chunks to SSD", "plain prefill"
+SHORT_TOKENS = 128
 
 
 def run(setup: Setup) -> Outcome:
@@ -26,12 +27,12 @@ def run(setup: Setup) -> Outcome:
         place(adapter, SsdTier(Path(folder), 1 << 36), shape.tokens) as engine,
     ):
 
-        def fresh() -> Prompt:
+        def fresh(chunks: int) -> Prompt:
             """A prompt whose documents are not stored yet."""
-            return Prompt(adapter, shape.tokens, shape.chunks, seed=next(number))
+            return Prompt(adapter, shape.tokens, chunks, seed=next(number))
 
-        def precomputed() -> None:
-            prompt = fresh()
+        def precompute(chunks: int) -> None:
+            prompt = fresh(chunks)
             for address in prompt.addresses(engine)[
                 1:
             ]:  # without the instruction, which is not a document
@@ -43,13 +44,17 @@ def run(setup: Setup) -> Outcome:
             engine.store.flush(60)
 
         def plain() -> None:
-            for document in fresh().documents:
+            for document in fresh(shape.chunks).documents:
                 prefill_ids(adapter, document.ids)
 
+        short = max(1, shape.tokens // SHORT_TOKENS)
+        ways = {LONG: lambda: precompute(shape.chunks), SHORT: lambda: precompute(short)}
         with torch.inference_mode():
-            paired = run_paired({LANE: precomputed, PLAIN: plain}, setup.repetitions)
+            paired = run_paired({**ways, PLAIN: plain}, setup.repetitions)
         if engine.precompute_queue.counts["failed"]:
             raise RuntimeError("chunks could not be written")
     what = "precompute tokens/s, written to SSD, over plain prefill of as many tokens"
-    figure = paired.figure(what, PLAIN, LANE, at_least(0.9))
-    return Outcome([figure], {"seconds": paired.raw()})
+    figures = [paired.figure(what, PLAIN, LONG, at_least(0.9))]
+    what = f"the same with chunks of {SHORT_TOKENS} tokens"
+    figures.append(paired.figure(what, PLAIN, SHORT, at_least(0.9)))
+    return Outcome(figures, {"seconds": paired.raw()})

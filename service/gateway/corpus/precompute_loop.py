@@ -15,11 +15,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
 from retriever import Scope
 from service.errors import (
@@ -43,7 +44,11 @@ from service.messages import Chunk
 
 logger = logging.getLogger(__name__)
 
-BATCH_DOCUMENTS = 32
+T = TypeVar("T")
+
+# Many documents, so that of those behind the same companions enough are computed together.
+BATCH_DOCUMENTS = 256
+BATCH_CHUNKS = 1024  # of which the batch's last document has the last; bounds memory
 MAX_CRASHES = 3  # a document during which the worker died this often fails
 ENOUGH_INDEXED = 256  # documents to choose companions among, while more are being indexed
 POLL_S = 5.0  # for purges of tiers that could not be reached
@@ -132,33 +137,33 @@ class PrecomputeLoop:
         chunks_left: Counter[int] = Counter()
         errors: dict[int, str] = {}
         work: list[tuple[SpooledDocument, PurgeTarget]] = []
+        without_chunks: list[int] = []
         for item in batch:
+            if len(work) >= BATCH_CHUNKS:
+                break  # the others are in the next batch
             scope = Scope(item.tenant, item.collection)
             targets = await self._purges.with_companions(scope, [item.doc_id], max_context)
-            for target in targets:
-                work.append((item, target))
-                chunks_left[item.number] += len(self._wanted(target))
-        without_chunks = [item.number for item in batch if not chunks_left[item.number]]
+            work += [(item, target) for target in targets]
+            chunks_left[item.number] = sum(len(self._wanted(target)) for target in targets)
+            if not chunks_left[item.number]:
+                without_chunks.append(item.number)
         await self._finish(without_chunks, errors)
-        for tenant, group in groupby(work, lambda pair: pair[0].tenant):
-            of_tenant = list(group)
-            for start in range(0, len(of_tenant), CHUNKS_PER_CALL):
-                part = of_tenant[start : start + CHUNKS_PER_CALL]
-                numbers = {target.chunk_id: item.number for item, target in part}
-                try:
-                    async with aclosing(self._store(tenant, [t for _, t in part])) as stored:
-                        async for chunk_id, error in stored:
-                            number = numbers[chunk_id]
-                            chunks_left[number] -= 1
-                            if error:
-                                errors[number] = f"its KV was not stored: {error}"
-                            if not chunks_left[number]:
-                                await self._finish([number], errors)
-                except (WorkerUnavailable, Overloaded):
-                    raise
-                except KvstitchError as error:
-                    errors |= {item.number: error.message for item, _ in part}
-                    await self._finish(sorted({item.number for item, _ in part}), errors)
+        for tenant, part in _calls(work, lambda pair: pair[1]):
+            numbers = {target.chunk_id: item.number for item, target in part}
+            try:
+                async with aclosing(self._store(tenant, [t for _, t in part])) as stored:
+                    async for chunk_id, error in stored:
+                        number = numbers[chunk_id]
+                        chunks_left[number] -= 1
+                        if error:
+                            errors[number] = f"its KV was not stored: {error}"
+                        if not chunks_left[number]:
+                            await self._finish([number], errors)
+            except (WorkerUnavailable, Overloaded):
+                raise
+            except KvstitchError as error:
+                errors |= {item.number: error.message for item, _ in part}
+                await self._finish(sorted({item.number for item, _ in part}), errors)
 
     async def _store(
         self, tenant: str, targets: Sequence[PurgeTarget]
@@ -194,18 +199,22 @@ class PrecomputeLoop:
         """
         if self.complete:
             return False
-        documents = await self._retriever.run_blocking(lambda: self._behind.open(BATCH_DOCUMENTS))
-        for scope, doc_id in documents:
-            try:
-                await self._store_all(scope, doc_id, max_context)
-            except (Overloaded, DiskFull, TierUnreached):
-                raise
-            except KvstitchError as error:
-                self._failures[scope, doc_id] += 1
-                if self._failures[scope, doc_id] < MAX_CRASHES:
-                    raise
-                await self._give_up(scope, doc_id, error)
-            self._failures.pop((scope, doc_id), None)
+        # One by one after a failure, as above.
+        limit = 1 if self._failures else BATCH_DOCUMENTS
+        documents = await self._retriever.run_blocking(lambda: self._behind.open(limit))
+        try:
+            await self._store_all(documents, max_context)
+        except (Overloaded, DiskFull, TierUnreached):
+            raise
+        except KvstitchError as error:
+            self._failures.update(documents)
+            for scope, doc_id in documents:
+                if self._failures[scope, doc_id] >= MAX_CRASHES:
+                    await self._give_up(scope, doc_id, error)
+                    del self._failures[scope, doc_id]
+            raise
+        for document in documents or list(self._failures):
+            self._failures.pop(document, None)
         self.complete = not documents
         return bool(documents)
 
@@ -215,20 +224,26 @@ class PrecomputeLoop:
         chunk_ids = [target.chunk_id for target in await self._purges.targets_of(scope, [doc_id])]
         await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
 
-    async def _store_all(self, scope: Scope, doc_id: str, max_context: int) -> None:
-        """A document behind its companions, if it has any, and behind S alone."""
-        targets = await self._purges.with_companions(scope, [doc_id], max_context)
-        for start in range(0, len(targets), CHUNKS_PER_CALL):
-            part = targets[start : start + CHUNKS_PER_CALL]
+    async def _store_all(self, documents: Sequence[tuple[Scope, str]], max_context: int) -> None:
+        """Documents behind their companions, those that have any, and behind S alone.
+
+        Of very many chunks only the first documents' are stored.
+        """
+        targets: list[PurgeTarget] = []
+        for scope, doc_id in documents:
+            if len(targets) >= BATCH_CHUNKS:
+                break
+            targets += await self._purges.with_companions(scope, [doc_id], max_context)
+        for tenant, part in _calls(targets, lambda target: target):
             alone = [replace(target, copies=[]) for target in part if target.copies]
-            failed = [
-                f"{chunk_id}: {error}"
+            failed = {
+                chunk_id: error
                 for wanted in (part, alone)
-                async for chunk_id, error in self._store(scope.tenant, wanted)
+                async for chunk_id, error in self._store(tenant, wanted)
                 if error
-            ]
-            if failed:
-                logger.warning("document %s is not stored completely: %s", doc_id, failed[0])
+            }
+            for doc_id in sorted({t.doc_id for t in part if t.chunk_id in failed}):
+                logger.warning("document %s is not stored completely: %s", doc_id, failed)
             if self._behind.kind is not None:
                 chunk_ids = [target.chunk_id for target in part]
                 await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
@@ -237,8 +252,8 @@ class PrecomputeLoop:
         """Compute again what a tier has evicted of pinned documents."""
         if time.monotonic() - self._pins_checked_at < self._pin_check_s:
             return
-        for scope, doc_id in await self._retriever.pinned():
-            await self._store_all(scope, doc_id, max_context)
+        for document in await self._retriever.pinned():
+            await self._store_all([document], max_context)
         self._pins_checked_at = time.monotonic()
 
     async def _finish(self, numbers: Sequence[int], errors: dict[int, str]) -> None:
@@ -258,3 +273,22 @@ class PrecomputeLoop:
         for number in given_up:
             self._crashes.pop(number)
         await asyncio.to_thread(self._jobs.set_failed, [(n, reason) for n in given_up], "dead")
+
+
+def _calls(
+    items: Sequence[T], target_of: Callable[[T], PurgeTarget]
+) -> Iterator[tuple[str, list[T]]]:
+    """The worker's calls for these chunks, each with its tenant.
+
+    Chunks behind the same companions come one after the other, because they are computed together.
+    """
+
+    def order(item: T) -> tuple[str, list[list[int]]]:
+        target = target_of(item)
+        return target.tenant, [ids for copy in target.copies for ids in copy.behind]
+
+    ordered = sorted(items, key=order)
+    for tenant, group in groupby(ordered, lambda item: target_of(item).tenant):
+        of_tenant = list(group)
+        for start in range(0, len(of_tenant), CHUNKS_PER_CALL):
+            yield tenant, of_tenant[start : start + CHUNKS_PER_CALL]

@@ -15,7 +15,7 @@ def make_embedder(settings: Settings) -> Embedder:
             revision=settings.embedder_revision,
             api_key=settings.embedder_key or None,
         )
-    return LocalEmbedder(settings.embedder or None)
+    return LocalEmbedder(settings.embedder or None, dtype=settings.embedder_dtype)
 
 
 def make_reranker(settings: Settings) -> Reranker | None:

@@ -91,6 +91,17 @@ def test_text_within_the_window_is_the_models_own_embedding(minilm: LocalEmbedde
     assert np.abs(minilm.embed([text])[0] - pooled / np.linalg.norm(pooled)).max() < 1e-5
 
 
+def test_bfloat16_is_close_to_float32(minilm: LocalEmbedder) -> None:
+    texts = [f"text number {number} " * (number % 7 + 1) for number in range(40)]
+    embedder = LocalEmbedder(dtype="bfloat16")
+    embedder.start()
+    vectors = embedder.embed(texts)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
+    likeness = (vectors * minilm.embed(texts)).sum(axis=1)
+    assert 0.999 < likeness.min() < 1 - 1e-7
+
+
 def test_end_of_a_long_text_can_be_found(minilm: LocalEmbedder) -> None:
     beginning = "The harbour was quiet and the boats lay still in the morning fog. " * 25
     ending = "Photosynthesis turns sunlight, water and carbon dioxide into sugar. " * 25
@@ -120,7 +131,7 @@ def test_threads_may_share_it(minilm: LocalEmbedder) -> None:
 
 
 def test_use_before_start_and_after_close(tiny_folder: Path) -> None:
-    embedder = LocalEmbedder(tiny_folder)
+    embedder = LocalEmbedder(tiny_folder, dtype="float32")
     with pytest.raises(EmbedderNotStarted):
         embedder.embed(["text"])
     embedder.start()
@@ -146,7 +157,7 @@ def test_pooling_is_what_the_folder_asks_for(folder: Path, pooling: str, spellin
     old = others | {"word_embedding_dimension": 16, f"pooling_mode_{pooling}_{token}": True}
     new = {"embedding_dimension": 16, "pooling_mode": pooling}
     write_json(folder / "1_Pooling" / "config.json", old if spelling == "old" else new)
-    embedder = LocalEmbedder(folder)
+    embedder = LocalEmbedder(folder, dtype="float32")
     embedder.start()
     hidden = states(embedder, "a few words")
     expected = {"cls": hidden[0], "mean": hidden.mean(axis=0), "max": hidden.max(axis=0)}[pooling]
@@ -158,7 +169,7 @@ def test_pooling_is_what_the_folder_asks_for(folder: Path, pooling: str, spellin
 
 def test_length_is_read_from_the_folder(folder: Path) -> None:
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 16})
-    embedder = LocalEmbedder(folder)
+    embedder = LocalEmbedder(folder, dtype="float32")
     embedder.start()
     assert embedder._loaded is not None
     rows, owners = embedder._loaded.tokenize(["word " * 30, "word"])
@@ -170,13 +181,13 @@ def test_length_is_read_from_the_folder(folder: Path) -> None:
 def test_unknown_pooling_is_refused(folder: Path) -> None:
     write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_weightedmean_tokens": True})
     with pytest.raises(EmbedderUnsupported, match="weightedmean"):
-        LocalEmbedder(folder).start()
+        LocalEmbedder(folder, dtype="float32").start()
 
 
 def test_step_that_is_not_run_here_is_refused(folder: Path) -> None:
     write_json(folder / "modules.json", [{"type": "sentence_transformers.models.Dense"}])
     with pytest.raises(EmbedderUnsupported, match="Dense"):
-        LocalEmbedder(folder).start()
+        LocalEmbedder(folder, dtype="float32").start()
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker, stored_key
-from service.messages import Chunk, Generate, Purge
+from service.messages import Chunk, Generate, Precompute, Purge
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
 
@@ -149,3 +150,38 @@ def test_a_document_that_kills_the_worker_every_time_is_given_up(folder: Path, d
         assert rig.ingest([{"doc_id": "bad", "text": "this one ☠"}])["state"] == "dead"
         until(lambda: rig.http.get("/status").json()["corpus"]["complete"], "given up")
         assert rig.metric("kvstitch_worker_restarts_total") == 6
+
+
+def test_what_stands_behind_the_same_is_sent_together(folder: Path, data: Path) -> None:
+    """However the documents come, so that the worker can compute many chunks at once."""
+    documents = [
+        {"doc_id": f"{topic.split()[0]}-{n}", "text": f"{topic} number{n}"}
+        for n in range(30)
+        for topic in TOPICS
+    ]
+    with running(folder, data, prefix_mode="primer", companions=2) as rig:
+        rig.ingest(documents)
+        sent = [
+            tuple(tuple(ids) for ids in chunk.behind)
+            for message in fake(rig).seen(Precompute)
+            if isinstance(message, Precompute)
+            for chunk in message.documents
+        ]
+        behind = [ids for ids in sent if ids][: len(documents)]  # then the other copies
+        changes = sum(a != b for a, b in pairwise(behind))
+        assert len(set(behind)) >= 3
+        assert changes == len(set(behind)) - 1
+
+
+def test_a_document_that_kills_the_worker_does_not_stop_the_others(
+    folder: Path, data: Path
+) -> None:
+    """Their second copies are made in one call with its own."""
+    token = byte_tokenizer().encode("☠").ids[0]
+    fake_worker = "service.gateway.worker_client.testing.fake_worker"
+    command = (sys.executable, "-m", fake_worker, "--crash-token", str(token))
+    with running(folder, data / "d", command=command, prefix_mode="primer") as rig:
+        bad = {"doc_id": "bad", "text": "this one ☠"}
+        assert rig.ingest([*CORPUS, bad])["state"] == "dead"
+        until(lambda: rig.http.get("/status").json()["corpus"]["complete"], "given up")
+        assert settled(rig)
