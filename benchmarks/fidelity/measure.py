@@ -20,7 +20,7 @@ from service.tuning.measuring.case import Case, Filled
 from service.tuning.measuring.divergence import agreement, divergence
 from service.tuning.measuring.greedy_answers import NEXT, forced, free, greedy
 from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.segment_store import SegmentStore
+from service.tuning.measuring.segment_store import SegmentStore, part_store
 from service.worker.api import DecoderAdapter, SequenceKV, Vanilla, full_prefill_flops, kv_pool
 from service.worker.methods.api import PrefillResult
 
@@ -88,12 +88,13 @@ class Measurer:
         self._decode = decode
         self._together = together
         self._depths = metrics.depths(adapter.layers)
+        self._parts = part_store()
         self._pool = kv_pool(adapter, (longest + NEXT + 1) * together)
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Configuration]) -> list[Record]:
         """Records in the order of `configurations`."""
-        store = SegmentStore(self._adapter)
+        store = SegmentStore(self._adapter, self._parts)
         reference = self._reference(prompt, store)
         records: list[Record] = []
         for start in range(0, len(configurations), self._together):

@@ -18,7 +18,7 @@ from service.tuning.calibrating.head_scores import word_overlap
 from service.tuning.measuring.case import Case
 from service.tuning.measuring.greedy_answers import NEXT, greedy
 from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.segment_store import SegmentStore
+from service.tuning.measuring.segment_store import SegmentStore, part_store
 from service.worker.api import DecoderAdapter, SamKV, compute_sketch, kv_pool, prefill_sparse
 from service.worker.methods.api import ModelFacts, Sketch
 
@@ -61,13 +61,14 @@ class Answerer:
     ) -> None:
         self._adapter, self._facts, self._decode = adapter, facts, decode
         self._sketches: dict[object, Sketch] = {}  # of the prompt at hand
+        self._parts = part_store()
         self._pool = kv_pool(adapter, longest + NEXT + 1)
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Compared]) -> list[Answer]:
         """Answers in the order of `configurations`."""
         self._sketches.clear()
-        store = SegmentStore(self._adapter)
+        store = SegmentStore(self._adapter, self._parts)
         return [self._answer(prompt, compared, store) for compared in configurations]
 
     def _answer(self, prompt: Prompt, compared: Compared, store: SegmentStore) -> Answer:

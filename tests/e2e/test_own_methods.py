@@ -73,7 +73,12 @@ def test_a_two_pass_one(serve: Serve, twelve: Documents) -> None:
 
 def test_a_sparse_one(serve: Serve, endless_model: Path, corpus: Documents) -> None:
     """From SSD: it reads and holds a part of the documents, and an explanation says how much."""
-    settings = {"methods_dir": FOLDER, "chunk_tokens": 1024, "memory_tier_mib": 0}
+    settings = {
+        "methods_dir": FOLDER,
+        "chunk_tokens": 1024,
+        "memory_tier_mib": 0,
+        "sketches": True,
+    }
     chosen = {"method": "every_block", "every": 5}
     with serve(model=endless_model, **settings) as service:
         service.ingest(long_documents(corpus))

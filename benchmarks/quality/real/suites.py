@@ -2,7 +2,7 @@
 
 nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
 turns    the same, asked after another question about the same passages and its answer
-musique  several passages are needed (`musique`)
+musique  several passages are needed (`musique`); with a chunk size: those of their chunks that are nearest
 mixed    as nq, but half of the chunks are of another kind: essays instead of Wikipedia
 demo     the demo's corpus of prose: the documents that answer, among their nearest
 ruler    RULER's needle, tracing and counting tasks, in text that does not repeat
@@ -22,7 +22,7 @@ from benchmarks.quality.real.chunks import chunked
 from benchmarks.quality.sample import TextSample
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions, needle
 from benchmarks.quality.tasks.essays import BUILT_IN, Haystack
-from benchmarks.quality.tasks.retrieved import Embed, Passage
+from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
 from service.gateway.api import PromptBuilder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
@@ -47,7 +47,8 @@ class Choice:
         split: "dev" or "test".
         samples: at most so many prompts; of RULER for each task, of needles all cells.
         seed: of the order of passages.
-        others: nq, turns, demo: passages beside those that answer.
+        others: nq, turns, demo: passages beside those that answer; musique, where `chunk_tokens` is
+            given: so many chunks and one more.
         chunk_tokens: most tokens of a chunk; None: a passage is a chunk, 512 for synthetic texts.
         length: ruler: tokens of prompt and answer.
         tasks: ruler: names; empty: all that need no further data.
@@ -142,10 +143,38 @@ class Suites:
         )
 
     def _musique(self, choice: Choice) -> Iterator[Prompt]:
-        for asked in musique.load(choice.split)[: choice.samples]:
-            passages = [Passage("", text) for text in asked.passages]
-            turns = [Turn("user", asked.question)]
-            yield self._prompt("musique", passages, turns, asked.answers, choice)
+        asked = musique.load(choice.split)
+        if choice.chunk_tokens is not None:
+            yield from self._nearest_chunks(asked, choice, choice.chunk_tokens)
+            return
+        for each in asked[: choice.samples]:
+            passages = [Passage("", text) for text in each.passages]
+            turns = [Turn("user", each.question)]
+            yield self._prompt("musique", passages, turns, each.answers, choice)
+
+    def _nearest_chunks(
+        self, asked: Sequence[musique.Asked], choice: Choice, limit: int
+    ) -> Iterator[Prompt]:
+        """The passages as the service would cut them, and what it would find of each question's.
+
+        More samples than questions: the same chunks again in another order.
+        """
+        settings = replace(self._builder.chunking(), max_tokens=limit)
+        found: list[list[Passage]] = []
+        for each in asked[: choice.samples]:
+            pool = [
+                Passage("", text[span.start : span.end])
+                for text in each.passages
+                for span in settings.split(text)
+            ]
+            [ranked] = nearest([each.question], pool, self._embed)
+            found.append(ranked[: choice.others + 1])
+        for sample in range(choice.samples):
+            each, passages = asked[sample % len(asked)], found[sample % len(asked)][:]
+            random.Random(f"{choice.seed} {sample} {limit}").shuffle(passages)
+            turns = [Turn("user", each.question)]
+            whole = replace(choice, chunk_tokens=None)
+            yield self._prompt(f"musique {limit}", passages, turns, each.answers, whole)
 
     def _mixed(self, choice: Choice) -> Iterator[Prompt]:
         """Half of the passages, the answering one among them, and as many chunks of the essays."""

@@ -1,28 +1,42 @@
 """Stored KV of a prompt's segments, computed as the service precomputes it.
 
-A segment is computed once per prefix and codec, however many configurations read it.
+A segment is computed once per prefix and codec, however many configurations read it. What documents
+stand behind is kept for the next prompts, because many share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 
-from kvstore import EncodedChunk, encode_chunk
+from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
 from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import Address, Addressing, ChunkPrefill, DecoderAdapter, compute_chunk
 from service.worker.methods.api import Prefix
 
+PARTS_BYTES = 1 << 30
+
+
+def part_store() -> MemoryTier:
+    """For what the documents of all prompts stand behind."""
+    return MemoryTier(PARTS_BYTES, name="parts")
+
 
 class SegmentStore:
-    """The segments of one prompt, as the engine would read them from the memory tier."""
+    """The segments of one prompt, as the engine would read them from the memory tier.
 
-    def __init__(self, adapter: DecoderAdapter) -> None:
+    Args:
+        parts: shared by the stores of all prompts of this model.
+    """
+
+    def __init__(self, adapter: DecoderAdapter, parts: MemoryTier) -> None:
         self._adapter = adapter
         self._chunks = ChunkPrefill(adapter, self._read)
         # There is one model, so the fingerprint need not tell models apart.
         self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
+        self._parts = parts
         self._encoded: dict[tuple[str, str], EncodedChunk] = {}
 
     def prefixes(self, prompt: Prompt, prefix_mode: str) -> list[Prefix]:
@@ -65,9 +79,14 @@ class SegmentStore:
         return found
 
     def _read(self, address: Address) -> Future[EncodedChunk | None]:
-        """A neighbour of another chunk: stored as soon as it is asked for."""
+        """What another chunk stands behind: computed when it is first asked for."""
+        part = self._parts.read(address.key)
+        if part is None:
+            part = self._chunk(address, "raw")
+            with suppress(TierFull):
+                self._parts.put(address.key, part)
         found: Future[EncodedChunk | None] = Future()
-        found.set_result(self._chunk(address, "raw"))
+        found.set_result(part)
         return found
 
     def _encode(self, address: Address, codec: str) -> EncodedChunk:

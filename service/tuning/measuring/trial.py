@@ -20,7 +20,7 @@ from service.tuning.measuring.case import Case
 from service.tuning.measuring.divergence import agreement, divergence
 from service.tuning.measuring.greedy_answers import NEXT, forced, greedy
 from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.segment_store import SegmentStore
+from service.tuning.measuring.segment_store import SegmentStore, part_store
 from service.worker.api import (
     DecoderAdapter,
     SequenceKV,
@@ -123,12 +123,13 @@ class TrialRunner:
         self._together = max(1, memory_bytes // (each * adapter.kv_bytes_per_token) - 1)
         self._together = min(self._together, MOST_TOGETHER)
         self._pool = kv_pool(adapter, each * (self._together + 1))
+        self._parts = part_store()
         self._references: OrderedDict[str, _Reference] = OrderedDict()
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Iterator[list[Trial]]:
         """Yields trials in the order of `candidates`, as many together as fit into memory."""
-        store = SegmentStore(self._adapter)
+        store = SegmentStore(self._adapter, self._parts)
         reference = self._reference(prompt, store)
         for start in range(0, len(candidates), self._together):
             part = candidates[start : start + self._together]

@@ -106,12 +106,25 @@ def test_mixed_prompts_are_half_of_another_kind(suites: Suites) -> None:
 
 @pytest.mark.parametrize("limit", [128, 256, 512])
 def test_chunks_lose_nothing_and_cut_only_what_is_too_long(suites: Suites, limit: int) -> None:
-    [whole] = suites.draw("musique", Choice(samples=1))
-    [cut] = suites.draw("musique", Choice(samples=1, chunk_tokens=limit))
+    [whole] = suites.draw("ruler", Choice(samples=1, tasks=["niah_single_1"], chunk_tokens=4096))
+    [cut] = suites.draw("ruler", Choice(samples=1, tasks=["niah_single_1"], chunk_tokens=limit))
     assert tuple(chain(*cut.documents)) == tuple(chain(*whole.documents))
     assert max(map(len, cut.documents)) <= limit
     short = [tuple(range(n)) for n in (limit // 2, limit // 4, limit // 2, 1)]
     assert chunked(short, limit) == (short[0] + short[1], short[2] + short[3])
+
+
+def test_chunks_of_several_passages_are_those_nearest_to_the_question(suites: Suites) -> None:
+    """They are cut as the service cuts them; more samples than questions come in other orders."""
+    count = len(musique.load("dev"))
+    drawn = suites.draw("musique", Choice(samples=count + 1, others=3, chunk_tokens=128))
+    first, again = drawn[0], drawn[count]
+    assert len(first.documents) == 4 and max(map(len, first.documents)) <= 128
+    assert set(first.documents) == set(again.documents) and first.documents != again.documents
+    assert first.question == again.question and first.key != again.key
+    [whole] = suites.draw("musique", Choice(samples=1))
+    texts = [suites.decode(ids).strip() for ids in first.documents]
+    assert all(text in text_of(suites, whole) for text in texts)
 
 
 def test_synthetic_texts_do_not_repeat(suites: Suites) -> None:
