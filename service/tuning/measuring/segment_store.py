@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from weakref import WeakMethod
 
 from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
 from service.tuning.measuring.prompt_ids import Prompt
@@ -33,7 +34,16 @@ class SegmentStore:
 
     def __init__(self, adapter: DecoderAdapter, parts: MemoryTier) -> None:
         self._adapter = adapter
-        self._chunks = ChunkPrefill(adapter, self._read)
+        # A reference both ways would keep the KV of many prompts until the next collection of
+        # garbage, which comes rarely.
+        read = WeakMethod(self._read)
+
+        def read_part(address: Address) -> Future[EncodedChunk | None]:
+            own = read()
+            assert own is not None
+            return own(address)
+
+        self._chunks = ChunkPrefill(adapter, read_part)
         # There is one model, so the fingerprint need not tell models apart.
         self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
         self._parts = parts

@@ -1,0 +1,50 @@
+"""A prompt's stored KV goes with it; what many prompts' documents stand behind is computed once."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from weakref import ref
+
+import pytest
+import torch
+
+from service.tuning.measuring.prompt_ids import Prompt
+from service.tuning.measuring.segment_store import SegmentStore, part_store
+from service.worker.api import DecoderAdapter
+from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
+
+BEHIND = [[], [tuple(D3)]]
+PROMPT = Prompt("", tuple(S), (tuple(D1), tuple(D2)), tuple(Q), (), {"primer": BEHIND})
+
+
+@pytest.fixture
+def adapter() -> DecoderAdapter:
+    return tiny("llama").adapter
+
+
+@torch.inference_mode()
+def test_a_part_is_computed_once_for_all_prompts(adapter: DecoderAdapter) -> None:
+    parts = part_store()
+    first = SegmentStore(adapter, parts).segments(PROMPT, "primer", "raw")
+    held = parts.usage().entries
+    assert held
+    other = replace(PROMPT, question=(5, 6))
+    again = SegmentStore(adapter, parts).segments(other, "primer", "raw")
+    assert parts.usage().entries == held
+    for one, two in zip(first, again, strict=True):
+        assert one is not None and two is not None
+        assert torch.equal(one.layer(1)[0], two.layer(1)[0])
+
+
+@torch.inference_mode()
+def test_a_prompt_that_is_measured_leaves_nothing(adapter: DecoderAdapter) -> None:
+    gc.disable()
+    try:
+        store = SegmentStore(adapter, part_store())
+        store.segments(PROMPT, "system", "raw")
+        alive = ref(store)
+        del store
+        assert alive() is None
+    finally:
+        gc.enable()
