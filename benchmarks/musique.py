@@ -157,7 +157,7 @@ async def ask(http: httpx.AsyncClient, question: str, fields: dict[str, Any]) ->
 async def _ask(http: httpx.AsyncClient, question: str, fields: dict[str, Any]) -> Sample:
     started = time.perf_counter()
     first = last = None
-    body = {"question": question, "stream": True, **fields}
+    body = {"question": question, "stream": True, "prefix_cache": False, **fields}
     async with http.stream("POST", "/v1/rag/generate", json=body) as reply:
         if reply.status_code != 200:
             text = (await reply.aread()).decode(errors="replace")

@@ -151,6 +151,7 @@ def request_body(question: str, method: str, ratio: float | None, top_k: int) ->
         "max_tokens": 16,
         "temperature": 0,
         "stream": True,
+        "prefix_cache": False,  # what an earlier prompt left would hide what a method costs
     }
 
 

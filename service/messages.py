@@ -96,6 +96,7 @@ class Generate(Message, frozen=True):
     traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
     token_fates: bool = False  # the report is to say what became of every token
     cold: ColdMode = "in_context"  # how chunks that are not stored are computed
+    prefix_cache: bool = True  # whether it may continue an earlier prompt, and be continued
 
 
 class Explain(Message, frozen=True):

@@ -40,8 +40,8 @@ STAGES = (
     *("first_token", "decode", "flush"),
 )
 TIERS = ("memory", "ssd", "redis")
-PROMPT_SOURCES = (*TIERS, "recomputed", "cold", "question")
-DECISIONS = ("load", "recompute", "miss")
+PROMPT_SOURCES = (*TIERS, "pool", "recomputed", "cold", "question")
+DECISIONS = ("load", "recompute", "miss", "reuse")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
 VOLUMES = ("data", "kv")
@@ -154,7 +154,7 @@ SEGMENTS = _counter(
     "answer_segments_total",
     "Parts of prompts (instruction, each document) by what became of their KV: load: read from a "
     "tier; recompute: stored, but the planner expected computing to be faster; miss: not stored, "
-    "or not sound.",
+    "or not sound; reuse: left in the pool by an earlier prompt.",
     decision=DECISIONS,
 )
 FLOPS = _counter("answer_flops_total", "Floating-point operations spent on prompts.")
@@ -234,7 +234,8 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
             "Background writes given up because the queue was full or the tier failed.",
         ),
         _gauge("store_pending_writes", "Background writes waiting or under way."),
-        _gauge("pool_free_ratio", "Free share of the worker's KV pool."),
+        _gauge("pool_free_ratio", "Share of the worker's KV pool that requests could get."),
+        _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
         _gauge("sequences", "Sequences in the worker by state.", state=OPEN),
         _counter("decode_steps_total", "Decode steps of the batch."),
         _counter(

@@ -87,8 +87,9 @@ class TokenItem:
 
 @dataclass(frozen=True)
 class SegmentReport:
-    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, or
-    "cold" when it was computed because no usable copy existed (`problems` says why).
+    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, "pool"
+    when an earlier prompt had left all of it there, or "cold" when it was computed because no
+    usable copy existed (`problems` says why). reused: its tokens that an earlier prompt had left.
     rows_recomputed: its rows that were computed with the prompt, all of them or a repair."""
 
     chunk_id: int
@@ -103,6 +104,7 @@ class SegmentReport:
     why: str = ""  # of a plan that is not to load
     computed: ColdMode | Literal[""] = ""  # how, if its tier is "cold"
     behind: int = 0  # other chunks of the collection that its stored KV was computed behind
+    reused: int = 0
 
 
 @dataclass(frozen=True)
@@ -237,4 +239,5 @@ class Report:
     ratio: float | None = None  # of a fusion method that has one, as it was used
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
+    reused_tokens: int = 0  # prompt tokens whose KV an earlier prompt left
     token_fates: TokenFates | None = None  # of a prompt that ran, where it was asked for

@@ -98,6 +98,11 @@ class Settings(BaseSettings):
         description="compute with every chunk what SamKV selects blocks by; else at a document's "
         "first SamKV request",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="keep answered prompts in free KV memory, so that the same prompt again, or "
+        "the next turn of a conversation, computes only what is new",
+    )
     cold: ColdMode = Field(
         "in_context",
         description="how chunks that are not stored are computed, where a request does not say: "
@@ -269,6 +274,7 @@ class Settings(BaseSettings):
             max_waiting=self.max_running + self.max_waiting,
             planner=self.planner,
             sketches=self.sketches,
+            prefix_cache=self.prefix_cache,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,
             gate_min_checks=self.gate_min_checks,

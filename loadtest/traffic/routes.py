@@ -97,6 +97,9 @@ class Route(Protocol):
 class RagRoute:
     """The service's own route.
 
+    Prompts are computed even if the same one was answered before: a small set of questions would
+    else measure the prefix cache, and not the methods.
+
     Attributes:
         fields: merged into every body, e.g. `{"top_k": 5}`.
         path: path of the URL.
@@ -109,7 +112,8 @@ class RagRoute:
         asked: dict[str, Any] = {"question": request.question}
         if request.system:
             asked = {"messages": _messages(request.system, request.question)}
-        return {**self.fields, **asked, **_choices(request, method), **_limit(request)}
+        computed = {"prefix_cache": False, **self.fields}
+        return {**computed, **asked, **_choices(request, method), **_limit(request)}
 
     def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         if event.name == "token":
@@ -147,7 +151,8 @@ class ChatRoute:
             question = "\n".join([*texts, question])
             extra = {**self.fields}
         else:
-            extra = {"kvstitch": {**self.fields, **_choices(request, method)}}
+            computed = {"prefix_cache": False, **self.fields}
+            extra = {"kvstitch": {**computed, **_choices(request, method)}}
         return {
             **({"model": self.model} if self.model else {}),
             "messages": _messages(request.system, question),

@@ -112,6 +112,8 @@ def _ask(parser: argparse.ArgumentParser) -> None:
         "measured to agree with full prefill that often, such as 0.95")  # fmt: skip
     add("--cold", choices=("in_context", "as_stored"), help="how chunks that are not stored are "
         "computed: with the prompt, or alone, so that later answers are the same")  # fmt: skip
+    add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
+        help="compute the whole prompt, even if one like it was answered before")  # fmt: skip
     add("--max-tokens", type=int)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--explain", action="store_true", help="a dry run: what would be loaded and "

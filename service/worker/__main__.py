@@ -124,6 +124,7 @@ def serve(settings: WorkerSettings) -> int:
             max_waiting=settings.max_waiting,
             planner=settings.planner,
             sketches=settings.sketches,
+            prefix_cache=settings.prefix_cache,
             checks=gate_settings(settings),
         )
         ready = m.Ready(

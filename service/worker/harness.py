@@ -48,6 +48,7 @@ def open_engine(
     facts: ModelFacts | None = None,
     planner: bool = True,
     sketches: bool = False,
+    prefix_cache: bool = False,
     max_running: int = 32,
     max_waiting: int = 256,
     loader_threads: int = 4,
@@ -64,6 +65,7 @@ def open_engine(
         facts: sizes and calibration of the model; its sizes alone by default.
         planner: whether to compute documents that would take longer to load.
         sketches: whether a sketch is computed with every chunk, for SamKV.
+        prefix_cache: whether answered prompts are kept for requests that begin with them.
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
         loader_threads: that read from the store.
@@ -83,6 +85,7 @@ def open_engine(
             max_waiting=max_waiting,
             planner=planner,
             sketches=sketches,
+            prefix_cache=prefix_cache,
         )
     finally:
         loader.close()

@@ -41,7 +41,8 @@ class Service:
         self.data_dir = data_dir
         self.port = _free_port()
         # Without the planner: on a busy machine a tier is late, and a hit would be computed.
-        defaults: dict[str, object] = {"threads": 1, "planner": False}
+        # Without the prefix cache: many tests ask twice to see where chunks come from.
+        defaults: dict[str, object] = {"threads": 1, "planner": False, "prefix_cache": False}
         self._settings = {**defaults, **settings, "model": model, "data_dir": data_dir}
         self._log = data_dir.with_name(data_dir.name + ".log")
         self._process: subprocess.Popen[bytes] | None = None

@@ -2,7 +2,7 @@
 
 nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
 turns    the same, asked after another question about the same passages and its answer
-musique  several passages are needed (`musique`); with a chunk size: those of their chunks that are nearest
+musique  several passages are needed (`musique`); with a chunk size: the nearest chunks
 mixed    as nq, but half of the chunks are of another kind: essays instead of Wikipedia
 demo     the demo's corpus of prose: the documents that answer, among their nearest
 ruler    RULER's needle, tracing and counting tasks, in text that does not repeat

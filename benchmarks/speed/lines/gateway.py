@@ -58,7 +58,7 @@ def run(setup: Setup) -> Outcome:
 
 
 def _ask(http: HTTPConnection, question: str) -> dict[str, Any]:
-    body = json.dumps({"question": question, "max_tokens": ANSWER})
+    body = json.dumps({"question": question, "max_tokens": ANSWER, "prefix_cache": False})
     started = time.perf_counter()
     http.request("POST", "/v1/rag/generate", body, {"Content-Type": "application/json"})
     reply = http.getresponse()

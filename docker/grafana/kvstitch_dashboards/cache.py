@@ -189,7 +189,10 @@ def _saturation() -> list[Panel]:
         ),
         lines(
             "KV pool free",
-            {"share": gauge("min", "pool_free_ratio")},
+            {
+                "for requests": gauge("min", "pool_free_ratio"),
+                "of it with kept prompts": gauge("max", "pool_kept_ratio"),
+            },
             unit="percentunit",
             top=1,
         ),

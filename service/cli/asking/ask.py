@@ -51,6 +51,7 @@ def _body(args: argparse.Namespace) -> dict[str, Any]:
         "collection": args.collection,
         "retrieval": args.retrieval,
         "cold": args.cold,
+        "prefix_cache": args.prefix_cache,
         "profile": args.profile,
         "filter": parse_pairs(args.filter, "--filter") or None,
     }

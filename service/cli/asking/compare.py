@@ -96,7 +96,9 @@ def _fusion(text: str, offered: dict[str, Any], ratio: float | None) -> dict[str
 def _ask(http: httpx.Client, body: dict[str, Any], fusion: dict[str, Any]) -> Outcome:
     label = fusion["method"] + (f":{fusion['ratio']:g}" if "ratio" in fusion else "")
     try:
-        return Outcome(label, checked(http.post(PATH, json={**body, "fusion": fusion})))
+        # What an earlier prompt left would hide what the method costs.
+        asked = {**body, "fusion": fusion, "prefix_cache": False}
+        return Outcome(label, checked(http.post(PATH, json=asked)))
     except CommandError as error:
         return Outcome(label, None, error.message)
 

@@ -56,12 +56,16 @@ def tokens_by_source(report: Report) -> dict[str, int]:
     out = dict.fromkeys(PROMPT_SOURCES, 0)
     segments = [report.system, *report.documents]
     for segment in segments:
+        out["pool"] += segment.reused
         if segment.tier in TIERS:
             out[segment.tier] += max(0, segment.tokens - segment.rows_recomputed)
             out["recomputed"] += segment.rows_recomputed
         else:
-            out["cold"] += segment.tokens
-    out["question"] = max(0, report.prompt_tokens - sum(s.tokens for s in segments))
+            out["cold"] += segment.tokens - segment.reused
+    of_question = report.reused_tokens - sum(segment.reused for segment in segments)
+    out["pool"] += of_question
+    question = report.prompt_tokens - sum(s.tokens for s in segments) - of_question
+    out["question"] = max(0, question)
     return out
 
 
@@ -69,4 +73,6 @@ def _decision(segment: SegmentReport) -> str:
     """One of `service.metrics.DECISIONS`."""
     if segment.plan == "recompute":
         return "recompute"
+    if segment.tokens and segment.reused == segment.tokens:
+        return "reuse"
     return "load" if segment.tier in TIERS else "miss"

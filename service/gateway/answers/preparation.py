@@ -208,6 +208,7 @@ class RequestPreparer:
             traceparent=traceparent,
             token_fates=request.include_tokens,
             cold=request.cold or self._settings.cold,
+            prefix_cache=request.prefix_cache,
         )
         citations = response.citations(passages, with_text=request.include_text)
         stages = {"embed": result.embed_s, "retrieve": result.retrieve_s, "plan": plan_s}

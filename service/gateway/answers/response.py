@@ -76,6 +76,7 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
         kept_ratio=report.kept_ratio,
         recomputed_ratio=report.recomputed_ratio,
         recomputed_tokens=report.recomputed_tokens,
+        reused_tokens=report.reused_tokens,
         ratio=report.ratio,
         gate=_gate_note(report.gate),
     )
@@ -106,4 +107,5 @@ def _segment_fields(segment: SegmentReport) -> dict[str, Any]:
         "why": segment.why,
         "computed": segment.computed,
         "behind": segment.behind,
+        "reused": segment.reused,
     }

@@ -95,6 +95,10 @@ class Choices(StrictModel):
         "`as_stored`, by themselves, so that later answers are the same; none: the service's "
         "default",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="false: compute the whole prompt, and keep nothing of it for later ones",
+    )
     include_text: bool = Field(False, description="citations hold the passage's text")
 
 
@@ -176,7 +180,8 @@ class CacheSegment(BaseModel):
     computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
     was no choice; why it was recomputed. computed: how a cold one was, "in_context" or
     "as_stored"; else empty. behind: other chunks of the collection that its stored KV was computed
-    behind, in the prefix modes that have them."""
+    behind, in the prefix modes that have them. reused: tokens whose KV an earlier prompt left; a
+    segment that is reused as a whole has the tier `pool`."""
 
     tier: str
     bytes: int
@@ -189,6 +194,7 @@ class CacheSegment(BaseModel):
     why: str
     computed: ColdMode | Literal[""] = ""
     behind: int = 0
+    reused: int = 0
 
 
 class CacheDocument(CacheSegment):
@@ -206,7 +212,8 @@ class GateNote(BaseModel):
 
 class CacheReport(BaseModel):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
-    gate changed; None: nothing. tokens: only where the request says `include_tokens`."""
+    gate changed; None: nothing. tokens: only where the request says `include_tokens`.
+    reused_tokens: of the prompt, those whose KV an earlier prompt left."""
 
     system: CacheSegment
     documents: list[CacheDocument]
@@ -218,6 +225,7 @@ class CacheReport(BaseModel):
     kept_ratio: float
     recomputed_ratio: float
     recomputed_tokens: int
+    reused_tokens: int = 0
     ratio: float | None
     gate: GateNote | None
     tokens: TokenReport | None = None

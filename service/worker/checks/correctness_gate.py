@@ -23,7 +23,7 @@ from torch import Tensor
 from service.metrics import Sample
 from service.records import GATE_STATES, GateState
 from service.worker.checks.comparison import compare, full_logits
-from service.worker.checks.shadow import Shadow, reuses_documents
+from service.worker.checks.shadow import Shadow
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.request import Request
 from service.worker.core.steps import Steps
@@ -121,7 +121,7 @@ class Gate:
         gated, request = sequence.gated, sequence.request
         if gated is None or result.kept_ids is not None or not request.documents:
             return  # restarted with fewer tokens, it is not the prompt that was asked for
-        if sequence.fusion.reads is not Reads.NOTHING and not reuses_documents(sequence):
+        if sequence.fusion.reads is not Reads.NOTHING and not sequence.reuses_documents:
             return
         trust = gated.trust
         if not self._draw(trust):

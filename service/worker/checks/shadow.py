@@ -45,7 +45,7 @@ class Shadow:
     @property
     def blocked(self) -> bool:
         """Whether the run waits for KV that is not free."""
-        return not self.pool.can_reserve(self._wants)
+        return not self.pool.make_room(self._wants)
 
     def steps(
         self, request: Request, addresses: Many[Address | None], fusion: FusionMethod
@@ -78,7 +78,7 @@ class Shadow:
             assert sequence.steps is not None
             result = yield from sequence.steps
             sequence.prefilled(result)
-            return result.logits if reuses_documents(sequence) else None
+            return result.logits if sequence.reuses_documents else None
         finally:
             self._give_back(sequence)
 
@@ -94,15 +94,6 @@ class Shadow:
         for load in sequence.segments:
             if load is not None and load.missed:
                 self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
-
-
-def reuses_documents(sequence: Sequence) -> bool:
-    """Whether a prefilled prompt used any stored KV of documents.
-
-    If not, its answer is that of full prefill and need not be checked.
-    """
-    documents = sum(len(d.ids) for d in sequence.request.documents)
-    return sum(sequence.rows_by_segment[1:]) < documents
 
 
 def _loaded(sequence: Sequence) -> Steps[None]:

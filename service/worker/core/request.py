@@ -27,6 +27,7 @@ class Request:
         token_fates: whether to report what happened to every prompt token.
         cold: how chunks that are not stored are computed: in the prompt's context, or by themselves
             as precompute does.
+        prefix_cache: whether it may continue an earlier prompt, and be continued itself.
         arrived: when the request arrived, in seconds of time.monotonic.
     """
 
@@ -41,6 +42,7 @@ class Request:
     tenant: str = ""
     token_fates: bool = False
     cold: ColdMode = "in_context"
+    prefix_cache: bool = True
     arrived: float = field(default_factory=time.monotonic)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from service.worker.sequences.admission import Admission
 from service.worker.sequences.logprobs import token_logprobs
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.prefix_cache import PrefixCache, holds, prompt_tokens
 from service.worker.sequences.report import report
 from service.worker.sequences.sampler import sample
 from service.worker.sequences.sequence import Sequence
@@ -55,6 +57,7 @@ class Engine:
         planner: whether documents are computed that would take longer to load; if not, everything
             that is stored is loaded. Chunks in the memory tier are always used.
         sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
+        prefix_cache: whether answered prompts are kept for requests that begin with them.
         checks: how answers are compared with those of full prefill; None for no comparison.
     """
 
@@ -71,6 +74,7 @@ class Engine:
         max_waiting: int = 256,
         planner: bool = True,
         sketches: bool = False,
+        prefix_cache: bool = False,
         checks: GateSettings | None = None,
     ) -> None:
         self._adapter = adapter
@@ -94,6 +98,7 @@ class Engine:
             dtype=adapter.dtype,
             device=adapter.device,
         )
+        self.prefix_cache = PrefixCache(self.pool, on=prefix_cache)
         self._decoder = Decoder(adapter, self.pool)
         self.gate = (
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
@@ -120,6 +125,11 @@ class Engine:
         return not self._busy and self.idle_work.idle
 
     @property
+    def pool_free_share(self) -> float:
+        """Share of the KV pool that a sequence could get, 0 to 1. For any thread."""
+        return min(1.0, self.pool.free_share + self.prefix_cache.kept_share)
+
+    @property
     def _busy(self) -> bool:
         """Whether some request can be worked on now, and does not only wait for its chunks."""
         scheduler = self.scheduler
@@ -138,8 +148,10 @@ class Engine:
             KvstitchError: it can never be answered, or the queue is full.
         """
         sequence = self.admission.sequence(request)
+        sequence.reuse = self.prefix_cache.find(sequence)
         self.scheduler.add(sequence)
-        self._launcher.start_loading(sequence)
+        if sequence.reuse is None:
+            self._launcher.start_loading(sequence)
 
     def explain(self, request: Request) -> None:
         """Starts a forecast of what the request would cost, which an ExplainedEvent will hold.
@@ -154,6 +166,19 @@ class Engine:
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             sequence.abort_reason = reason
+
+    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]]) -> None:
+        """Drops everything that holds deleted text, before its chunks are purged.
+
+        Args:
+            keys: under which the chunks may be stored.
+            texts: their token ids.
+        """
+        self.idle_work.forget(keys, texts)
+        self.prefix_cache.forget(texts)
+        for sequence in self.scheduler.active:
+            tokens = prompt_tokens(sequence.request)
+            sequence.deleted |= any(holds(tokens, ids) for ids in texts)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -192,10 +217,16 @@ class Engine:
             self._fail(sequence, error)
 
     def _fits(self, sequence: Sequence) -> bool:
+        """Whether it can start now. Makes room for it, if that helps."""
         needed = self._launcher.reserved_tokens(sequence)
-        if self.pool.can_reserve(needed):
-            return True
-        return self.gate is not None and self.gate.give_way() and self.pool.can_reserve(needed)
+        fits = self.pool.make_room(needed) or (
+            self.gate is not None and self.gate.give_way() and self.pool.make_room(needed)
+        )
+        if sequence.reuse is not None and sequence.reuse.lost:
+            sequence.reuse = self.prefix_cache.find(sequence)
+            if sequence.reuse is None:
+                self._launcher.start_loading(sequence)
+        return fits and sequence.loaded
 
     def _advance_prefill(self) -> None:
         """Runs steps of the prefills that are not waiting.
@@ -225,7 +256,9 @@ class Engine:
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.entries)
         sequence.clock.close("prefill")
-        if self.planner is None:
+        if sequence.reuse is not None:
+            pass  # so little was computed that it says nothing of the device's speed
+        elif self.planner is None:
             self._estimator.compute.add(sequence.flops, sequence.computed_s)
         else:
             self.planner.finished(sequence.flops, sequence.computed_s, sequence.segments)
@@ -234,6 +267,8 @@ class Engine:
             self.scheduler.start_running(sequence)
             if self.gate is not None:
                 self.gate.answered(sequence, result)
+            if self.prefix_cache.on:
+                sequence.logits = result.logits.clone()
             self._emit([sequence], [sequence.sampler(result.logits)], result.logits[None])
             sequence.clock.close("first_token")
             if sequence in self.scheduler.running:
@@ -299,6 +334,8 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: str) -> None:
         if "first_token" in sequence.clock.stages:
             sequence.clock.close("decode")
+        if self.prefix_cache.keep(sequence):
+            sequence.kv = None
         self._release(sequence)
         self._write_back(sequence)
         self._events.append(DoneEvent(sequence.id, reason, report(sequence)))

@@ -10,7 +10,7 @@ Eviction may leave different lengths in each layer and head; the rows it gives u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -30,6 +30,8 @@ class KVPool:
             batch write there.
         k: keys after RoPE, for each layer `[rows, head_dim]`.
         v: values, like `k`.
+        on_full: makes room for a sequence of so many tokens, where memory is only lent; False if it
+            cannot.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class KVPool:
         self.k = [huge_pages.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.v = [huge_pages.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._allocators = [ExtentAllocator(self.spare) for _ in range(layers)]
+        self.on_full: Callable[[int], bool] | None = None
 
     @property
     def free_share(self) -> float:
@@ -56,13 +59,22 @@ class KVPool:
         free = sum(a.free_rows for a in self._allocators)
         return free / max(1, sum(a.capacity for a in self._allocators))
 
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that are free in every layer, wherever they lie."""
+        return min(a.free_rows for a in self._allocators) // self.kv_heads
+
     def can_reserve(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` tokens fits now, in every layer."""
         return all(a.largest >= tokens * self.kv_heads for a in self._allocators)
 
+    def make_room(self, tokens: int) -> bool:
+        """Whether a sequence of `tokens` tokens fits, after lent memory was given back for it."""
+        return self.can_reserve(tokens) or (self.on_full is not None and self.on_full(tokens))
+
     def reserve(self, tokens: int) -> SequenceKV | None:
         """Memory for one sequence of `tokens` tokens, or None if it does not fit now."""
-        if not self.can_reserve(tokens):
+        if not self.make_room(tokens):
             return None
         first = []
         for allocator in self._allocators:
@@ -132,6 +144,25 @@ class SequenceKV:
         assert bool((self.length < self.capacity).all()), "full"
         self.length += 1
 
+    @property
+    def filled_tokens(self) -> int:
+        """Tokens in place; only before eviction, when all extents are equally long."""
+        return int(self.length[0, 0])
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens that there is room for; only before eviction."""
+        return int(self.capacity[0, 0])
+
+    def copy_from(self, other: SequenceKV, tokens: int) -> None:
+        """Copies the first `tokens` tokens of another sequence; only before eviction of either."""
+        filled = other.filled_tokens
+        for layer in range(len(self.start)):
+            for target, source in zip(
+                self.prompt_layer(layer, tokens), other.prompt_layer(layer, filled), strict=True
+            ):
+                target.copy_(source[:, :tokens])
+
     def keep(self, layer: int, kept: Sequence[Tensor], room: int) -> None:
         """Evicts all but some tokens of a layer; the rows given up are free when this returns.
 
@@ -168,5 +199,6 @@ class SequenceKV:
         self._views.clear()
         for layer in range(len(self.start)):
             self.pool._free(layer, self.start[layer], self.capacity[layer])
-        self.capacity.zero_()
-        self.length.zero_()
+        # New tensors: these ones may be inference tensors, and this may be called outside of it.
+        self.capacity = torch.zeros_like(self.capacity)
+        self.length = torch.zeros_like(self.length)

@@ -31,6 +31,7 @@ from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
 from service.worker.planner.planner import FASTER, LATE, Planner
+from service.worker.sequences.continued_prefill import continued_prefill
 from service.worker.sequences.load_plan import (
     FoundSegment,
     found_segments,
@@ -159,7 +160,7 @@ class PrefillLauncher:
         sequence.clock.close_queue(self._loading_s(sequence))
         if sequence.found is not None:
             sequence.found.result()
-        if sequence.auto_ratio and self.planner is not None:
+        if sequence.auto_ratio and self.planner is not None and sequence.reuse is None:
             loads = loads_under_way(sequence)
             prompt = waiting_prompt(sequence, loads, self.loader.streams.bytes_left())
             ratio = self.planner.ratio(prompt, [rest_of(load) for load in loads])
@@ -173,7 +174,9 @@ class PrefillLauncher:
         if sequence.eviction is not None:
             warning = sequence.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
-        if self._holds_part(sequence):
+        if sequence.reuse is not None:
+            sequence.steps = continued_prefill(self.adapter, layout, kv, sequence.reuse)
+        elif self._holds_part(sequence):
             sparse = SparsePrefill(self.adapter, self.facts, self.loader, self.missing)
             sequence.steps = sparse.steps(sequence, kv)
         else:

@@ -8,15 +8,20 @@ from service.records import ColdMode, Report, SegmentReport
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
 from service.worker.sequences.sequence import Sequence
 
+POOL = "pool"
+"""The tier named in reports for KV that an earlier prompt left in the pool."""
+
 
 def report(sequence: Sequence) -> Report:
     """The report of a sequence, also of one whose prompt was never run."""
     request, stages = sequence.request, sequence.clock.stages
     segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
     ran = bool(sequence.rows_by_segment)
-    with_prompt = sum(s.rows_recomputed for s in segments) + len(request.question)
+    reused = 0 if sequence.reuse is None or not ran else sequence.reuse.tokens
+    question = len(request.question) - (reused - sum(s.reused for s in segments))
+    with_prompt = sum(s.rows_recomputed for s in segments) + question
     document_rows = sum(_computed_tokens(s) for s in segments[1:])
-    recomputed = sum(_computed_tokens(s) for s in segments) + len(request.question)
+    recomputed = sum(_computed_tokens(s) for s in segments) + question
     # Of what a sparse method holds, an even share is counted for every chunk.
     held = sequence.entries / max(1, sequence.prompt_tokens)
     cached = sequence.entries - with_prompt - round(held * (recomputed - with_prompt))
@@ -42,6 +47,7 @@ def report(sequence: Sequence) -> Report:
         ratio=sequence.fusion.repair_ratio,
         hidden_load_s=max(0.0, loading_s - stages.get("load", 0.0)),
         gate=sequence.gated.note if sequence.gated else None,
+        reused_tokens=reused,
         token_fates=None if sequence.token_trace is None else sequence.token_trace.report(),
     )
 
@@ -69,13 +75,15 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
     document = request.documents[number - 1] if number else None
     read = load.so_far() if load is not None else SegmentRead()
     tokens = len(request.system if document is None else document.ids)
+    reused = _reused(sequence, number, tokens)
+    tier = POOL if reused and reused == tokens else read.tier
     computed: ColdMode | Literal[""] = ""
-    if read.tier == UNCACHED and tokens and sequence.rows_by_segment:
+    if tier == UNCACHED and tokens and sequence.rows_by_segment:
         computed = "as_stored" if load is not None and load.computed_alone else "in_context"
     return SegmentReport(
         chunk_id=-1 if document is None else document.chunk_id,
         tokens=tokens,
-        tier=read.tier,
+        tier=tier,
         bytes=read.nbytes,
         stored_bytes=read.stored_bytes,
         load_s=read.seconds,
@@ -85,4 +93,13 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
         why=load.why if load is not None else "",
         computed=computed,
         behind=0 if document is None else len(document.behind),
+        reused=reused,
     )
+
+
+def _reused(sequence: Sequence, number: int, tokens: int) -> int:
+    """Tokens of a segment that were taken from a kept prompt."""
+    if sequence.reuse is None or not sequence.rows_by_segment:
+        return 0
+    before = [len(sequence.request.system), *sequence.document_tokens][:number]
+    return max(0, min(tokens, sequence.reuse.tokens - sum(before)))

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from service.worker.core.layout import PromptLayout
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.request import Request
@@ -26,6 +28,44 @@ from service.worker.sequences.stage_clock import StageClock
 from service.worker.sequences.token_trace import TokenTracer
 
 
+@dataclass(frozen=True, eq=False)
+class KeptPrompt:
+    """An answered prompt whose KV stays in the pool.
+
+    Attributes:
+        tokens: whose KV is in place: the prompt's, then the answer's `[m]` int64.
+        prompt_tokens: how many of them are the prompt's.
+        question_start: where its Q begins.
+        tenant: who asked it.
+        method: how it was computed; equal for requests that would be computed alike.
+        exact: whether its KV is that of a full prefill.
+        logits: of the first answer token `[vocabulary]`.
+        kv: where its KV is; nothing is reserved any more when it has been given up.
+    """
+
+    tokens: Tensor
+    prompt_tokens: int
+    question_start: int
+    tenant: str
+    method: object
+    exact: bool
+    logits: Tensor
+    kv: SequenceKV
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """The first `tokens` tokens of a prompt are those of a kept one."""
+
+    kept: KeptPrompt
+    tokens: int
+
+    @property
+    def lost(self) -> bool:
+        """Whether the kept prompt has been given up meanwhile."""
+        return not self.kept.kv.reserved_tokens
+
+
 @dataclass
 class Sequence:
     """A request, and everything the engine knows about it.
@@ -39,6 +79,7 @@ class Sequence:
         auto_ratio: whether the planner chooses the repair ratio.
         gated: the correctness gate's decision about the method; None if the method is not checked.
         token_trace: records what happens to every token; None if that was not requested.
+        reuse: the kept prompt that it continues; None if it computes its prompt.
         segments: loads of the segments; empty if the method reads nothing.
         found: done when the chunks have been found and their loads have been started.
         decided_at: when it was last decided which segments are loaded, by time.monotonic.
@@ -60,6 +101,9 @@ class Sequence:
         full_prefill_flops: those that a full prefill would have taken.
         tokens: answer tokens so far.
         decode_steps: decode steps so far.
+        logits: of the first token; None before it, and where they are not needed again.
+        deleted: whether a part of its text has been deleted since it arrived.
+        admitted_fusion: its method as it was admitted, before the planner chose its repair ratio.
         clock: seconds that it spent in each stage.
     """
 
@@ -73,6 +117,7 @@ class Sequence:
     auto_ratio: bool = False
     gated: GatedMethod | None = None
     token_trace: TokenTracer | None = None
+    reuse: Reuse | None = None
 
     segments: list[Load | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -96,9 +141,13 @@ class Sequence:
     full_prefill_flops: float = 0.0
     tokens: list[int] = field(default_factory=list)
     decode_steps: int = 0
+    logits: Tensor | None = None
+    deleted: bool = False
+    admitted_fusion: FusionMethod = field(init=False)
     clock: StageClock = field(init=False)
 
     def __post_init__(self) -> None:
+        self.admitted_fusion = self.fusion
         self.clock = StageClock(self.request.arrived)
 
     @property
@@ -118,6 +167,20 @@ class Sequence:
     def as_stored(self) -> bool:
         """Whether chunks that are not stored are computed by themselves, not with the prompt."""
         return self.request.cold == "as_stored" and self.fusion.reads is not Reads.NOTHING
+
+    @property
+    def reuses_documents(self) -> bool:
+        """Whether it used any KV of documents that was computed before it, after its prefill.
+
+        If not, its answer is that of full prefill.
+        """
+        return sum(self.rows_by_segment[1:]) < sum(self.document_tokens)
+
+    @property
+    def held_in_part(self) -> bool:
+        """Whether KV of only some tokens of the prompt is in place, after its prefill."""
+        assert self.layout is not None
+        return not self.entries == self.layout.tokens == self.prompt_tokens
 
     @property
     def loaded(self) -> bool:

@@ -58,7 +58,8 @@ def engine_values(engine: Engine) -> list[Sample]:
     values: list[Sample] = [
         ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
     ]
-    values.append(("kvstitch_pool_free_ratio", {}, engine.pool.free_share))
+    values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
+    values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.kept_share))
     values.append(("kvstitch_decode_steps_total", {}, engine.decode_steps))
     values.extend(
         ("kvstitch_precomputed_chunks_total", {"status": status}, count)

@@ -133,7 +133,7 @@ class WorkerServer:
 
     def _purge(self, message: m.Purge) -> m.Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
-        self._engine.idle_work.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
+        self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
         copies = self._store.delete(keys)
         unreached = [name for name in self._store.tier_names if name not in copies]
         return m.Purged(message.id, copies, unreached)
@@ -162,7 +162,7 @@ class WorkerServer:
                 values=values,
                 running=len(scheduler.running) + len(scheduler.prefilling),
                 waiting=len(scheduler.waiting),
-                pool_free=self._engine.pool.free_share,
+                pool_free=self._engine.pool_free_share,
             )
             for gateway in list(self._gateways):
                 outlet.send(gateway, wire.encode(stats))

@@ -71,6 +71,7 @@ async def test_a_rag_stream_is_timed_by_its_tokens() -> None:
         "max_tokens": 5,
         "stream": True,
         "top_k": 2,
+        "prefix_cache": False,
     }
 
 
@@ -90,7 +91,10 @@ async def test_an_openai_stream_is_timed_by_its_text() -> None:
     assert record.ttft_s == 103.0 - DUE and record.itl_s == [1.0]
     assert record.e2e_s == 106.0 - DUE and record.tpot_s == 3.0 / 4
     assert record.sources == SOURCES
-    assert json.loads(script.requests[0])["kvstitch"] == {"fusion": {"method": "a3", "ratio": 0.2}}
+    assert json.loads(script.requests[0])["kvstitch"] == {
+        "fusion": {"method": "a3", "ratio": 0.2},
+        "prefix_cache": False,
+    }
 
 
 async def test_an_answer_without_text_ends_with_its_first_token() -> None:

@@ -47,11 +47,12 @@ class Rig:
         token_fates: bool = False,
         logprobs: int | None = None,
         cold: ColdMode = "in_context",
+        prefix_cache: bool = True,
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
         name = f"r{self._count}"
-        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates, cold)
+        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates, cold, prefix_cache)
         self.engine.submit(Request(name, S, documents, question, *how))
         return name
 
@@ -106,6 +107,7 @@ def rig(
     planner: bool = False,
     threads: int = 2,
     sketches: bool = True,
+    prefix_cache: bool = False,
     checks: GateSettings | None = None,
     decode: bool = True,
 ) -> Iterator[Rig]:
@@ -130,6 +132,7 @@ def rig(
             max_waiting=max_waiting,
             planner=planner,
             sketches=sketches,
+            prefix_cache=prefix_cache,
             checks=checks,
         )
         try:

@@ -1,0 +1,36 @@
+"""The prefill of a prompt that begins with a kept one: only what comes after it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from service.worker.core.layout import PromptLayout
+from service.worker.core.prefill_result import PrefillResult
+from service.worker.core.steps import Steps
+from service.worker.forward.prefill import prefill
+from service.worker.kv.pool import SequenceKV
+from service.worker.methods.fusion.pie import Method as QuestionOnly
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.sequences.sequence import Reuse
+
+
+def continued_prefill(
+    adapter: DecoderAdapter, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
+) -> Steps[PrefillResult]:
+    """Copies the kept tokens' KV at once, because it may be given up later; returns the steps."""
+    kv.copy_from(reuse.kept.kv, reuse.tokens)
+    return _steps(adapter, layout, kv, reuse)
+
+
+def _steps(
+    adapter: DecoderAdapter, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
+) -> Steps[PrefillResult]:
+    if reuse.tokens == layout.tokens:
+        nothing = torch.empty(0, dtype=torch.long, device=layout.ids.device)
+        none = [0] * adapter.layers
+        return PrefillResult(reuse.kept.logits.clone(), [], none, nothing, 0.0, layout)
+    rest = PromptLayout(layout.ids, (), question_start=reuse.tokens)
+    result = yield from prefill(adapter, rest, [], QuestionOnly(), kv)
+    return replace(result, layout=layout)
