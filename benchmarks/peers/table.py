@@ -13,6 +13,8 @@ from benchmarks.peers.workloads import WORKLOADS
 from loadtest.measurement.percentiles import percentile
 
 NONE = "–"
+CLOSE = 1.1
+"""Times that differ by less are called the same."""
 
 
 def page(result: Result) -> str:
@@ -41,10 +43,13 @@ def ratios(result: Result) -> str:
     base = base_of(result.names)
     if base is None:
         return "Nothing was measured.\n"
-    header = [f"TTFT over {base}'s", "prompts", *result.names, "fastest"]
+    header = [f"TTFT over {base}'s", "prompts", *result.names, "ahead"]
     rows = [_row(result, workload, base) for workload in WORKLOADS]
     out = _table(header, rows)
-    out += "\nMedian of the ratios prompt by prompt, in brackets the quartiles.\n"
+    out += (
+        "\nMedian of the ratios prompt by prompt, in brackets the quartiles. Ahead: the fastest, "
+        "and who is within a tenth of it.\n"
+    )
     return out + _missing(result)
 
 
@@ -65,8 +70,15 @@ def _row(result: Result, workload: str, base: str) -> list[str]:
         cells.append(_quartiles(found, 1.0, "{:.2f}"))
         if found:
             medians[name] = percentile(found, 50)
-    fastest = min(medians, key=lambda name: medians[name]) if medians else NONE
-    return [WORKLOADS[workload], str(len(reference)), *cells, fastest]
+    return [WORKLOADS[workload], str(len(reference)), *cells, _ahead(medians)]
+
+
+def _ahead(medians: dict[str, float]) -> str:
+    """The fastest, and who is so close that this run does not tell them apart."""
+    if not medians:
+        return NONE
+    close = [name for name, median in medians.items() if median <= CLOSE * min(medians.values())]
+    return "all the same" if len(close) == len(medians) > 1 else ", ".join(close)
 
 
 def _ratios(samples: dict[str, Sample], reference: dict[str, Sample]) -> list[float]:
