@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.peers.comparison import Comparison, start_all
+from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.results import Result
 from benchmarks.peers.servers.generate import TransformersServer
@@ -41,7 +42,7 @@ def main(given: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
+    parser.add_argument("--model", type=Path, help="a Hugging Face model folder")
     parser.add_argument("--minutes", type=float, default=8.0, help="no round begins later")
     parser.add_argument("--rounds", type=int, default=1000, help="at most")
     parser.add_argument("--documents", type=int, default=8, help="of a prompt")
@@ -52,7 +53,21 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", help="servers, by the beginning of their names")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--into", type=Path, help="a page with a place for the table")
+    parser.add_argument("--again", action="store_true", help="pages of what --out holds; no run")
     args = parser.parse_args(given)
+    if args.model is None and not args.again:
+        parser.error("--model is missing: a run needs a model folder")
+    result = Result.read(args.out / "peers.json") if args.again else run(args)
+    if args.again:
+        write(result, args.out)
+    print(ratios(result))
+    if args.into is not None:
+        into(args.into, "peers", ratios(result))
+    return 1 if result.failures() or result.ended or not result.samples else 0
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Starts the servers, measures, and stops them."""
     with tempfile.TemporaryDirectory(prefix="kvstitch-peers-") as folder:
         encoder = Encoder(args.model)
         conditions = Conditions(
@@ -64,14 +79,10 @@ def main(given: Sequence[str] | None = None) -> int:
             if not args.only or peer.name.startswith(tuple(args.only))
         ]
         try:
-            result = measure(args, encoder, peers)
+            return measure(args, encoder, peers)
         finally:
             for peer in peers:
                 peer.stop()
-    print(ratios(result))
-    if args.into is not None:
-        into(args.into, "peers", ratios(result))
-    return 1 if result.failures() or not result.samples else 0
 
 
 def all_peers(conditions: Conditions) -> list[Peer]:
@@ -115,14 +126,25 @@ def measure(args: argparse.Namespace, encoder: Encoder, peers: Sequence[Peer]) -
         if number >= args.rounds or time.monotonic() > ends_at:
             break
         result.note_load()
-        for prompt in prompts:
-            result.prompts.append(prompt)
-            result.samples += comparison.asked(prompt, next(turn))
+        try:
+            samples = [s for prompt in prompts for s in comparison.asked(prompt, next(turn))]
+        except Ended as error:
+            say(str(error))
+            result.ended = str(error)
+            write(result, args.out)
+            break
+        result.prompts += prompts
+        result.samples += samples
         result.memory_mib = {peer.name: peer.memory_mib() for peer in running}
-        result.write(args.out / "peers.json")
-        (args.out / "peers.md").write_text(page(result), encoding="utf-8")
+        write(result, args.out)
         say(f"round {number + 1}, {(ends_at - time.monotonic()) / 60:.1f} minutes left")
     return result
+
+
+def write(result: Result, out: Path) -> None:
+    """Writes the file of figures and the page."""
+    result.write(out / "peers.json")
+    (out / "peers.md").write_text(page(result), encoding="utf-8")
 
 
 def say(text: str) -> None:

@@ -13,7 +13,8 @@ from benchmarks.peers.dialects import Answer, Dialect
 from benchmarks.peers.prompts import Prompt
 from loadtest.measurement.event_stream import EventParser
 
-LIMIT_S = 300.0
+LIMIT_S = 120.0
+"""Without a byte from the server."""
 OK, FAILED = "ok", "failed"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.peers.asking import Sample, ask
-from benchmarks.peers.processes import Absent
+from benchmarks.peers.processes import Absent, Ended
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.servers.peer import Peer
 
@@ -48,6 +48,9 @@ class Comparison:
         """Asks all servers, a different one first at every turn.
 
         The next one is asked when the one before is at rest: some still work after an answer.
+
+        Raises:
+            Ended: a server is gone.
         """
         first = turn % len(self.peers)
         for place, peer in enumerate([*self.peers[first:], *self.peers[:first]]):
@@ -55,5 +58,8 @@ class Comparison:
             sample = ask(
                 peer.url, peer.dialect, prompt, self.max_tokens, contestant=peer.name, place=place
             )
-            peer.rest()
+            try:
+                peer.rest()
+            except Ended as error:
+                raise Ended(f"{peer.name} ended: {error}") from error
             yield replace(sample, work_s=peer.cpu_s() - before)

@@ -29,6 +29,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Ended(Exception):
+    """A server ended while it was measured; the message says what its log says last."""
+
+
 class ServerProcess:
     """One server and its children.
 
@@ -113,7 +117,14 @@ class ServerProcess:
         return sum(int(stat[11]) + int(stat[12]) for stat in stats) / ticks
 
     def rest(self) -> None:
-        """Waits until it computes no more, at most `REST_S`: servers also work after an answer."""
+        """Waits until it computes no more, at most `REST_S`: servers also work after an answer.
+
+        Raises:
+            Ended: the process is gone.
+        """
+        assert self._process is not None
+        if (code := self._process.poll()) is not None:
+            raise Ended(f"exit status {code}: {self._last_line()}")
         give_up_at = time.monotonic() + REST_S
         before = self.cpu_s()
         while time.monotonic() < give_up_at:

@@ -27,6 +27,7 @@ class Result:
         prompts: asked so far.
         samples: of all prompts and servers.
         load: machine's load average before every round, one minute's.
+        ended: why there is no further round, if a server ended; its last round is not counted.
     """
 
     conditions: dict[str, Any]
@@ -37,6 +38,7 @@ class Result:
     prompts: list[Prompt] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
+    ended: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -67,6 +69,7 @@ class Result:
             "stored_before_s": _rounded(self.stored_s),
             "memory_mib": _rounded(self.memory_mib),
             "load_average": self.load,
+            "ended": self.ended,
             "prompts": [
                 {
                     "key": p.key,
@@ -78,6 +81,32 @@ class Result:
             ],
             "samples": [sample.to_json() for sample in self.samples],
         }
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """What `write` has written; of the prompts only their length.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        prompts = [
+            Prompt(p["key"], p["workload"], (), (), (0,) * p["tokens"]) for p in raw.pop("prompts")
+        ]
+        about = {name: About(**each) for name, each in raw.pop("servers").items()}
+        samples = [Sample(**{"place": 0, **each}) for each in raw.pop("samples")]
+        del raw["what"]
+        return cls(
+            about=about,
+            absent=raw.pop("left_out"),
+            stored_s=raw.pop("stored_before_s"),
+            memory_mib=raw.pop("memory_mib"),
+            prompts=prompts,
+            samples=samples,
+            load=raw.pop("load_average"),
+            ended=raw.pop("ended", ""),
+            conditions=raw,
+        )
 
     def write(self, path: Path) -> None:
         """Replaces the file at once, one sample a line."""

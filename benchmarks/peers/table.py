@@ -163,16 +163,18 @@ def _load(result: Result) -> str:
 
 def _missing(result: Result) -> str:
     out = "".join(f"\n{name} was left out: {why}.\n" for name, why in result.absent.items())
+    if result.ended:
+        out += f"\nThe run ended early: {result.ended}\n"
     failed = result.failures()
     if failed:
-        out += (
-            f"\n{len(failed)} requests failed and are not counted; the first: {failed[0].error}\n"
-        )
+        out += f"\n{len(failed)} requests failed and are not counted:\n\n"
+        out += "".join(f"- prompt {s.prompt}, {s.contestant}: {s.error}\n" for s in failed)
     return out
 
 
 def _known(values: dict[str, float], name: str) -> str:
-    return f"{values[name]:.0f}" if name in values else NONE
+    """A whole number; a process that was gone holds no memory, which says nothing about it."""
+    return f"{values[name]:.0f}" if values.get(name) else NONE
 
 
 def _quartiles(values: Sequence[float], scale: float, form: str) -> str:

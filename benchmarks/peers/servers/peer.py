@@ -99,7 +99,11 @@ class Peer(Protocol):
         ...
 
     def rest(self) -> None:
-        """Waits until it computes no more."""
+        """Waits until it computes no more.
+
+        Raises:
+            Ended: it is gone.
+        """
         ...
 
     def cpu_s(self) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 from http.server import HTTPServer
@@ -16,7 +18,7 @@ import torch
 from benchmarks.peers.asking import OK, ask
 from benchmarks.peers.dialects import Completions
 from benchmarks.peers.gguf_file import interleaved, write_gguf
-from benchmarks.peers.processes import Absent, ServerProcess, free_port
+from benchmarks.peers.processes import Absent, Ended, ServerProcess, free_port
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.servers.generate_server import Handler
 from tests.service.worker.tiny import random_model, tiny_config
@@ -125,3 +127,17 @@ def test_what_gguf_has_no_place_for_is_refused(family: str, why: str, tmp_path: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(words))
     with pytest.raises(ValueError, match=why):
         write_gguf(tmp_path, tmp_path / "model.gguf")
+
+
+def test_a_process_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+    process = ServerProcess(command, f"http://127.0.0.1:{port}/", tmp_path / "log")
+    process.start()
+    try:
+        os.kill(process.pids()[0], signal.SIGKILL)
+        os.waitid(os.P_PID, process.pids()[0], os.WEXITED | os.WNOWAIT)
+        with pytest.raises(Ended, match="exit status -9"):
+            process.rest()
+    finally:
+        process.stop()
