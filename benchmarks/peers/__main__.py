@@ -49,6 +49,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--corpus", type=int, default=64, help="documents that return")
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer")
     parser.add_argument("--threads", type=int, default=2, help="of every server")
+    parser.add_argument("--cache-mib", type=int, default=1024, help="for KV, of every server")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="servers, by the beginning of their names")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -71,7 +72,11 @@ def run(args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory(prefix="kvstitch-peers-") as folder:
         encoder = Encoder(args.model)
         conditions = Conditions(
-            args.model.resolve(), Path(folder), args.threads, begins=encoder.answer_prefix
+            args.model.resolve(),
+            Path(folder),
+            args.threads,
+            cache_mib=args.cache_mib,
+            begins=encoder.answer_prefix,
         )
         peers = [
             peer
@@ -102,7 +107,7 @@ def measure(args: argparse.Namespace, encoder: Encoder, peers: Sequence[Peer]) -
         found[: args.corpus], found[args.corpus :], args.documents, encoder.ids,
         begins=encoder.answer_prefix,
     )  # fmt: skip
-    sizes = ("threads", "seed", "documents", "corpus", "max_tokens")
+    sizes = ("threads", "seed", "documents", "corpus", "max_tokens", "cache_mib")
     result = Result(
         {"model": args.model.name, **{name: getattr(args, name) for name in sizes}}
         | {"environment": describe()}

@@ -136,7 +136,8 @@ def _conditions(result: Result) -> str:
     about = result.conditions
     machine = about["environment"]
     lines = [
-        f"{about['model']}, {about['threads']} threads for every server, one prompt at a time, "
+        f"{about['model']}, {about['threads']} threads and {about['cache_mib']} MiB "
+        "for KV for every server, one prompt at a time, "
         f"{about['documents']} documents a prompt, {about['corpus']} in the corpus, answers of at "
         f"most {about['max_tokens']} tokens, seed {about['seed']}. {_tokens(result)}",
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, commit "

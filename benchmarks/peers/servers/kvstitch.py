@@ -23,7 +23,7 @@ METHODS = ("vanilla", "question_scout", "pie")
 
 
 class KvstitchServer(OwnProcess):
-    """`kvstitch serve` with the corpus in its memory tier."""
+    """`kvstitch serve`: half of the memory for documents, half for running and kept prompts."""
 
     def __init__(self, method: str, conditions: Conditions) -> None:
         super().__init__(f"kvstitch {method}", conditions, "/health/ready")
@@ -36,11 +36,13 @@ class KvstitchServer(OwnProcess):
         return [*serve, "--model", str(self.conditions.model)]
 
     def environment(self) -> Mapping[str, str]:
+        half = self.conditions.cache_mib // 2
         return {
             "KVSTITCH_THREADS": str(self.conditions.threads),
             "KVSTITCH_CHUNK_TOKENS": str(CHUNK_TOKENS),
             "KVSTITCH_PREFIX_MODE": PREFIX_MODE,
-            "KVSTITCH_MEMORY_TIER_MIB": str(self.conditions.cache_mib),
+            "KVSTITCH_MEMORY_TIER_MIB": str(half),
+            "KVSTITCH_POOL_TOKENS": str(half * 2**20 // self.conditions.kv_bytes_per_token),
         }
 
     def folder(self) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,17 @@ class Conditions:
     folder: Path
     threads: int = 2
     context: int = 4096
-    cache_mib: int = 2048
+    cache_mib: int = 1024
     begins: str = ""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the model in bfloat16: keys and values of every layer and KV head."""
+        config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
+        heads, width = config["num_attention_heads"], config["hidden_size"]
+        per_head = config.get("head_dim") or width // heads
+        kv_heads = config.get("num_key_value_heads") or heads
+        return int(2 * config["num_hidden_layers"] * kv_heads * per_head * 2)
 
     @property
     def environment(self) -> Mapping[str, str]:

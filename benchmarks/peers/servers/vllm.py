@@ -44,7 +44,7 @@ class VllmServer(OwnProcess):
 
     def environment(self) -> Mapping[str, str]:
         return {
-            "VLLM_CPU_KVCACHE_SPACE": str(self.conditions.cache_mib // 1024),
+            "VLLM_CPU_KVCACHE_SPACE": str(max(1, self.conditions.cache_mib // 1024)),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "PYTHONPATH": "",

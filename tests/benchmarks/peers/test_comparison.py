@@ -28,6 +28,7 @@ CONDITIONS = {
     "documents": 5,
     "corpus": 24,
     "max_tokens": 4,
+    "cache_mib": 1024,
     "seed": 1,
     "environment": {
         "cpu": "a CPU",

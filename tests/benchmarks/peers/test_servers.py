@@ -21,6 +21,7 @@ from benchmarks.peers.gguf_file import interleaved, write_gguf
 from benchmarks.peers.processes import Absent, Ended, ServerProcess, free_port
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.servers.generate_server import Handler
+from benchmarks.peers.servers.peer import Conditions
 from tests.service.worker.tiny import random_model, tiny_config
 
 
@@ -141,3 +142,10 @@ def test_a_process_that_is_gone_is_noticed(tmp_path: Path) -> None:
             process.rest()
     finally:
         process.stop()
+
+
+def test_kv_bytes_of_a_token(tmp_path: Path) -> None:
+    config = tiny_config("llama")
+    config.save_pretrained(tmp_path)
+    expected = 2 * 5 * 2 * config.head_dim * 2  # K and V, layers, KV heads, numbers, bytes
+    assert Conditions(tmp_path, tmp_path).kv_bytes_per_token == expected
