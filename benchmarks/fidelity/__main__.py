@@ -24,7 +24,7 @@ import torch
 from benchmarks.fidelity import results
 from benchmarks.fidelity.compared.configurations import standard
 from benchmarks.fidelity.compared.parts import base, parts
-from benchmarks.fidelity.compared.real import behind, real
+from benchmarks.fidelity.compared.real import behind, next_turns, real
 from benchmarks.fidelity.measure import TOGETHER, Measurer
 from benchmarks.fidelity.prompts import of_file, of_tasks, tokenizer_of
 from benchmarks.fidelity.report import metrics, recorded
@@ -33,6 +33,7 @@ from benchmarks.fidelity.report.summary import Summary
 from benchmarks.fidelity.runner import complete, found, measure_all
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
+from service.prompt import PromptFormat
 from service.settings import demo_model
 from service.tuning.measuring.bootstrap import Bootstrap
 from service.tuning.measuring.environment import describe
@@ -106,6 +107,10 @@ def main(given: Sequence[str] | None = None) -> int:
     if args.real:
         repeat = tokenizer_of(folder).encode_text(REPEAT)
         configurations = [*real(repeat), *behind(modes, repeat)]
+        if all(prompt.task.startswith("turns") for prompt in prompts):
+            fmt = PromptFormat.load(Path(folder))
+            begins = tokenizer_of(folder).encode_text(fmt.answer_prefix if fmt else "")
+            configurations += next_turns(["system", *modes], len(begins))
     what, rival = "Fusion methods", None
     if args.ablation:
         modes = modes or {"system": None}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.fidelity.compared.configuration import Configuration
+from benchmarks.fidelity.compared.next_turn import NextTurn
 from benchmarks.fidelity.compared.qcfuse import QCFuse
 from benchmarks.fidelity.compared.variants import RandomRows
 from service.worker.api import (
@@ -70,6 +71,22 @@ def behind(modes: Iterable[str], instruction: Sequence[int]) -> list[Configurati
         instruction: as of `real`.
     """
     return [replace(c, prefix_mode=mode) for mode in modes for c in _compared(instruction)]
+
+
+def next_turns(modes: Iterable[str], answer_prefix: int) -> list[Configuration]:
+    """What the prefix cache makes of a conversation's second turn, in each of these prefix modes.
+
+    Args:
+        answer_prefix: tokens that begin every answer.
+    """
+    return [
+        Configuration(name, NextTurn(method, answer_prefix), amount, "next turn", mode)
+        for mode in modes
+        for name, method, amount in (
+            ("pie", Pie(), ""),
+            ("question_scout", QuestionScout(RATIO), f"r={RATIO:g}"),
+        )
+    ]
 
 
 def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:

@@ -42,10 +42,9 @@ class PrefixCache:
 
     Args:
         pool: holds their KV; it asks for memory by `make_room`.
-        on: whether anything is kept.
 
     Attributes:
-        on: the same.
+        on: whether anything is kept.
     """
 
     def __init__(self, pool: KVPool, *, on: bool) -> None:

@@ -1,10 +1,10 @@
 """The GPU's table: results relative to what the device itself can do, measured in the same run.
 
-    python -m benchmarks.speed.gpu [--quick] [--repetitions 5] [--out FOLDER]
+    python -m benchmarks.gpu [--quick] [--repetitions 5] [--out FOLDER]
 
 A model with random weights in the shape of Llama-3-8B, bfloat16; chunks are random KV in host
 memory. Without a GPU the exit code is 2. `--quick --device cpu` runs the same code at a tiny shape,
-which only shows that it runs. `benchmarks/speed/gpu.sh` runs the GPU tests before it.
+which only shows that it runs. `benchmarks/gpu/run.sh` runs the GPU tests before it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.kernels import kernels
 from benchmarks.speed.contexts import decode, evict, filled, pool_for
 from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, Prompt, answer, place
-from benchmarks.speed.gpu_kernels import kernels
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
@@ -258,7 +258,7 @@ LINES: dict[str, Callable[[Run], Outcome]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny shape")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repetitions", type=int, default=5)

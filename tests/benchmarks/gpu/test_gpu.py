@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-COMMAND = [sys.executable, "-m", "benchmarks.speed.gpu", "--quick", "--repetitions", "2"]
+COMMAND = [sys.executable, "-m", "benchmarks.gpu", "--quick", "--repetitions", "2"]
+
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "benchmarks" / "gpu" / "run.sh"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,3 +37,27 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path))
     assert done.returncode == 2 and "no GPU" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_script_writes_each_line_when_it_is_measured(tmp_path: Path) -> None:
+    """In one call, at a tiny shape; the tests that need a GPU are skipped."""
+    done = script(tmp_path, "--device", "cpu")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "skipped" in done.stdout
+    assert len(list(tmp_path.glob("gpu_*.json"))) == 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_script_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    done = script(tmp_path)
+    assert done.returncode == 2 and "torch finds no GPU here" in done.stderr
+
+
+def script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
