@@ -1,0 +1,56 @@
+"""vLLM's own server with prefix caching.
+
+It needs an environment of its own: KVSTITCH_VLLM_PYTHON names a Python that has vLLM for CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import httpx
+
+from benchmarks.peers.dialects import Completions
+from benchmarks.peers.processes import Absent
+from benchmarks.peers.servers.own_process import OwnProcess
+from benchmarks.peers.servers.peer import About, Conditions
+
+PYTHON = "KVSTITCH_VLLM_PYTHON"
+NAME = "vLLM"
+SERVED = "model"
+
+
+class VllmServer(OwnProcess):
+    """vLLM for CPUs: no compilation, prefix caching, the same memory for KV as the others."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        super().__init__(NAME, conditions)
+        self.dialect = Completions(SERVED)
+
+    def command(self, port: int) -> Sequence[str]:
+        python = os.environ.get(PYTHON)
+        if not python:
+            raise Absent(f"{PYTHON} is not set: it names a Python that has vLLM for CPUs")
+        # Not the command `vllm`: it asks for a package of that name, and the wheel has another.
+        context = str(self.conditions.context)
+        return [
+            *(python, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self.conditions.model), "--served-model-name", SERVED),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+            *("--max-model-len", context, "--max-num-batched-tokens", context),
+            *("--enable-prefix-caching", "--enforce-eager", "--enable-prompt-tokens-details"),
+            "--disable-log-stats",
+        ]
+
+    def environment(self) -> Mapping[str, str]:
+        return {
+            "VLLM_CPU_KVCACHE_SPACE": str(max(1, self.conditions.cache_mib // 1024)),
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "PYTHONPATH": "",
+        }
+
+    def about(self) -> About:
+        version = httpx.get(f"{self.url}/version", timeout=30.0).json()["version"]
+        settings = "OpenAI server, prefix caching, bfloat16, eager, chunks of the whole context"
+        return About(str(version), settings)
