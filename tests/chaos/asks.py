@@ -31,8 +31,10 @@ class Ask:
         """Whether the method ever uses stored KV."""
         return self.method != "vanilla"
 
-    def body(self, *, stream: bool = False) -> dict[str, Any]:
+    def body(self, *, stream: bool = False, fresh: bool = False) -> dict[str, Any]:
+        """The request; `fresh`: no earlier prompt may be continued."""
         where = {"documents": list(self.doc_ids), "top_k": len(self.doc_ids)}
+        where |= {"prefix_cache": False} if fresh else {}
         sampling = {"max_tokens": MAX_TOKENS, "temperature": 0, "stream": stream}
         if self.route == ROUTES[0]:
             fusion = {"method": self.method}
@@ -46,11 +48,15 @@ class Ask:
     def read(self, reply: dict[str, Any]) -> tuple[str, str]:
         """(cache state, text) of a whole answer, in JSON or as a stream's last event.
 
-        The state has a character per document: 1 cached, 0 not, - not in the answer at all.
+        The state has a character per document: 1 cached, 0 computed with the prompt or with one of
+        full prefill, p left by an earlier prompt in whatever state, - not in the answer at all.
         """
         own = reply if self.route == ROUTES[0] else reply["kvstitch"]
-        cached = {d["doc_id"]: d["tier"] != "cold" for d in own["cache"]["documents"]}
-        state = "".join("-01"[1 + cached.get(doc_id, -1)] for doc_id in self.doc_ids)
+        tiers = {d["doc_id"]: d["tier"] for d in own["cache"]["documents"]}
+        found = {"cold": "0", "pool": "p" if self.reads_kv else "0"}
+        state = "".join(
+            found.get(tiers[doc_id], "1") if doc_id in tiers else "-" for doc_id in self.doc_ids
+        )
         if self.route == ROUTES[0]:
             return state, reply["text"]
         choice = reply["choices"][0]

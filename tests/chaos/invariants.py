@@ -204,7 +204,7 @@ def cached_again(world: World, ask: Any) -> None:
     with world.client("red") as http:
 
         def cached() -> bool:
-            reply = http.post(ask.route, json=ask.body())
+            reply = http.post(ask.route, json=ask.body(fresh=True))
             if reply.status_code != 200:
                 raise Violation(f"in calm: {reply.status_code} {reply.text}")
             state = check_answer(world, ask, reply.json())

@@ -33,8 +33,10 @@ class Twin:
     keys: dict[str, str]
     systems: list[str]
 
-    def expected(self, ask: Ask, state: str) -> str:
-        return self.answers[ask.name][state]
+    def expected(self, ask: Ask, state: str) -> set[str]:
+        """Every answer that is right in this state; an earlier prompt may have had any."""
+        answers = self.answers[ask.name]
+        return set(answers.values()) if "p" in state else {answers[state]}
 
     def key(self, document: Document) -> str:
         return self.keys[f"{document.tenant}/{document.doc_id}"]

@@ -86,6 +86,7 @@ class World:
             "memory_tier_mib": chance.choice((0, 8, 64)),
             "ssd_tier_gib": chance.choice((0.01, 1)),
             "planner": chance.random() < 0.5,
+            "prefix_cache": chance.random() < 0.5,
         }
         self.journal.count("starts")
         self.life = Life(settings, _free_port(), self.faults.folder, self.log, self.folder / "tmp")
