@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from benchmarks.peers.servers.peer import Conditions
 from loadtest.traffic.routes import CorpusDocument
 
 
-class OwnProcess:
+class OwnProcess(ABC):
     """Starts one command on a free port.
 
     Args:
@@ -26,13 +27,13 @@ class OwnProcess:
         self._health = health
         self._process: ServerProcess | None = None
 
+    @abstractmethod
     def command(self, port: int) -> Sequence[str]:
         """Starts it on this port.
 
         Raises:
             Absent: it is not installed.
         """
-        raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
         """Variables of its own."""
