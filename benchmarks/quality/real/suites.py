@@ -1,4 +1,4 @@
-"""The suites of real text by name, as prompts that are encoded as the service would encode them.
+"""The suites by name, as prompts that are encoded as the service would encode them.
 
 nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
 turns    the same, asked after another question about the same passages and its answer
@@ -7,6 +7,7 @@ mixed    as nq, but half of the chunks are of another kind: essays instead of Wi
 demo     the demo's corpus of prose: the documents that answer, among their nearest
 ruler    RULER's needle, tracing and counting tasks, in text that does not repeat
 needle   one needle at every depth of every length, in text that does not repeat
+language  the demo language's tasks, which are no real text: for the demo model
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.fidelity.prompts import of_tasks
 from benchmarks.quality import ruler
 from benchmarks.quality.encode import Encoder
 from benchmarks.quality.real.chunks import chunked
@@ -23,20 +25,24 @@ from benchmarks.quality.sample import TextSample
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions, needle
 from benchmarks.quality.tasks.essays import BUILT_IN, Haystack
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
+from demo.language.tasks import TASKS
 from service.gateway.api import PromptBuilder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
 from service.tuning.measuring.prompt_ids import Prompt
 
 SPLITS = ("dev", "test")
-SUITES = ("nq", "turns", "musique", "mixed", "demo", "ruler", "needle")
-RULER_SEEDS = {"dev": 43, "test": 42}
+SUITES = ("nq", "turns", "musique", "mixed", "demo", "ruler", "needle", "language")
+SEEDS = {"dev": 43, "test": 42}
+"""Of what is generated."""
 ESSAY_TOKENS = 120
 """Tokens of a chunk of the essays, as long as a passage of Natural Questions."""
 NEEDLE_LENGTHS = (1024, 2048, 4096)
 NEEDLE_DEPTHS = (0, 25, 50, 75, 100)
 SYNTHETIC_CHUNK = 512
 """Tokens of a chunk of RULER and needle texts where nothing else is asked for."""
+LANGUAGE_CHUNK = 48
+"""Of the demo language, whose sentences are short."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Choice:
 
     Attributes:
         split: "dev" or "test".
-        samples: at most so many prompts; of RULER for each task, of needles all cells.
+        samples: at most so many prompts; of RULER and the demo language for each task, of needles
+            all cells.
         seed: of the order of passages.
         others: nq, turns, demo: passages beside those that answer; musique, where `chunk_tokens` is
             given: so many chunks and one more.
@@ -74,6 +81,7 @@ class Suites:
     """
 
     def __init__(self, folder: Path, embed: Embed) -> None:
+        self._folder = folder
         self._builder = PromptBuilder(folder, Settings.model_validate({}))
         self._encoder = Encoder(folder)
         self._embed = embed
@@ -85,6 +93,7 @@ class Suites:
             "demo": self._demo,
             "ruler": self._ruler,
             "needle": self._needle,
+            "language": self._language,
         }
 
     def draw(self, suite: str, choice: Choice) -> list[Prompt]:
@@ -202,7 +211,7 @@ class Suites:
                 count=self._encoder.count,
                 length=choice.length,
                 samples=choice.samples,
-                seed=RULER_SEEDS[choice.split],
+                seed=SEEDS[choice.split],
                 haystack=wikipedia(choice.split),
             ):
                 yield self._synthetic(text, choice)
@@ -216,6 +225,13 @@ class Suites:
         ):
             cell = f"needle {text.details['length']} {text.details['depth']} %"
             yield self._synthetic(replace(text, task=cell), choice)
+
+    def _language(self, choice: Choice) -> Iterator[Prompt]:
+        tokens = choice.chunk_tokens or LANGUAGE_CHUNK
+        seed = SEEDS[choice.split]
+        yield from of_tasks(
+            self._folder, list(TASKS), samples=choice.samples, chunk_tokens=tokens, seed=seed
+        )
 
     def _synthetic(self, text: TextSample, choice: Choice) -> Prompt:
         made = self._encoder.encode(text, choice.chunk_tokens or SYNTHETIC_CHUNK)

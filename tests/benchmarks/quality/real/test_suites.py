@@ -127,6 +127,12 @@ def test_chunks_of_several_passages_are_those_nearest_to_the_question(suites: Su
     assert all(text in text_of(suites, whole) for text in texts)
 
 
+def test_the_demo_language_has_seeds_of_its_own_for_each_part(suites: Suites) -> None:
+    dev, test = (suites.draw("language", Choice(split, samples=2)) for split in ("dev", "test"))
+    assert len(dev) == len(test) and not {p.key for p in dev} & {p.key for p in test}
+    assert all(p.answers and len(p.documents) > 1 for p in test)
+
+
 def test_synthetic_texts_do_not_repeat(suites: Suites) -> None:
     sentences = wikipedia("test").sentences(20_000)
     long = [s for s in sentences if len(s.split()) > 8]
