@@ -257,7 +257,7 @@ class Engine:
         sequence.kv.set_length(sequence.entries)
         sequence.clock.close("prefill")
         if sequence.reuse is not None:
-            pass  # so little was computed that it says nothing of the device's speed
+            pass  # what was computed may be too little to tell how fast the device is
         elif self.planner is None:
             self._estimator.compute.add(sequence.flops, sequence.computed_s)
         else:
