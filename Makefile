@@ -26,6 +26,7 @@ serve: setup
 	$(VENV)/kvstitch serve
 
 test: setup
+	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
 	scripts/install-redis.sh
 	scripts/install-chromium.sh
 	scripts/install-prometheus.sh

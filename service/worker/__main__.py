@@ -30,7 +30,7 @@ from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward import selfcheck
 from service.worker.gate.policy import Bounds
-from service.worker.kernels.cpu.shared_library import missing_kernels
+from service.worker.kernels.cpu.native import why_missing
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import (
     add_folder,
@@ -90,8 +90,8 @@ def serve(settings: WorkerSettings) -> int:
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
-    if adapter.device.type == "cpu" and (missing := missing_kernels()):
-        log.info("not built or not for this CPU, so done by torch: %s", ", ".join(missing))
+    if adapter.device.type == "cpu" and (reason := why_missing()):
+        log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model)
     facts = read_calibration(
         Path(settings.model),

@@ -12,12 +12,14 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from service.worker.forward.kv_placement import write_tokens
-from service.worker.kernels.cpu import ragged_attention
+from service.worker.kernels.cpu import linear_few_rows
+from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.adapters.base import DecoderAdapter
@@ -112,8 +114,11 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
     Returns:
         Logits `[size, vocabulary]` fp32.
     """
-    positions, written = batch.positions, batch.runs.sum(1) - 1
     x = adapter.embed(batch.ids)
+    kernel = _kernel(adapter, pool)
+    if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:
+        return kernel.step(x, batch.positions, batch.runs).float()
+    positions, written = batch.positions, batch.runs.sum(1) - 1
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x, batch=True)
         write_tokens(adapter.rope, pool, layer, k, v, positions=positions, into=written[layer])
@@ -131,15 +136,22 @@ def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
     return ragged_attention_gpu.supports(q, pool.k[0], adapter.heads // adapter.kv_heads)
 
 
+_KERNELS: WeakKeyDictionary[KVPool, Kernel | None] = WeakKeyDictionary()
+
+
+def _kernel(adapter: DecoderAdapter, pool: KVPool) -> Kernel | None:
+    """The kernel that computes whole steps of this model in this pool, if there is one."""
+    if pool not in _KERNELS:
+        _KERNELS[pool] = kernel_for(adapter.weights(), pool.k, pool.v)
+    return _KERNELS[pool]
+
+
 def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
     """Attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
     group = adapter.heads // adapter.kv_heads
     if ragged_attention_gpu.supports(q, k, group):
         return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, adapter.scale)
-    kernel = ragged_attention.kernel()
-    if kernel is not None and ragged_attention.supports(q, k, group):
-        return kernel.attend(q, k, v, runs, adapter.scale)
     return _attend_one_by_one(q, k, v, runs, adapter.scale)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from service.worker.kernels.cpu import build
+from service.worker.kernels.cpu import build, native
 from tests.service.worker.tiny import ALL_MODELS, FAMILIES, Tiny, largest, tiny
 
 
@@ -27,16 +27,20 @@ def no_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def built_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the kernels that are written in C, as the sources have them now."""
-    if build.compiler() is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("kernels")
-    try:
-        build.build(folder)
-    except RuntimeError as error:
-        pytest.skip(f"the kernels do not compile here: {error}")
-    return folder
+def compiled() -> Any:
+    """The module of the kernels that are written in C."""
+    if (reason := native.why_missing()) is not None:
+        pytest.skip(reason)
+    assert build.is_current(), "sources have changed: python -m service.worker.kernels.cpu.build"
+    return native.module()
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["fp32", "bf16_dot"])
+def bf16_dot(request: pytest.FixtureRequest, compiled: Any) -> bool:
+    """Products in fp32, and by the CPU's bfloat16 dot products."""
+    if request.param and not compiled.cpu()[1]:
+        pytest.skip("this CPU has no AVX512-BF16")
+    return bool(request.param)
 
 
 @pytest.fixture(params=ALL_MODELS, ids="-".join)

@@ -7,38 +7,29 @@ heads take 6.8 ms on one thread and 9.1 ms on two. The kernel (`src/accumulated_
 
 from __future__ import annotations
 
-import ctypes
 import math
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_many_rows_bf16
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import native
 
 ROWS, WIDTH = 6, 64  # the same constants as in the C source
 
 
 class Kernel:
-    """The compiled library.
+    """The compiled function.
 
     Args:
-        library: the loaded library.
+        module: the compiled module.
         bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
     """
 
-    def __init__(self, library: ctypes.CDLL, *, bf16_dot: bool = False) -> None:
+    def __init__(self, module: Any, *, bf16_dot: bool = False) -> None:
         self._bf16_dot = bf16_dot
-        self._accumulate = library.accumulated_attention_rows
-        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._accumulate.argtypes = [
-            *[pointer] * 5,
-            *[size] * 8,
-            ctypes.c_float,
-            *[ctypes.c_int] * 2,
-        ]
-        self._accumulate.restype = None
+        self._accumulate = module.accumulated_attention
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Softmax weights added up by key instead of being multiplied with values.
@@ -83,8 +74,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
-    bf16_dot = linear_many_rows_bf16.kernel() is not None
-    return load_kernel("accumulated_attention", lambda library: Kernel(library, bf16_dot=bf16_dot))
+    found = native.module()
+    return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
 
 
 def kernel_for(q: Tensor, k: Tensor) -> Kernel | None:

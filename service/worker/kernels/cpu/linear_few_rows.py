@@ -7,58 +7,53 @@ for eight; keeping a rearranged copy would take the weight's memory a second tim
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_many_rows_bf16
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import native
 
 # With more rows the kernels for many rows are faster (by a fifth at 32).
 MAX_ROWS = 24
 # The same limit for rows of different sequences. By default up to 32 sequences are decoded
 # together, and an answer must not depend on how many: all these sizes use one kernel.
 MAX_BATCH = 32
-LANES, STRIP = 32, 24  # the same constants as in the C source
+LANES, STRIP = 32, 32  # the same constants as in the C source
 # Elements of a weight: smaller ones are done before other threads have woken up.
 MIN_PARALLEL = 1 << 19
 
 
 class Kernel:
-    """The compiled library.
+    """The compiled function.
 
     Args:
-        library: the loaded library.
+        module: the compiled module.
         bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
     """
 
-    def __init__(self, library: ctypes.CDLL, *, bf16_dot: bool = False) -> None:
+    def __init__(self, module: Any, *, bf16_dot: bool = False) -> None:
         self._bf16_dot = bf16_dot
-        self._linear = library.linear_few_rows_product
-        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._linear.argtypes = [*[pointer] * 6, *[size] * 4, *[ctypes.c_int] * 2]
-        self._linear.restype = None
+        self._linear = module.linear_few_rows
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
         x, out = x.contiguous(), x.new_empty((len(x), len(weight)))
-        scratch = x.new_empty((0 if self._bf16_dot else len(x), x.shape[1]), dtype=torch.float32)
         threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
+        wide = None if self._bf16_dot else x.new_empty(x.shape, dtype=torch.float32)
         partial_sums = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
         self._linear(
             x.data_ptr(),
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
-            scratch.data_ptr(),
+            None if wide is None else wide.data_ptr(),
             partial_sums.data_ptr(),
             len(x),
             len(weight),
             x.shape[1],
             weight.stride(0),
-            self._bf16_dot,
             threads,
         )
         return out
@@ -67,8 +62,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
-    bf16_dot = linear_many_rows_bf16.kernel() is not None
-    return load_kernel("linear_few_rows", lambda library: Kernel(library, bf16_dot=bf16_dot))
+    found = native.module()
+    return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
 
 
 def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:

@@ -1,23 +1,20 @@
 """Linear layers for many rows on a CPU whose bfloat16 dot products are fast (AVX512-BF16).
 
-On some CPUs they are twice as fast as fp32 (AMD's Zen 5: 520 against 250 GFLOP/s on one core), on
-others that have them no faster. `kernel` therefore measures once per process. The kernel
-(`src/linear_many_rows_bf16.c`) is `linear_many_rows_fp32` without the conversion to fp32.
+On these CPUs they are twice as fast as fp32 (AMD's Zen 5: 520 against 250 GFLOP/s on one core). The
+kernel (`src/linear_many_rows_bf16.c`) is `linear_many_rows_fp32` without the conversion to fp32.
 """
 
 from __future__ import annotations
 
-import ctypes
-import time
 from collections.abc import Callable, Generator
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_many_rows_fp32
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import linear_many_rows_fp32, native
 
 ROWS, TILES, LANES = 48, 4, 32  # the same constants as in the C source
 # Bytes of the rows that an MLP computes at a time: what fits into the L2 cache.
@@ -26,28 +23,18 @@ ROOM = 800 * 1024
 PAUSE = 1 << 31
 # Elements: fewer are packed before other threads have woken up.
 MIN_PARALLEL = 1 << 18
-# How many times as fast as fp32 it has to be. If both were about equal, every start of the process
-# could choose differently, and answers would differ in their last bits.
-MIN_SPEEDUP = 1.25
 
 
 class Kernel:
-    """The compiled library.
+    """The compiled functions.
 
     It works on tiles of column pairs, `[tiles, columns / 2, 48, 2]` in bfloat16: 48 rows each.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-        self._pack = library.linear_many_rows_bf16_pack
-        self._pack.argtypes = [pointer, pointer, *[size] * 3, number]
-        self._pack.restype = None
-        self._linear = library.linear_many_rows_bf16_linear
-        self._linear.argtypes = [*[pointer] * 5, *[size] * 5, number]
-        self._linear.restype = None
-        self._gated = library.linear_many_rows_bf16_gated
-        self._gated.argtypes = [*[pointer] * 4, *[size] * 6, number]
-        self._gated.restype = None
+    def __init__(self, module: Any) -> None:
+        self._pack = module.linear_many_rows_bf16_pack
+        self._product = module.linear_many_rows_bf16_product
+        self._gated = module.linear_many_rows_bf16_gated
 
     def pack(self, x: Tensor) -> Tensor:
         """x `[m, in]` bfloat16 → `[tiles, in / 2, 48, 2]`."""
@@ -70,7 +57,7 @@ class Kernel:
         """
         m, n = out.shape
         scratch = torch.empty(min(len(pairs), TILES), n, ROWS)
-        self._linear(
+        self._product(
             pairs.data_ptr(),
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
@@ -163,42 +150,8 @@ def _paused(since: int, coming: int) -> Generator[None, None, int]:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is compiled and faster than fp32 on this CPU.
-
-    None on a CPU with AMX tile units: torch uses those, and they are faster still.
-    """
-    if torch.cpu._is_amx_tile_supported():
-        return None
-    found, fp32_kernel = (
-        load_kernel("linear_many_rows_bf16", Kernel),
-        linear_many_rows_fp32.kernel(),
-    )
-    if found is None or fp32_kernel is None:
-        return None
-    return found if is_faster_than_fp32(found, fp32_kernel) else None
-
-
-def is_faster_than_fp32(bf16_kernel: Kernel, fp32_kernel: linear_many_rows_fp32.Kernel) -> bool:
-    """Whether bfloat16 wins by `MIN_SPEEDUP` on this CPU. Measuring takes about a millisecond."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        x, weight = torch.ones(2, 48, 512, dtype=torch.bfloat16)
-        tiles, pairs, out = fp32_kernel.pack(x), bf16_kernel.pack(x), torch.empty_like(x[:, :48])
-        fp32 = _least_time(lambda: fp32_kernel.product(tiles, len(x), weight))
-        bf16 = _least_time(lambda: bf16_kernel.product(pairs, weight, out))
-    finally:
-        torch.set_num_threads(threads)
-    return fp32 > MIN_SPEEDUP * bf16
-
-
-def _least_time(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(20):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    """The kernel, if it is compiled and this CPU has fast bfloat16 dot products."""
+    return Kernel(native.module()) if native.has_bf16_dot() else None
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:

@@ -8,14 +8,14 @@ of x are rearranged once into tiles; the result of a product is in tiles too, re
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Generator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import native
 
 ROWS, LANES = 48, 32  # the same constants as in the C source
 # Elements of an MLP's intermediate rows computed at a time, so that they are still in the cache
@@ -26,22 +26,15 @@ PAUSE = 1 << 19
 
 
 class Kernel:
-    """The compiled library.
+    """The compiled functions.
 
     It works on tiles `[tiles, columns, 48]` in fp32: 48 rows each, transposed.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-        self._product = library.linear_many_rows_fp32_product
-        self._product.argtypes = [*[pointer] * 3, *[size] * 4, number, number]
-        self._product.restype = None
-        self._pack = library.linear_many_rows_fp32_pack
-        self._pack.argtypes = [pointer, pointer, size, size, number]
-        self._pack.restype = None
-        self._unpack = library.linear_many_rows_fp32_unpack
-        self._unpack.argtypes = [*[pointer] * 3, size, size, number]
-        self._unpack.restype = None
+    def __init__(self, module: Any) -> None:
+        self._product = module.linear_many_rows_fp32_product
+        self._pack = module.linear_many_rows_fp32_pack
+        self._unpack = module.linear_many_rows_fp32_unpack
 
     def pack(self, x: Tensor) -> Tensor:
         """x `[m, in]` bfloat16 → `[tiles, in, 48]`."""
@@ -130,7 +123,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
-    return load_kernel("linear_many_rows_fp32", Kernel)
+    found = native.module()
+    return Kernel(found) if found is not None else None
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:

@@ -7,38 +7,28 @@ reads the cache in place, and for every row only the keys that the row sees.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_many_rows_bf16
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import native
 
 LANES, QUERIES, KEYS = 32, 48, 96  # the same constants as in the C source
 
 
 class Kernel:
-    """The compiled library.
+    """The compiled function.
 
     Args:
-        library: the loaded library.
+        module: the compiled module.
         bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
     """
 
-    def __init__(self, library: ctypes.CDLL, *, bf16_dot: bool = False) -> None:
+    def __init__(self, module: Any, *, bf16_dot: bool = False) -> None:
         self._bf16_dot = bf16_dot
-        self._attend = library.prefill_attention_attend
-        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._attend.argtypes = [
-            *[pointer] * 8,
-            *[size] * 8,
-            ctypes.c_float,
-            size,
-            *[ctypes.c_int] * 2,
-        ]
-        self._attend.restype = None
+        self._attend = module.prefill_attention
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
         """Softmax attention; softmax and sums in fp32.
@@ -135,8 +125,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
-    bf16_dot = linear_many_rows_bf16.kernel() is not None
-    return load_kernel("prefill_attention", lambda library: Kernel(library, bf16_dot=bf16_dot))
+    found = native.module()
+    return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
 
 
 def kernel_for(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:

@@ -7,13 +7,13 @@ is at most one rounding away from theirs.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import native
 
 HALF_LANES = 16  # the same constant as in the C source
 # Elements: fewer are done (20 us) before other threads have woken up, where cores are shared.
@@ -21,16 +21,11 @@ MIN_PARALLEL = 1 << 17
 
 
 class Kernel:
-    """The compiled library."""
+    """The compiled functions."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._rows = library.rms_norm_rows
-        self._rows.argtypes = [*[pointer] * 3, *[size] * 5, ctypes.c_float, ctypes.c_int]
-        self._rows.restype = None
-        self._sums = library.rms_norm_of_sums
-        self._sums.argtypes = [*[pointer] * 5, *[size] * 4, ctypes.c_float, ctypes.c_int]
-        self._sums.restype = None
+    def __init__(self, module: Any) -> None:
+        self._rows = module.rms_norm_rows
+        self._sums = module.rms_norm_of_sums
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x `[m, width]` or `[m, heads, width]`, divided by its root mean square, times weight."""
@@ -77,7 +72,8 @@ def _threads(x: Tensor) -> int:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
-    return load_kernel("rms_norm", Kernel)
+    found = native.module()
+    return Kernel(found) if found is not None else None
 
 
 def kernel_for(weight: Tensor, x: Tensor, y: Tensor | None = None) -> Kernel | None:

@@ -6,15 +6,15 @@ torch gathers cosines and sines first and passes over memory once per product. T
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu.shared_library import load_kernel
+from service.worker.kernels.cpu import native
 
 HALF_LANES = 16  # the same constant as in the C source
 # Elements: fewer are done (20 us) before other threads have woken up, where cores are shared.
@@ -25,19 +25,12 @@ StoredSegment = tuple[int, Tensor, Tensor]
 
 
 class Kernel:
-    """The compiled library."""
+    """The compiled functions."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._rotate = library.rotation_rows
-        self._rotate.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_ssize_t] * 7, ctypes.c_int]
-        self._rotate.restype = None
-        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        self._place = library.rotation_place_segments
-        self._place.argtypes = [pointer, size, *[pointer] * 4, ctypes.c_int]
-        self._place.restype = None
-        self._write = library.rotation_write_rows
-        self._write.argtypes = [pointer] * 5
-        self._write.restype = None
+    def __init__(self, module: Any) -> None:
+        self._rotate = module.rotation_rows
+        self._place = module.rotation_place_segments
+        self._write = module.rotation_write_rows
 
     def rotate(
         self, x: Tensor, out: Tensor, *, positions: Tensor, cos: Tensor, sin: Tensor
@@ -153,7 +146,8 @@ def _layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
-    return load_kernel("rotation", Kernel)
+    found = native.module()
+    return Kernel(found) if found is not None else None
 
 
 def kernel_for(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:

@@ -17,8 +17,9 @@ from torch import Tensor
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.adapters.fused_linear import FusedLinear, fuse
-from service.worker.model.adapters.norms import add_and_norm, norm
+from service.worker.model.adapters.norms import add_and_norm, is_plain, norm
 from service.worker.model.rope import RotaryTable
 from service.worker.model.supported import families
 
@@ -130,6 +131,35 @@ class DecoderAdapter:
         head = self.model.lm_head
         x = norm(self.model.model.norm, x)
         return cpu_linear.linear(x, head.weight, head.bias, batch=batch).float()
+
+    def weights(self) -> DecoderWeights | None:
+        """All parameters for a kernel that decodes by itself; None if it would compute otherwise.
+
+        A family that changes how a layer is computed must return None, or say so in the weights.
+        """
+        plain = all(is_plain(block.input_layernorm) for block in self.blocks)
+        if self.config.hidden_act not in ("silu", "swish") or not plain:
+            return None
+        last, head = self.model.model.norm, self.model.lm_head
+        return DecoderWeights(
+            [self._layer_weights(layer) for layer in range(self.layers)],
+            last.weight, head.weight, head.bias, self.rope.cos, self.rope.sin,
+            heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
+        )  # fmt: skip
+
+    def _layer_weights(self, layer: int) -> LayerWeights:
+        block, qkv, gate_up = self.blocks[layer], self._qkv[layer], self._gate_up[layer]
+        attention, down = block.self_attn, block.mlp.down_proj
+        q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        return LayerWeights(
+            norm=block.input_layernorm.weight,
+            qkv=qkv.weight, qkv_bias=qkv.bias,
+            q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
+            o=attention.o_proj.weight, o_bias=attention.o_proj.bias,
+            mlp_norm=block.post_attention_layernorm.weight,
+            gate_up=gate_up.weight, gate_up_bias=gate_up.bias,
+            down=down.weight, down_bias=down.bias,
+        )  # fmt: skip
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -17,9 +17,9 @@ KNOWN = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNo
 
 def norm(module: Any, x: Tensor) -> Tensor:
     """The norm of x, `[m, width]` or `[m, heads, width]`."""
-    if _known(module) and x.device.type == "cuda":
+    if is_plain(module) and x.device.type == "cuda":
         return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
-    kernel = rms_norm.kernel_for(module.weight, x) if _known(module) else None
+    kernel = rms_norm.kernel_for(module.weight, x) if is_plain(module) else None
     if kernel is None:
         normed: Tensor = module(x)
         return normed
@@ -28,12 +28,13 @@ def norm(module: Any, x: Tensor) -> Tensor:
 
 def add_and_norm(module: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """x + y `[m, width]`, and the norm of the sum."""
-    kernel = rms_norm.kernel_for(module.weight, x, y) if _known(module) else None
+    kernel = rms_norm.kernel_for(module.weight, x, y) if is_plain(module) else None
     if kernel is None:
         x = x + y
         return x, norm(module, x)
     return kernel.add_and_norm(x, y, module.weight, module.variance_epsilon)
 
 
-def _known(module: Any) -> bool:
+def is_plain(module: Any) -> bool:
+    """Whether it computes what Llama's does."""
     return type(module).__name__ in KNOWN

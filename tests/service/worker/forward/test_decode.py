@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from service.worker.forward.decode import decode_step
-from service.worker.kernels.cpu import ragged_attention
-from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.adapters.base import adapter_for
-from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config
+from tests.service.worker.tiny import Tiny, assert_close
 
 LENGTHS = (3, 9, 9, 40, 1)
 STEPS = 3
@@ -82,26 +77,3 @@ def test_equal_sequences_decode_equally(model: Tiny) -> None:
     out = decoded(model, (9, 4, 9), ragged=False)
     assert_close("decoding in a batch", out[:, 0], out[:, 2])
     assert float((out[:, 0] - out[:, 1]).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_the_kernel_decodes_as_torch_does(
-    built_kernels: Path, monkeypatch: pytest.MonkeyPatch, ragged: bool
-) -> None:
-    """In bfloat16, against the same weights in fp32, where only torch's attention is used."""
-    library = open_library(built_kernels / "_ragged_attention.so", "ragged_attention")
-    if library is None:
-        pytest.skip("this CPU has no AVX-512")
-    monkeypatch.setattr(ragged_attention, "kernel", lambda: ragged_attention.Kernel(library))
-    narrow = adapter_for(random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16))
-    exact = adapter_for(random_model(tiny_config("qwen3", head_dim=32)))
-    for ours, theirs in zip(exact.model.parameters(), narrow.model.parameters(), strict=True):
-        ours.copy_(theirs)
-    pool = torch.zeros(9, narrow.head_dim, dtype=torch.bfloat16)
-    queries = torch.zeros(1, narrow.heads, narrow.head_dim, dtype=torch.bfloat16)
-    assert ragged_attention.supports(queries, pool, narrow.heads // narrow.kv_heads)
-    lengths = (*LENGTHS, 200)
-    ours = decoded(SimpleNamespace(adapter=narrow), lengths, ragged)
-    expected = decoded(SimpleNamespace(adapter=exact), lengths, ragged)
-    spread = float(expected.std())
-    assert_close("decoding in bfloat16, in spreads", ours / spread, expected / spread, 0.1)

@@ -9,6 +9,7 @@
  */
 #include "bfloat16.h"
 #include "exponential.h"
+#include "kernels.h"
 #include "tiles.h"
 
 #include <math.h>
@@ -16,8 +17,6 @@
 
 #define QUERIES 6 /* queries scored at once */
 #define KEYS 64   /* keys scored at once: four registers */
-
-int accumulated_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* Scores of q [QUERIES, d] against KEYS keys from column `at` of `transposed` [d, keys]. */
 TARGET INLINE void score(const float *q, const float *transposed, float *scores, ptrdiff_t keys,
@@ -155,7 +154,7 @@ TARGET static void head(const uint16_t *q, float *key_sums, float *norm, const f
 /* key_sums [heads, keys] and norm [heads, tokens], base 2, are the results. scratch: (d + QUERIES)
  * * keys + QUERIES * d floats per thread. Strides are in values; rows of k and of a head of q are
  * contiguous. With bf16_dot, d must be even. */
-TARGET void accumulated_attention_rows(const uint16_t *q, const uint16_t *k, float *key_sums,
+TARGET void accumulated_attention(const uint16_t *q, const uint16_t *k, float *key_sums,
                                 float *norm,
                                 float *scratch, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys,
                                 ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,

@@ -1,4 +1,4 @@
-/* The exponential function of a softmax, in AVX-512 registers. */
+/* The exponential function of a softmax, and silu, in AVX-512 registers. */
 #ifndef KVSTITCH_EXPONENTIAL_H
 #define KVSTITCH_EXPONENTIAL_H
 
@@ -18,6 +18,17 @@ TARGET INLINE __m512 exp2_of(__m512 x)
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(y, whole);
+}
+
+/* x / (1 + e^-x) */
+TARGET INLINE __m512 silu(__m512 x)
+{
+    const __m512 one = _mm512_set1_ps(1.0f);
+    __m512 least = _mm512_min_ps(x, _mm512_sub_ps(_mm512_setzero_ps(), x));
+    __m512 e = exp2_of(_mm512_mul_ps(least, _mm512_set1_ps(1.44269504f)));
+    __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(one, negative, e)),
+                         _mm512_add_ps(one, e));
 }
 
 #endif

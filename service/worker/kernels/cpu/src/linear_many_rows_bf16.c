@@ -11,34 +11,15 @@
  */
 #include "bfloat16.h"
 #include "exponential.h"
+#include "kernels.h"
 #include "tiles.h"
+#include "work.h"
 
 #include <omp.h>
 
 #define TILES 4 /* tiles of a block: 192 rows */
 /* Bytes of a block (some columns of all rows) that all threads work on at a time. */
 #define ROOM (512 * 1024)
-
-int linear_many_rows_bf16_supported(void)
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
-}
-
-/* Takes the next strips for a thread, *first..*end, out of *next..all; returns 0 when none is left.
- * Runs are long at first, which reads memory fastest, and get ever shorter, so that a slower thread
- * takes fewer strips. */
-INLINE int next_run(ptrdiff_t *next, ptrdiff_t all, int threads, ptrdiff_t *first, ptrdiff_t *end)
-{
-    *first = __atomic_load_n(next, __ATOMIC_RELAXED);
-    do {
-        if (*first >= all)
-            return 0;
-        ptrdiff_t run = (all - *first) / (2 * threads);
-        *end = *first + (run > 1 ? run : 1);
-    } while (!__atomic_compare_exchange_n(next, first, *end, 0, __ATOMIC_RELAXED,
-                                          __ATOMIC_RELAXED));
-    return 1;
-}
 
 /* y += w * x for the first HALF * `wide` rows of a tile. w: OUTS rows of `columns` columns,
  * `stride` values apart, and `outs` - OUTS more rows at `other`; x [columns / 2, ROWS, 2]; y
@@ -125,7 +106,7 @@ TARGET_BF16 void linear_many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, 
 /* y = w * x + bias. x: tiles of pairs [tiles, in / 2, ROWS, 2] with `rows` rows in use; w [out,
  * in], rows `stride` values apart; bias [out] or NULL; y [rows, out] bfloat16, rows `y_stride`
  * values apart; scratch [min(tiles, TILES), out, ROWS]. in is a multiple of LANES, out of HALF. */
-TARGET_BF16 void linear_many_rows_bf16_linear(const uint16_t *x, const uint16_t *w,
+TARGET_BF16 void linear_many_rows_bf16_product(const uint16_t *x, const uint16_t *w,
                                               const uint16_t *bias, uint16_t *y, float *scratch,
                                               ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
                                               ptrdiff_t stride, ptrdiff_t y_stride, int threads)
@@ -165,17 +146,6 @@ TARGET_BF16 void linear_many_rows_bf16_linear(const uint16_t *x, const uint16_t 
             unpack(scratch + row / ROWS * ROWS * out + row % ROWS, bias,
                    y + (from + row) * y_stride, count - row, out, y_stride);
     }
-}
-
-/* x / (1 + e^-x) */
-TARGET_BF16 INLINE __m512 silu(__m512 x)
-{
-    const __m512 one = _mm512_set1_ps(1.0f);
-    __m512 least = _mm512_min_ps(x, _mm512_sub_ps(_mm512_setzero_ps(), x));
-    __m512 e = exp2_of(_mm512_mul_ps(least, _mm512_set1_ps(1.44269504f)));
-    __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(one, negative, e)),
-                         _mm512_add_ps(one, e));
 }
 
 /* silu(gate) * up for OUTS columns and the first `rows` rows of a tile [OUTS, ROWS], rounded once,

@@ -9,6 +9,7 @@
  * those of the OpenMP library that torch has loaded.
  */
 #include "bfloat16.h"
+#include "kernels.h"
 #include "tiles.h"
 
 #include <omp.h>
@@ -17,8 +18,6 @@
 #define GROUP 2   /* strips of OUTS rows that a thread takes at once */
 /* Floats of x (some columns of all rows) that all threads work on at a time: 512 KiB. */
 #define ROOM (128 * 1024)
-
-int linear_many_rows_fp32_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* y += w * x for the first HALF * `wide` rows of a tile. w [OUTS, DEPTH] in fp32, of every LANES
  * columns the even ones first; x [columns, ROWS]; y [outs, ROWS], counted as zero if `fresh`.

@@ -15,10 +15,9 @@
 #include "attention_fp32.h"
 #include "attention_tile.h"
 #include "exponential.h"
+#include "kernels.h"
 
 #define UNSEEN -1e30f
-
-int prefill_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* Softmax weights of key i for 16 queries, added to their totals and copied to all_weights (or
  * NULL). */
@@ -174,7 +173,7 @@ TARGET static void attend(struct tile *tile, const uint16_t *q, const uint16_t *
  * `room` floats per thread, (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES, and with key_scores
  * (n + n / KEYS + 1) * QUERIES more. key_scores: NULL, or [heads / group, tiles, n] zeros, whose
  * first n become the sums over all queries of their weights times row_weights [m]. */
-TARGET void prefill_attention_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v,
+TARGET void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v,
                                      uint16_t *y, const int64_t *seen, const float *row_weights,
                                      float *key_scores, float *scratch, ptrdiff_t m, ptrdiff_t n,
                                      ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d,

@@ -1,35 +1,7 @@
-/* Rotary embedding of bfloat16 rows, from where they are stored to where they are needed. Computed
- * in fp32 and rounded once, without fused multiply-add, so that the result equals torch's bit by
- * bit. Threads are those of the OpenMP library that torch has loaded. */
-#include "bfloat16.h"
-
-#include <stddef.h>
-
-/* With an explicit rounding mode a compiler does not fuse a product and a sum. */
-#define UNFUSED _MM_FROUND_CUR_DIRECTION
-
-int rotation_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
-
-/* One row: x and y [heads, 2 * half], heads x_head and y_head values apart. */
-TARGET INLINE void rotate_row(const uint16_t *x, uint16_t *y, const float *cosine,
-                              const float *sine, ptrdiff_t heads, ptrdiff_t half, ptrdiff_t x_head,
-                              ptrdiff_t y_head)
-{
-    for (ptrdiff_t c = 0; c < half; c += 16) {
-        __m512 cos = _mm512_loadu_ps(cosine + c), sin = _mm512_loadu_ps(sine + c);
-        for (ptrdiff_t head = 0; head < heads; head++) {
-            const uint16_t *from = x + head * x_head + c;
-            uint16_t *to = y + head * y_head + c;
-            __m512 left = load_fp32(from), right = load_fp32(from + half);
-            __m512 first = _mm512_sub_round_ps(_mm512_mul_round_ps(left, cos, UNFUSED),
-                                               _mm512_mul_round_ps(right, sin, UNFUSED), UNFUSED);
-            __m512 second = _mm512_add_round_ps(_mm512_mul_round_ps(right, cos, UNFUSED),
-                                                _mm512_mul_round_ps(left, sin, UNFUSED), UNFUSED);
-            store_bf16(to, round_to_bf16(first));
-            store_bf16(to + half, round_to_bf16(second));
-        }
-    }
-}
+/* Rotary embedding of many rows (`rotate_row.h`), from where they are stored to where they are
+ * needed. Threads are those of the OpenMP library that torch has loaded. */
+#include "rotate_row.h"
+#include "kernels.h"
 
 /* x and y [rows, heads, 2 * half] with strides in values, the last axis contiguous; positions
  * [rows]; cosine and sine [positions, half]. */
@@ -52,13 +24,13 @@ struct segment {
 };
 
 /* A layer's cache: k and v [heads, .., 2 * half], heads k_head and v_head values apart. */
-struct layer {
+struct cache_layer {
     uint16_t *k, *v;
     ptrdiff_t heads, half, k_head, v_head;
 };
 
 /* Row `row` of a segment to row `at` of the cache: the key rotated, the value as it is. */
-TARGET INLINE void place_row(const struct segment *s, ptrdiff_t row, const struct layer *to,
+TARGET INLINE void place_row(const struct segment *s, ptrdiff_t row, const struct cache_layer *to,
                           ptrdiff_t at, const float *cosine, const float *sine)
 {
     ptrdiff_t d = 2 * to->half;
@@ -72,10 +44,10 @@ TARGET INLINE void place_row(const struct segment *s, ptrdiff_t row, const struc
 
 /* Segments into a layer's cache; positions [rows of the cache] of the keys. */
 TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
-                                    const struct layer *layer, const int64_t *positions,
+                                    const struct cache_layer *layer, const int64_t *positions,
                                     const float *cosine, const float *sine, int threads)
 {
-    const struct layer to = *layer;
+    const struct cache_layer to = *layer;
     ptrdiff_t total = 0;
     for (ptrdiff_t i = 0; i < count; i++)
         total += segments[i].rows;
@@ -96,11 +68,11 @@ TARGET void rotation_place_segments(const struct segment *segments, ptrdiff_t co
 
 /* The rows of one segment to the rows `at` [rows] of a layer's cache; a key's position is the
  * number of its row there. */
-TARGET void rotation_write_rows(const struct segment *segment, const struct layer *layer,
+TARGET void rotation_write_rows(const struct segment *segment, const struct cache_layer *layer,
                                 const int64_t *at, const float *cosine, const float *sine)
 {
     const struct segment s = *segment;
-    const struct layer to = *layer;
+    const struct cache_layer to = *layer;
     for (ptrdiff_t row = 0; row < s.rows; row++)
         place_row(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
 }

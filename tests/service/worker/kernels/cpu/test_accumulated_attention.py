@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from service.worker.kernels.cpu import accumulated_attention
 from service.worker.kernels.cpu.accumulated_attention import Kernel
-from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.methods.sparse.sketch import streamed_mass
 from tests.service.worker.tiny import assert_close
 
@@ -28,16 +27,9 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["fp32", "bf16"])
-def kernel(built_kernels: Path, request: pytest.FixtureRequest) -> Kernel:
-    """In fp32, and by bfloat16 dot products where the CPU has them."""
-    library = open_library(built_kernels / "_accumulated_attention.so", "accumulated_attention")
-    if library is None:
-        pytest.skip("this CPU has no AVX-512")
-    products = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
-    if request.param and products is None:
-        pytest.skip("this CPU has no AVX512-BF16")
-    return Kernel(library, bf16_dot=request.param)
+@pytest.fixture(scope="module")
+def kernel(compiled: Any, bf16_dot: bool) -> Kernel:
+    return Kernel(compiled, bf16_dot=bf16_dot)
 
 
 def drawn(shape: tuple[int, int, int, int, int], size: float = 1) -> tuple[Tensor, Tensor]:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from service.worker.kernels.cpu import linear_few_rows
-from service.worker.kernels.cpu.shared_library import open_library
 from tests.service.worker.tiny import assert_close
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["fp32", "bf16_dot"])
-def kernel(request: pytest.FixtureRequest, built_kernels: Path) -> linear_few_rows.Kernel:
-    """By products in fp32, and by the CPU's bfloat16 dot products."""
-    library = open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
-    if library is None:
-        pytest.skip("this CPU has no AVX-512")
-    if request.param and not open_library(
-        built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16"
-    ):
-        pytest.skip("this CPU has no AVX512-BF16")
-    return linear_few_rows.Kernel(library, bf16_dot=request.param)
+@pytest.fixture(scope="module")
+def kernel(compiled: Any, bf16_dot: bool) -> linear_few_rows.Kernel:
+    return linear_few_rows.Kernel(compiled, bf16_dot=bf16_dot)
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -98,15 +89,3 @@ def test_other_products_are_torchs(kernel, monkeypatch: pytest.MonkeyPatch) -> N
         drawn(linear_few_rows.MAX_BATCH + 1, 64, seed=1), weight, batch=True
     )
     assert not linear_few_rows.supports(x, weight.t().contiguous().t())
-
-
-def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "_linear_few_rows.so"
-    path.write_bytes(b"not a library")
-    with pytest.raises(OSError):
-        open_library(path, "linear_few_rows")
-
-
-def test_a_library_of_another_kernel_is_refused(built_kernels: Path) -> None:
-    with pytest.raises(AttributeError):
-        open_library(built_kernels / "_ragged_attention.so", "linear_few_rows")

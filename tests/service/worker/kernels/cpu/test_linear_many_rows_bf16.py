@@ -3,7 +3,7 @@ own. Who uses it when: `test_many_rows_bf16_use`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from service.worker.core.steps import run
 from service.worker.kernels.cpu import linear_many_rows_bf16
-from service.worker.kernels.cpu.shared_library import open_library
 from tests.service.worker.tiny import assert_close
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
@@ -22,11 +21,10 @@ BLOCK = (
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> linear_many_rows_bf16.Kernel:
-    library = open_library(built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16")
-    if library is None:
+def kernel(compiled: Any) -> linear_many_rows_bf16.Kernel:
+    if not compiled.cpu()[1]:
         pytest.skip("this CPU has no AVX512-BF16")
-    return linear_many_rows_bf16.Kernel(library)
+    return linear_many_rows_bf16.Kernel(compiled)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -16,11 +13,13 @@ from torch import Tensor
 
 from service.worker.core.steps import run
 from service.worker.kernels.cpu import (
+    accumulated_attention,
     cpu_linear,
     linear_few_rows,
     linear_many_rows_bf16,
     linear_many_rows_fp32,
-    shared_library,
+    native,
+    prefill_attention,
 )
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
@@ -30,23 +29,15 @@ WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_siz
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> linear_many_rows_bf16.Kernel:
-    found = shared_library.open_library(
-        built_kernels / "_linear_many_rows_bf16.so", "linear_many_rows_bf16"
-    )
-    if found is None:
+def kernel(compiled: Any) -> linear_many_rows_bf16.Kernel:
+    if not compiled.cpu()[1]:
         pytest.skip("this CPU has no AVX512-BF16")
-    return linear_many_rows_bf16.Kernel(found)
+    return linear_many_rows_bf16.Kernel(compiled)
 
 
 @pytest.fixture(scope="module")
-def plain(built_kernels: Path) -> linear_many_rows_fp32.Kernel:
-    found = shared_library.open_library(
-        built_kernels / "_linear_many_rows_fp32.so", "linear_many_rows_fp32"
-    )
-    if found is None:
-        pytest.skip("this CPU has no AVX-512")
-    return linear_many_rows_fp32.Kernel(found)
+def plain(compiled: Any) -> linear_many_rows_fp32.Kernel:
+    return linear_many_rows_fp32.Kernel(compiled)
 
 
 @pytest.fixture
@@ -71,76 +62,31 @@ def weights() -> tuple[Tensor, Tensor, Tensor]:
     return drawn(96, 64, seed=2), drawn(96, 64, seed=3), drawn(64, 96, seed=4)
 
 
-def timed(seconds: float) -> Any:
-    """A kernel whose product takes that long."""
-    return SimpleNamespace(pack=lambda x: x, product=lambda *_: time.sleep(seconds))
-
-
-@pytest.mark.parametrize("bf16_s, expected", [(0.0, True), (2e-3, False), (8e-3, False)])
-def test_it_has_to_be_faster_than_fp32_by_far(bf16_s: float, expected: bool) -> None:
-    assert linear_many_rows_bf16.is_faster_than_fp32(timed(bf16_s), timed(2e-3)) is expected
-
-
-def test_the_trial_is_of_one_thread_and_leaves_no_trace(kernel, plain) -> None:
-    seen: list[int] = []
-
-    def failing(*_: object) -> None:
-        seen.append(torch.get_num_threads())
-        raise MemoryError
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert linear_many_rows_bf16.is_faster_than_fp32(kernel, plain) in (True, False)
-        assert torch.get_num_threads() == 2
-        broken = timed(0)
-        broken.product = failing
-        with pytest.raises(MemoryError):
-            linear_many_rows_bf16.is_faster_than_fp32(broken, timed(0))
-        assert torch.get_num_threads() == 2 and seen == [1]
-    finally:
-        torch.set_num_threads(before)
-
-
-# What `kernel` is a cache of: nothing that is kept for other tests is touched.
-find: Callable[[], linear_many_rows_bf16.Kernel | None] = linear_many_rows_bf16.kernel.__wrapped__
-
-
-def test_it_is_there_only_if_it_is_faster(
-    kernel, plain, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "tiles, avx, expected", [(False, 1, True), (True, 1, False), (False, 0, False)]
+)
+def test_what_the_cpu_has_decides_and_nothing_else(
+    tiles: bool, avx: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
-    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: plain)
-    monkeypatch.setattr(
-        linear_many_rows_bf16, "is_faster_than_fp32", lambda found, other: other is plain
-    )
-    assert isinstance(find(), linear_many_rows_bf16.Kernel)
-    monkeypatch.setattr(linear_many_rows_bf16, "is_faster_than_fp32", lambda found, other: False)
-    assert find() is None
-
-
-def test_it_is_there_only_if_it_is_built_and_so_is_fp32s(
-    plain, built_kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear_many_rows_bf16, "is_faster_than_fp32", lambda found, other: True)
-    monkeypatch.setattr(shared_library, "FOLDER", tmp_path)
-    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: plain)
-    assert find() is None
-    monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
-    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: None)
-    assert find() is None
+    """Two starts on one machine give the same numbers."""
+    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cpu=lambda: (1, avx)))
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    assert native.has_bf16_dot.__wrapped__() is expected
+    monkeypatch.setattr(native, "module", lambda: None)
+    assert native.has_bf16_dot.__wrapped__() is False
 
 
 @pytest.mark.parametrize("bf16_dot", [False, True])
-def test_few_rows_go_the_same_way(
-    kernel, bf16_dot: bool, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_kernels_go_the_same_way(
+    compiled: Any, bf16_dot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Mock(wraps=linear_few_rows.Kernel)
-    monkeypatch.setattr(shared_library, "FOLDER", built_kernels)
-    monkeypatch.setattr(linear_few_rows, "Kernel", made)
-    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: kernel if bf16_dot else None)
-    assert linear_few_rows.kernel.__wrapped__() is not None
-    assert made.call_args.kwargs == {"bf16_dot": bf16_dot}
+    monkeypatch.setattr(native, "has_bf16_dot", lambda: bf16_dot)
+    for module in (linear_few_rows, prefill_attention, accumulated_attention):
+        made = Mock()
+        monkeypatch.setattr(module, "Kernel", made)
+        assert module.kernel.__wrapped__() is made.return_value
+        made.assert_called_once_with(compiled, bf16_dot=bf16_dot)
+    assert (linear_many_rows_bf16.kernel.__wrapped__() is not None) is bf16_dot
 
 
 def test_other_products_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +158,9 @@ def test_an_adapter_calls_silu_by_its_name(
 
 
 def test_rows_of_a_model_go_through_it(
-    fast_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+    fast_bf16: None, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a prompt; rows of a batch never do, and do not depend on its size."""
-    found = shared_library.open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
-    assert found is not None, "a CPU with AVX512-BF16 has AVX-512"
     adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
     x, attended = (
         drawn(linear_few_rows.MAX_BATCH, 64, seed=1),
@@ -227,7 +171,7 @@ def test_rows_of_a_model_go_through_it(
         Mock(wraps=linear_many_rows_bf16.gated_mlp),
     )
     monkeypatch.setattr(
-        linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(found, bf16_dot=True)
+        linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(compiled, bf16_dot=True)
     )
     monkeypatch.setattr(linear_many_rows_bf16, "linear", linear)
     monkeypatch.setattr(linear_many_rows_bf16, "gated_mlp", mlp)

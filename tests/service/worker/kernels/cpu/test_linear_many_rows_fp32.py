@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +17,6 @@ from service.worker.kernels.cpu import (
     linear_many_rows_bf16,
     linear_many_rows_fp32,
 )
-from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
@@ -25,11 +24,8 @@ BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> linear_many_rows_fp32.Kernel:
-    library = open_library(built_kernels / "_linear_many_rows_fp32.so", "linear_many_rows_fp32")
-    if library is None:
-        pytest.skip("this CPU has no AVX-512")
-    return linear_many_rows_fp32.Kernel(library)
+def kernel(compiled: Any) -> linear_many_rows_fp32.Kernel:
+    return linear_many_rows_fp32.Kernel(compiled)
 
 
 @pytest.fixture
@@ -145,11 +141,10 @@ def test_it_is_what_bfloat16_goes_through(
 
 
 def test_rows_of_a_batch_do_not_depend_on_its_size(
-    slow_bf16: None, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+    slow_bf16: None, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to as many as are decoded together; a prompt's own rows take what is fastest for them."""
-    library = open_library(built_kernels / "_linear_few_rows.so", "linear_few_rows")
-    monkeypatch.setattr(linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(library))
+    monkeypatch.setattr(linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(compiled))
     adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
     x, attended = (
         drawn(linear_few_rows.MAX_BATCH, 64, seed=1),

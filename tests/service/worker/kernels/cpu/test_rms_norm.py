@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from service.worker.kernels.cpu import rms_norm
 from service.worker.kernels.cpu.rms_norm import Kernel
-from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.adapters.base import adapter_for
 from service.worker.model.adapters.norms import KNOWN, add_and_norm, norm
 from tests.service.worker.tiny import FAMILIES, assert_close, random_model, tiny_config
@@ -24,11 +22,8 @@ INF, NAN = float("inf"), float("nan")
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> Kernel:
-    library = open_library(built_kernels / "_rms_norm.so", "rms_norm")
-    if library is None:
-        pytest.skip("this CPU has no AVX-512")
-    return Kernel(library)
+def kernel(compiled: Any) -> Kernel:
+    return Kernel(compiled)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -11,18 +11,14 @@ import torch
 from service.worker.forward.kv_placement import write_rows
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.cpu.rotation import Kernel
-from service.worker.kernels.cpu.shared_library import open_library
 from service.worker.model.rope import RotaryTable
 
 ROWS, HEADS = 37, 3
 
 
 @pytest.fixture(scope="module")
-def kernel(built_kernels: Path) -> Kernel:
-    library = open_library(built_kernels / "_rotation.so", "rotation")
-    if library is None:
-        pytest.skip("this CPU has no AVX-512")
-    return Kernel(library)
+def kernel(compiled: Any) -> Kernel:
+    return Kernel(compiled)
 
 
 def table(d: int) -> RotaryTable:

@@ -4,7 +4,7 @@ interpreter, and on the GPU where there is one."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -16,7 +16,6 @@ from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kernels.gpu.ragged_attention_gpu import BLOCK, HEADS, KEYS, PARTS
 from service.worker.model.adapters.base import adapter_for
 from tests.service.worker.forward.test_decode import LENGTHS, STEPS, decoded
-from tests.service.worker.kernels.cpu.test_ragged_attention import Case
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
@@ -35,6 +34,47 @@ CASES = [
 ]
 # Of values of size one: fp32 sums in another order; on a GPU weights and result in bfloat16.
 ALLOWED = {"cpu": 2**-17, "cuda": 2**-6}
+
+
+@dataclass
+class Case:
+    """Runs scattered over a pool, in no order and with gaps."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    starts: list[int]
+    lengths: list[int]
+    scale: float = 0.3
+
+    @classmethod
+    def of(cls, lengths: list[int], *, kv_heads: int, group: int, d: int, size: float = 1) -> Case:
+        random = torch.Generator().manual_seed(d + group)
+        runs = len(lengths)
+        places = torch.randperm(runs, generator=random).tolist()
+        apart = max(lengths) + 3
+
+        def drawn(*shape: int) -> Tensor:
+            return (torch.randn(shape, generator=random) * size).bfloat16()
+
+        rows = runs * apart
+        starts = [place * apart for place in places]
+        q = drawn(runs // kv_heads, kv_heads * group, d)
+        return cls(q, drawn(rows, d), drawn(rows, d), starts, lengths)
+
+    @property
+    def runs(self) -> Tensor:
+        return torch.tensor([self.starts, self.lengths])
+
+    def expected(self) -> Tensor:
+        """In fp64, run by run."""
+        runs = len(self.starts)
+        asked = self.q.double().view(runs, -1, self.q.shape[2])
+        out = torch.empty_like(asked)
+        for i, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            k, v = (x[start : start + length].double() for x in (self.k, self.v))
+            out[i] = (asked[i] @ k.t() * self.scale).softmax(-1) @ v
+        return out.view(self.q.shape)
 
 
 def attend(case: Case, device: str) -> Tensor:

@@ -1,11 +1,12 @@
-/* Attention of one new token per sequence, over KV in runs of rows: every sequence and KV head has
- * a run of its own length, wherever it lies in the pool.
+/* Attention of one new token to n keys of one KV head.
  *
- * q [sequences, kv_heads * group, d], k and v rows of d, all bfloat16; sums, softmax and products
- * in fp32, the result rounded once. A tile of keys is scored for all query heads of its KV head
- * while it is in the cache, with an online softmax from tile to tile. A sequence's result does not
- * depend on the other sequences nor on the number of threads.
+ * q [group, d], k and v rows of d, all bfloat16; sums, softmax and products in fp32, the result
+ * rounded once. A tile of keys is scored for all query heads of its KV head while it is in the
+ * cache, with an online softmax from tile to tile.
  */
+#ifndef KVSTITCH_ONE_QUERY_ATTENTION_H
+#define KVSTITCH_ONE_QUERY_ATTENTION_H
+
 #include "bfloat16.h"
 #include "exponential.h"
 
@@ -16,8 +17,6 @@
 #define HEADS 4  /* query heads per block: with as many keys, one register of sums each */
 #define MAX_STATE 4096 /* group * d */
 #define MAX_GROUP 64
-
-int ragged_attention_supported(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* Scores of `keys` rows of k for `heads` rows of q, in fp32, even columns first: to
  * scores[h * TILE + key]. */
@@ -165,14 +164,4 @@ TARGET static void attend(const uint16_t *q, const uint16_t *k, const uint16_t *
     }
 }
 
-/* k and v point at the pool's first row. starts and lengths [sequences * kv_heads] are in rows,
- * every length is at least 1. q and y are contiguous. */
-TARGET void ragged_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *y,
-                             const int64_t *starts, const int64_t *lengths, ptrdiff_t runs,
-                             ptrdiff_t group, ptrdiff_t d, float scale, int threads)
-{
-    _Pragma("omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)")
-    for (ptrdiff_t i = 0; i < runs; i++)
-        attend(q + i * group * d, k + starts[i] * d, v + starts[i] * d, y + i * group * d,
-               lengths[i], group, d, scale);
-}
+#endif

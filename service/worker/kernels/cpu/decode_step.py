@@ -1,0 +1,190 @@
+"""One decode step through all layers in one call, on a CPU in bfloat16.
+
+Called one by one, the operations of a small model take longer to start than to compute: with 30
+layers of width 576 the calls alone took 8 ms of a step's 29 on two cores. The kernel
+(`src/decode_step.c`) wakes the threads once a step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.cpu import native
+
+LANES, MAX_GROUP, MAX_STATE = 32, 64, 4096  # the same constants as in the C source
+# Values of all weights: a smaller model is done before other threads have woken up.
+MIN_PARALLEL = 1 << 22
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The parameters of a layer; None for a bias or a norm that it does not have.
+
+    Attributes:
+        norm: RMSNorm before attention `[hidden]`.
+        qkv: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
+        q_norm: RMSNorm of every query head `[head_dim]`.
+        k_norm: RMSNorm of every key head `[head_dim]`.
+        o: `[hidden, heads * head_dim]`.
+        mlp_norm: RMSNorm before the MLP `[hidden]`.
+        gate_up: `[2 * intermediate, hidden]`, the gate first.
+        down: `[hidden, intermediate]`.
+    """
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+    def tensors(self) -> list[Tensor | None]:
+        """In the order of the C `struct layer`."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """A pre-norm decoder with GQA, RoPE and an MLP gated by silu.
+
+    Attributes:
+        layers: its layers.
+        norm: the last RMSNorm `[hidden]`.
+        head: `[vocabulary, hidden]`.
+        head_bias: `[vocabulary]`, or None.
+        cos: `[positions, head_dim / 2]` fp32.
+        sin: like `cos`.
+        heads: query heads.
+        kv_heads: key and value heads.
+        eps: of all norms.
+        scale: factor of the scores before the softmax.
+    """
+
+    layers: Sequence[LayerWeights]
+    norm: Tensor
+    head: Tensor
+    head_bias: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    heads: int
+    kv_heads: int
+    eps: float
+    scale: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].o.shape[1] // self.heads
+
+    @property
+    def intermediate(self) -> int:
+        return self.layers[0].down.shape[1]
+
+    def tensors(self) -> list[Tensor]:
+        """All bfloat16 parameters."""
+        found = [self.norm, self.head, self.head_bias]
+        found += [tensor for layer in self.layers for tensor in layer.tensors()]
+        return [tensor for tensor in found if tensor is not None]
+
+
+class Kernel:
+    """The compiled function, for one model and one pool of KV.
+
+    Args:
+        module: the compiled module.
+        weights: must be such that `supports` is true.
+        k: the pool's keys, for each layer `[rows, head_dim]`.
+        v: the pool's values, like `k`.
+        bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        weights: DecoderWeights,
+        k: Sequence[Tensor],
+        v: Sequence[Tensor],
+        *,
+        bf16_dot: bool = False,
+    ) -> None:
+        self._step = module.decode_step
+        self._weights, self._pool = weights, (k, v)  # whose addresses the kernel is given
+        self._bf16_dot = bf16_dot
+        vocabulary, hidden = weights.head.shape
+        self._vocabulary = vocabulary
+        self._layers = array("q")
+        for layer, keys, values in zip(weights.layers, k, v, strict=True):
+            self._layers.extend(_address(x) for x in (*layer.tensors(), keys, values))
+        self._decoder = array("q", [self._layers.buffer_info()[0]])
+        parameters = (weights.norm, weights.head, weights.head_bias, weights.cos, weights.sin)
+        self._decoder.extend(map(_address, parameters))
+        sizes = (len(k), hidden, weights.heads, weights.kv_heads, weights.head_dim)
+        self._decoder.extend((*sizes, weights.intermediate, vocabulary))
+        self._large = sum(x.numel() for x in weights.tensors()) >= MIN_PARALLEL
+
+    def step(self, x: Tensor, positions: Tensor, runs: Tensor) -> Tensor:
+        """Computes the next token's logits, and writes the new keys and values to the pool.
+
+        Args:
+            x: embeddings of the sequences' last tokens `[sequences, hidden]`; they are overwritten.
+            positions: of these tokens `[sequences]` int64.
+            runs: first row and number of rows of every sequence's every KV head, which include the
+                new token's, `[layers, 2, sequences * kv_heads]` int64.
+
+        Returns:
+            Logits `[sequences, vocabulary]`.
+        """
+        logits = x.new_empty(len(x), self._vocabulary)
+        self._step(
+            self._decoder.buffer_info()[0],
+            x.data_ptr(),
+            positions.data_ptr(),
+            runs.data_ptr(),
+            logits.data_ptr(),
+            len(x),
+            self._weights.eps,
+            self._weights.scale,
+            self._bf16_dot,
+            torch.get_num_threads() if self._large else 1,
+        )
+        return logits
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def kernel_for(
+    weights: DecoderWeights | None, k: Sequence[Tensor], v: Sequence[Tensor]
+) -> Kernel | None:
+    """The kernel, if it is compiled and takes this model and pool."""
+    module = native.module()
+    if module is None or weights is None or not supports(weights, k, v):
+        return None
+    return Kernel(module, weights, k, v, bf16_dot=native.has_bf16_dot())
+
+
+def supports(weights: DecoderWeights, k: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
+    """Whether the kernel can take this model and pool."""
+    tensors = [*weights.tensors(), *k, *v]
+    d, group = weights.head_dim, weights.heads // weights.kv_heads
+    sizes = (weights.head.shape[1], weights.heads * d, weights.intermediate, d)
+    return (
+        all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
+        and all(x.is_contiguous() for x in (*tensors, weights.cos, weights.sin))
+        and weights.cos.dtype == weights.sin.dtype == torch.float32
+        and all(size % LANES == 0 for size in sizes)
+        and group <= MAX_GROUP
+        and group * d <= MAX_STATE
+    )

@@ -1,0 +1,53 @@
+"""The kernels that are written in C: one extension module, `_native`, and what this CPU can do.
+
+It is compiled when the package is installed where there is a C compiler, or in a checkout by
+`python -m service.worker.kernels.cpu.build`. Which kernels run depends on what the CPU has and on
+nothing that is measured, so two starts on one machine give the same numbers. Without the module, on
+another processor than x86-64 or without AVX-512, torch's operations are used.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+INTERFACE = 1
+"""Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
+
+
+@cache
+def module() -> Any | None:
+    """The module, if it is compiled from these sources and this CPU can run it."""
+    return None if why_missing() else import_module("service.worker.kernels.cpu._native")
+
+
+@cache
+def why_missing() -> str | None:
+    """Why torch's operations are used instead; None where the kernels are there."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"there are kernels for x86-64 alone, and this is {platform.machine()}"
+    try:
+        found = import_module("service.worker.kernels.cpu._native")
+    except ImportError as error:
+        return f"they are not compiled ({error}): install gcc and Python's headers, then "
+            "kvstitch again"
+    if found.INTERFACE != INTERFACE:
+        return "they were compiled from other sources: install kvstitch again"
+    if not found.cpu()[0]:
+        return "this CPU has no AVX-512"
+    return None
+
+
+@cache
+def has_bf16_dot() -> bool:
+    """Whether kernels use the CPU's bfloat16 dot products (AVX512-BF16).
+
+    Not on a CPU with AMX tile units: torch uses those for many rows, and such CPUs do these
+    products no faster than fp32.
+    """
+    found = module()
+    return found is not None and bool(found.cpu()[1]) and not torch.cpu._is_amx_tile_supported()

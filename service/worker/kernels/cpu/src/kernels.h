@@ -1,0 +1,69 @@
+/* What the Python module (`module.c`) calls. Pointers are to tensors in host memory; the comment
+ * beside each function's definition says which. */
+#ifndef KVSTITCH_KERNELS_H
+#define KVSTITCH_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define INTERFACE 1 /* the same number as in `native.py` */
+
+struct decoder;
+struct segment;
+struct cache_layer;
+
+int decode_step(const struct decoder *m, uint16_t *x, const int64_t *positions,
+                const int64_t *runs, uint16_t *logits, ptrdiff_t rows, float eps, float scale,
+                int bf16_dot, int threads);
+
+void linear_few_rows(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
+                     float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,
+                     ptrdiff_t columns, ptrdiff_t stride, int threads);
+
+void linear_many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff_t rows, ptrdiff_t in,
+                                ptrdiff_t stride, int threads);
+void linear_many_rows_bf16_product(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
+                                   uint16_t *y, float *scratch, ptrdiff_t rows, ptrdiff_t in,
+                                   ptrdiff_t out, ptrdiff_t stride, ptrdiff_t y_stride,
+                                   int threads);
+void linear_many_rows_bf16_gated(const uint16_t *x, const uint16_t *gate, const uint16_t *up,
+                                 uint16_t *inner, ptrdiff_t rows, ptrdiff_t in, ptrdiff_t out,
+                                 ptrdiff_t first, ptrdiff_t last, ptrdiff_t stride, int threads);
+
+void linear_many_rows_fp32_product(const float *x, const uint16_t *w, float *y, ptrdiff_t rows,
+                                   ptrdiff_t in, ptrdiff_t out, ptrdiff_t stride, int add,
+                                   int threads);
+void linear_many_rows_fp32_pack(const uint16_t *x, float *tiles, ptrdiff_t rows, ptrdiff_t in,
+                                int threads);
+void linear_many_rows_fp32_unpack(const float *tiles, const uint16_t *bias, uint16_t *y,
+                                  ptrdiff_t rows, ptrdiff_t out, int threads);
+
+void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *y,
+                       const int64_t *seen, const float *row_weights, float *key_scores,
+                       float *scratch, ptrdiff_t m, ptrdiff_t n, ptrdiff_t heads, ptrdiff_t group,
+                       ptrdiff_t d, ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
+                       float scale, ptrdiff_t room, int bf16_dot, int threads);
+
+void accumulated_attention(const uint16_t *q, const uint16_t *k, float *key_sums, float *norm,
+                           float *scratch, ptrdiff_t tokens, ptrdiff_t n, ptrdiff_t keys,
+                           ptrdiff_t heads, ptrdiff_t group, ptrdiff_t d, ptrdiff_t q_stride,
+                           ptrdiff_t k_stride, float scale, int bf16_dot, int threads);
+
+void rms_norm_rows(const uint16_t *x, const uint16_t *weight, uint16_t *y, ptrdiff_t rows,
+                   ptrdiff_t heads, ptrdiff_t width, ptrdiff_t x_row, ptrdiff_t x_head, float eps,
+                   int threads);
+void rms_norm_of_sums(const uint16_t *x, const uint16_t *added, const uint16_t *weight,
+                      uint16_t *sum, uint16_t *y, ptrdiff_t rows, ptrdiff_t width, ptrdiff_t x_row,
+                      ptrdiff_t added_row, float eps, int threads);
+
+void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positions, const float *cosine,
+                   const float *sine, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t half,
+                   ptrdiff_t x_row, ptrdiff_t x_head, ptrdiff_t y_row, ptrdiff_t y_head,
+                   int threads);
+void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
+                             const struct cache_layer *layer, const int64_t *positions,
+                             const float *cosine, const float *sine, int threads);
+void rotation_write_rows(const struct segment *segment, const struct cache_layer *layer,
+                         const int64_t *at, const float *cosine, const float *sine);
+
+#endif

@@ -1,0 +1,131 @@
+/* The Python module `_native`: the kernels as functions of numbers, which are addresses of tensors
+ * (None for NULL), sizes and scalars in the order of `kernels.h`. They run without Python's global
+ * lock. Nothing is checked but the number of arguments and that they are numbers: the Python
+ * modules around this one check dtypes, shapes and strides, and nobody else calls it.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernels.h"
+
+#define MOST_ARGUMENTS 20
+
+union argument {
+    void *address;
+    ptrdiff_t size;
+    float scalar;
+    int number;
+};
+
+/* kinds: one letter for each argument: a(ddress), s(ize), f(loat), i(nteger). */
+static int converted(const char *name, const char *kinds, PyObject *const *given, Py_ssize_t count,
+                     union argument *out)
+{
+    if (count != (Py_ssize_t)strlen(kinds)) {
+        PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", name,
+                     (Py_ssize_t)strlen(kinds), count);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        switch (kinds[i]) {
+        case 'a': out[i].address = given[i] == Py_None ? NULL : PyLong_AsVoidPtr(given[i]); break;
+        case 's': out[i].size = PyLong_AsSsize_t(given[i]); break;
+        case 'f': out[i].scalar = (float)PyFloat_AsDouble(given[i]); break;
+        default: out[i].number = (int)PyLong_AsLong(given[i]);
+        }
+    return !PyErr_Occurred();
+}
+
+#define A(i) v[i].address
+#define S(i) v[i].size
+#define F(i) v[i].scalar
+#define I(i) v[i].number
+
+#define KERNEL(NAME, KINDS, ...)                                                                 \
+    static PyObject *call_##NAME(PyObject *module, PyObject *const *given, Py_ssize_t count)     \
+    {                                                                                            \
+        union argument v[MOST_ARGUMENTS];                                                        \
+        (void)module;                                                                            \
+        if (!converted(#NAME, KINDS, given, count, v))                                           \
+            return NULL;                                                                         \
+        int failed = 0;                                                                          \
+        Py_BEGIN_ALLOW_THREADS __VA_ARGS__;                                                      \
+        Py_END_ALLOW_THREADS return failed ? PyErr_NoMemory() : Py_NewRef(Py_None);              \
+    }
+
+KERNEL(decode_step, "aaaaasffii",
+       failed = decode_step(A(0), A(1), A(2), A(3), A(4), S(5), F(6), F(7), I(8), I(9)))
+KERNEL(linear_few_rows, "aaaaaassssi",
+       linear_few_rows(A(0), A(1), A(2), A(3), A(4), A(5), S(6), S(7), S(8), S(9), I(10)))
+KERNEL(linear_many_rows_bf16_pack, "aasssi",
+       linear_many_rows_bf16_pack(A(0), A(1), S(2), S(3), S(4), I(5)))
+KERNEL(linear_many_rows_bf16_product, "aaaaasssssi",
+       linear_many_rows_bf16_product(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), S(9),
+                                     I(10)))
+KERNEL(linear_many_rows_bf16_gated, "aaaassssssi",
+       linear_many_rows_bf16_gated(A(0), A(1), A(2), A(3), S(4), S(5), S(6), S(7), S(8), S(9),
+                                   I(10)))
+KERNEL(linear_many_rows_fp32_product, "aaassssii",
+       linear_many_rows_fp32_product(A(0), A(1), A(2), S(3), S(4), S(5), S(6), I(7), I(8)))
+KERNEL(linear_many_rows_fp32_pack, "aassi",
+       linear_many_rows_fp32_pack(A(0), A(1), S(2), S(3), I(4)))
+KERNEL(linear_many_rows_fp32_unpack, "aaassi",
+       linear_many_rows_fp32_unpack(A(0), A(1), A(2), S(3), S(4), I(5)))
+KERNEL(prefill_attention, "aaaaaaaassssssssfsii",
+       prefill_attention(A(0), A(1), A(2), A(3), A(4), A(5), A(6), A(7), S(8), S(9), S(10), S(11),
+                         S(12), S(13), S(14), S(15), F(16), S(17), I(18), I(19)))
+KERNEL(accumulated_attention, "aaaaassssssssfii",
+       accumulated_attention(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), S(9), S(10),
+                             S(11), S(12), F(13), I(14), I(15)))
+KERNEL(rms_norm_rows, "aaasssssfi",
+       rms_norm_rows(A(0), A(1), A(2), S(3), S(4), S(5), S(6), S(7), F(8), I(9)))
+KERNEL(rms_norm_of_sums, "aaaaassssfi",
+       rms_norm_of_sums(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), F(9), I(10)))
+KERNEL(rotation_rows, "aaaaasssssssi",
+       rotation_rows(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), S(9), S(10), S(11),
+                     I(12)))
+KERNEL(rotation_place_segments, "asaaaai",
+       rotation_place_segments(A(0), S(1), A(2), A(3), A(4), A(5), I(6)))
+KERNEL(rotation_write_rows, "aaaaa", rotation_write_rows(A(0), A(1), A(2), A(3), A(4)))
+
+/* Whether this CPU runs the kernels, and whether it has bfloat16 dot products. */
+static PyObject *cpu(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return Py_BuildValue("(ii)", __builtin_cpu_supports("avx512f") != 0,
+                         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16"));
+}
+
+#define METHOD(NAME) {#NAME, (PyCFunction)(void (*)(void))call_##NAME, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    METHOD(decode_step),
+    METHOD(linear_few_rows),
+    METHOD(linear_many_rows_bf16_pack),
+    METHOD(linear_many_rows_bf16_product),
+    METHOD(linear_many_rows_bf16_gated),
+    METHOD(linear_many_rows_fp32_product),
+    METHOD(linear_many_rows_fp32_pack),
+    METHOD(linear_many_rows_fp32_unpack),
+    METHOD(prefill_attention),
+    METHOD(accumulated_attention),
+    METHOD(rms_norm_rows),
+    METHOD(rms_norm_of_sums),
+    METHOD(rotation_rows),
+    METHOD(rotation_place_segments),
+    METHOD(rotation_write_rows),
+    {"cpu", cpu, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,169 @@
+"""Whole decode steps by the kernel: against fp64 where that can be said in a line, against the same
+step operation by operation, and that a sequence's result is its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.worker.forward import decode
+from service.worker.kernels.cpu import decode_step
+from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from tests.service.worker.forward.test_decode import LENGTHS, decoded
+from tests.service.worker.tiny import FAMILIES, assert_close, random_model, tiny_config
+
+WIDTHS = {"hidden_size": 192, "intermediate_size": 96, "vocab_size": 101}
+LONG = (*LENGTHS, 127, 128, 129, 300)  # around a block of keys, and a tile
+
+
+def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> DecoderAdapter:
+    head_dim = {} if family == "qwen2" else {"head_dim": 32}
+    config = tiny_config(
+        family, "llama3", **{"max_position_embeddings": 512, **WIDTHS, **head_dim, **changes}
+    )
+    return adapter_for(random_model(config, dtype=dtype))
+
+
+def steps(adapter: DecoderAdapter, lengths: tuple[int, ...] = LONG, ragged: bool = False) -> Tensor:
+    return decoded(SimpleNamespace(adapter=adapter), lengths, ragged)
+
+
+@pytest.fixture
+def by_kernel(monkeypatch: pytest.MonkeyPatch, compiled: Any, bf16_dot: bool) -> None:
+    def made(weights: DecoderWeights, k: list[Tensor], v: list[Tensor]) -> Kernel:
+        assert decode_step.supports(weights, k, v)
+        return Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
+
+    monkeypatch.setattr(decode, "kernel_for", made)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_computes_what_the_operations_compute(
+    by_kernel: None, monkeypatch: pytest.MonkeyPatch, family: str, ragged: bool
+) -> None:
+    """All families, with all their biases and norms: as near to fp32 as the operations are."""
+    narrow, exact = model_of(family), model_of(family, torch.float32)
+    for ours, theirs in zip(exact.model.parameters(), narrow.model.parameters(), strict=True):
+        ours.copy_(theirs)
+    ours = steps(narrow, ragged=ragged)
+    monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
+    operations, expected = steps(narrow, ragged=ragged), steps(exact, ragged=ragged)
+    spread = float(expected.std())
+    off = float((operations - expected).abs().max()) / spread
+    assert_close("a decode step, in spreads", ours / spread, expected / spread, 1.5 * off)
+    assert not ours.equal(operations)  # or the kernel did not run
+
+
+@pytest.mark.parametrize(
+    "head_dim, heads, kv_heads", [(32, 1, 1), (32, 9, 1), (64, 4, 4), (96, 6, 2), (128, 7, 1)]
+)
+def test_heads_of_every_kind(
+    by_kernel: None, monkeypatch: pytest.MonkeyPatch, head_dim: int, heads: int, kv_heads: int
+) -> None:
+    changes = {
+        "head_dim": head_dim, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "num_hidden_layers": 2,
+    }  # fmt: skip
+    adapter = model_of("qwen3", **changes)
+    ours = steps(adapter)
+    monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
+    operations = steps(adapter)
+    spread = float(operations.std())
+    assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
+
+
+@pytest.fixture
+def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
+    """One layer that only attends: its head reads the first head's output, others nothing."""
+    d, rows = 64, 40
+    eye, nothing = torch.eye(d).bfloat16(), torch.zeros(d, d).bfloat16()
+    one = torch.ones(d).bfloat16()
+    weights = DecoderWeights(
+        [
+            LayerWeights(
+                norm=one, qkv=torch.cat([eye, eye, eye]), qkv_bias=None, q_norm=None, k_norm=None,
+                o=eye, o_bias=None, mlp_norm=one, gate_up=torch.cat([nothing, nothing]),
+                gate_up_bias=None, down=nothing, down_bias=None,
+            )
+        ],
+        norm=one, head=eye, head_bias=None, cos=torch.ones(99, d // 2), sin=torch.zeros(99, d // 2),
+        heads=1, kv_heads=1, eps=1e-6, scale=0.3,
+    )  # fmt: skip
+    random = torch.Generator().manual_seed(1)
+    k, v = ([torch.randn(rows, d, generator=random).bfloat16()] for _ in range(2))
+    kernel = Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
+    return SimpleNamespace(kernel=kernel, weights=weights, k=k[0], v=v[0], d=d)
+
+
+def test_the_new_token_goes_into_the_last_row_of_its_run(layer: SimpleNamespace) -> None:
+    """And nowhere else; then it is attended to like the others."""
+    random = torch.Generator().manual_seed(2)
+    x = torch.randn(2, layer.d, generator=random).bfloat16()
+    before_k, before_v, embedded = layer.k.clone(), layer.v.clone(), x.clone()
+    runs = torch.tensor([[[3, 20], [7, 1]]])
+    layer.kernel.step(x, torch.tensor([5, 9]), runs)
+    normed = torch.nn.functional.rms_norm(embedded.double(), (layer.d,), eps=1e-6)
+    for before, after in ((before_k, layer.k), (before_v, layer.v)):
+        changed = (before != after).any(1).nonzero().flatten().tolist()
+        assert changed == [9, 20]
+        assert_close("new KV", after[changed].double(), normed, 2**-7)
+    scores = normed[0] @ layer.k[3:10].double().t() * 0.3
+    attended = scores.softmax(-1) @ layer.v[3:10].double()
+    assert_close("attention", x[0].double(), embedded[0].double() + attended, 0.05)
+    assert_close("attention", x[1].double(), embedded[1].double() + normed[1], 0.05)
+
+
+def test_what_is_no_number_shows(layer: SimpleNamespace) -> None:
+    """A broken cache is seen, not averaged away, and by nobody else."""
+    layer.k[4, 7] = float("nan")
+    x = torch.ones(2, layer.d).bfloat16()
+    out = layer.kernel.step(x, torch.tensor([5, 9]), torch.tensor([[[3, 20], [7, 5]]]))
+    assert out[0].isnan().all() and not out[1].isnan().any()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(
+    by_kernel: None, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(decode_step, "MIN_PARALLEL", 0)
+    adapter = model_of("llama", vocab_size=1000)
+    expected = steps(adapter)
+    try:
+        torch.set_num_threads(threads)
+        for _ in range(5):
+            assert steps(adapter).equal(expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("columns", [192, 1568])
+def test_a_sequence_does_not_depend_on_its_batch(by_kernel: None, columns: int) -> None:
+    """To the bit, for every number of rows that has a path of its own."""
+    adapter = model_of("qwen2", intermediate_size=columns, num_hidden_layers=2)
+    lengths = (7, 300, 40, 1, 129, 12, 5, 90, 64, 31)
+    together = steps(adapter, lengths)
+    for size in range(1, len(lengths)):
+        assert steps(adapter, lengths[:size]).equal(together[:, :size])
+
+
+def test_what_it_does_not_take(compiled: Any) -> None:
+    adapter = model_of("qwen3")
+    pool = [torch.zeros(9, 32, dtype=torch.bfloat16) for _ in range(adapter.layers)]
+    weights = adapter.weights()
+    assert weights is not None and decode_step.supports(weights, pool, pool)
+    assert decode_step.kernel_for(weights, pool, pool) is not None
+    assert decode_step.kernel_for(None, pool, pool) is None
+    assert not decode_step.supports(weights, [x.float() for x in pool], pool)
+    assert not decode_step.supports(replace(weights, cos=weights.cos.double()), pool, pool)
+    assert not decode_step.supports(replace(weights, norm=weights.norm[::2]), pool, pool)
+    for changes in ({"head_dim": 16}, {"intermediate_size": 80}, {"hidden_size": 48}):
+        other = model_of("qwen3", **changes).weights()
+        assert other is not None and not decode_step.supports(other, pool, pool)
+    assert model_of("qwen3", hidden_act="gelu").weights() is None
