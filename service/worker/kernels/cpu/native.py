@@ -33,8 +33,7 @@ def why_missing() -> str | None:
     try:
         found = import_module("service.worker.kernels.cpu._native")
     except ImportError as error:
-        return f"they are not compiled ({error}): install gcc and Python's headers, then "
-            "kvstitch again"
+        return f"they are not compiled ({error}): install gcc, Python's headers, kvstitch again"
     if found.INTERFACE != INTERFACE:
         return "they were compiled from other sources: install kvstitch again"
     if not found.cpu()[0]:
