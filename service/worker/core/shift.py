@@ -10,26 +10,6 @@ from torch import Tensor
 
 from service.worker.core.layer_view import CachedSegment, LayerView
 
-SERIAL_ELEMENTS = 1 << 15
-"""On a CPU torch wakes other threads for more elements, which takes longer than the work does."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Neighbouring rows of one document.
-
-    Attributes:
-        document: its number among those with a probe.
-        rows: prompt rows.
-        positions: of these rows `[m]`.
-        weights: of these rows, 0 for those that are computed `[m, 1, 1]`.
-    """
-
-    document: int
-    rows: slice
-    positions: Tensor
-    weights: Tensor
-
 
 @dataclass(frozen=True)
 class Probed:
@@ -38,12 +18,10 @@ class Probed:
     Attributes:
         stored: KV of the document.
         tokens: of the document `[p]`; on the host, where its KV is: only they go to the device.
-        fresh: their places among the computed rows `[p]`.
     """
 
     stored: CachedSegment
     tokens: Tensor
-    fresh: Tensor
 
 
 @dataclass(frozen=True)
@@ -55,11 +33,21 @@ class Shift:
 
     Attributes:
         documents: those with a probe.
-        parts: their rows.
+        fresh: places of all their probes among the computed rows `[p]`.
+        average: makes means of the probes' values `[documents, p]` fp32.
+        rows: from the first row of these documents to the last.
+        document_of: number of each row's document; any where the weight is 0 `[rows]`.
+        weights: of each row, 0 for those that are computed or of no such document `[rows, 1]`.
+        positions: of these rows `[rows]`.
     """
 
     documents: Sequence[Probed]
-    parts: Sequence[Part]
+    fresh: Tensor
+    average: Tensor
+    rows: slice
+    document_of: Tensor
+    weights: Tensor
+    positions: Tensor
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
@@ -72,13 +60,13 @@ class Shift:
         Returns:
             None if there is nothing to shift.
         """
-        layout, device, dtype = view.layout, view.k.device, view.k.dtype
-        each = torch.zeros(layout.tokens, dtype=dtype, device=device) + weights
-        each[view.rows] = 0
-        most = max(1, SERIAL_ELEMENTS // (view.k.shape[0] * view.k.shape[2]))
-        fresh = torch.searchsorted(view.rows, probes)
+        layout, device = view.layout, view.k.device
+        each = torch.zeros(layout.tokens, dtype=view.k.dtype, device=device)
+        document_of = torch.zeros(layout.tokens, dtype=torch.int64, device=device)
+        places = torch.searchsorted(view.rows, probes)
         documents: list[Probed] = []
-        parts: list[Part] = []
+        fresh: list[Tensor] = []
+        spans: list[slice] = []
         first = 0
         for segment, stored, count in zip(
             layout.segments, view.cached, layout.count_rows(probes), strict=True
@@ -87,38 +75,51 @@ class Shift:
             first += count
             if not count or stored is None or segment.uncached:
                 continue
-            size = most if device.type == "cpu" else segment.tokens
-            for start in range(segment.start, segment.end, size):
-                rows = slice(start, min(start + size, segment.end))
-                positions = torch.arange(rows.start, rows.stop, device=device)
-                parts.append(Part(len(documents), rows, positions, each[rows, None, None]))
-            tokens = (probes[of_segment] - segment.start).cpu()
-            documents.append(Probed(stored, tokens, fresh[of_segment]))
-        return cls(documents, parts) if documents else None
+            span = slice(segment.start, segment.end)
+            each[span] = weights[span].to(each.dtype) if isinstance(weights, Tensor) else weights
+            document_of[span] = len(documents)
+            documents.append(Probed(stored, (probes[of_segment] - segment.start).cpu()))
+            fresh.append(places[of_segment])
+            spans.append(span)
+        if not documents:
+            return None
+        each[view.rows] = 0
+        rows = slice(spans[0].start, spans[-1].stop)
+        return cls(
+            documents,
+            torch.cat(fresh),
+            _averages([len(part) for part in fresh]).to(device),
+            rows,
+            document_of[rows],
+            each[rows, None],
+            torch.arange(rows.start, rows.stop, device=device),
+        )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
         """Shifts the keys (by a mean that is taken before RoPE) and values of a layer in place."""
         stored = [document.stored.layer(view.layer) for document in self.documents]
         if keys:
-            means = self._means(view.fresh_k, [k for k, _ in stored])
-            for part in self.parts:
-                by = view.rotate(means[part.document] * part.weights, part.positions)
-                view.k[:, part.rows] += by.transpose(0, 1)
+            by = self._by(view.fresh_k, [k for k, _ in stored])
+            view.k[:, self.rows] += view.rotate(by, self.positions).transpose(0, 1)
         if values:
-            means = self._means(view.fresh_v, [v for _, v in stored])
-            for part in self.parts:
-                by = means[part.document] * part.weights
-                view.v[:, part.rows] += by.transpose(0, 1)
+            by = self._by(view.fresh_v, [v for _, v in stored])
+            view.v[:, self.rows] += by.transpose(0, 1)
 
-    def _means(self, fresh: Tensor, stored: Sequence[Tensor]) -> list[Tensor]:
-        """The mean error of every document `[kv_heads, head_dim]`.
+    def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
+        """What is added to every row `[rows, kv_heads, head_dim]`.
 
         In the model's dtype: its rounding is far below that of the KV it is added to.
         """
-        means = []
-        for document, kv in zip(self.documents, stored, strict=True):
-            new = fresh.index_select(0, document.fresh)
-            old = kv.index_select(0, document.tokens).to(fresh.device)
-            gap = new.mean(0, dtype=torch.float32) - old.mean(0, dtype=torch.float32)
-            means.append(gap.to(fresh.dtype))
-        return means
+        kept = [
+            kv.index_select(0, each.tokens) for each, kv in zip(self.documents, stored, strict=True)
+        ]
+        old = torch.cat(kept).to(fresh.device).flatten(1)
+        new = fresh.index_select(0, self.fresh).flatten(1)
+        means = (self.average @ (new.float() - old.float())).to(fresh.dtype)
+        by = means.index_select(0, self.document_of).mul_(self.weights)
+        return by.view(-1, *fresh.shape[1:])
+
+
+def _averages(counts: Sequence[int]) -> Tensor:
+    """A matrix `[len(counts), sum(counts)]` that takes the mean of each group of neighbours."""
+    return torch.block_diag(*(torch.full((1, count), 1 / count) for count in counts))
