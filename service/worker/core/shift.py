@@ -122,4 +122,8 @@ class Shift:
 
 def _averages(counts: Sequence[int]) -> Tensor:
     """A matrix `[len(counts), sum(counts)]` that takes the mean of each group of neighbours."""
-    return torch.block_diag(*(torch.full((1, count), 1 / count) for count in counts))
+    out, at = torch.zeros(len(counts), sum(counts)), 0
+    for row, count in zip(out, counts, strict=True):
+        row[at : at + count] = 1 / count
+        at += count
+    return out

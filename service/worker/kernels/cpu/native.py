@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
 
 

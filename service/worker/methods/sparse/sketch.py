@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.core.layer_view import LayerView
-from service.worker.kernels.cpu import accumulated_attention as accumulated_attention_kernel
 from service.worker.methods.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
 
 # Name and version under which a sketch is stored; a sketch of another version is not read.
@@ -196,16 +195,15 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         `MIN_LATER_QUERIES` later queries; and the log normaliser of every query's softmax,
         `[heads, T]` fp32.
     """
+    sums, norm = _sums_by_key(q, k, scale)
     tokens, heads, _ = q.shape
-    kernel = accumulated_attention_kernel.kernel_for(q, k)
-    sums, norm = (kernel or streamed_mass)(q, k, scale)
     later = torch.arange(tokens - 1, -1, -1, device=q.device)
     mass = sums / (heads * later.clamp(min=1))
     return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
 
 
-def streamed_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The same as the CPU kernel `accumulated_attention`, in torch, tile by tile."""
+def _sums_by_key(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention that all later queries together pay each token, and the normalisers."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from service.worker.core.steps import run
 from service.worker.kernels.cpu import (
-    accumulated_attention,
     cpu_linear,
     linear_few_rows,
     linear_many_rows_bf16,
@@ -81,7 +80,7 @@ def test_all_kernels_go_the_same_way(
     compiled: Any, bf16_dot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "has_bf16_dot", lambda: bf16_dot)
-    for module in (linear_few_rows, prefill_attention, accumulated_attention):
+    for module in (linear_few_rows, prefill_attention):
         made = Mock()
         monkeypatch.setattr(module, "Kernel", made)
         assert module.kernel.__wrapped__() is made.return_value
