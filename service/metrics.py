@@ -239,6 +239,11 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
         _gauge("sequences", "Sequences in the worker by state.", state=OPEN),
         _counter("decode_steps_total", "Decode steps of the batch."),
         _counter(
+            "draft_tokens_total",
+            "Answer tokens that were drafted from the prompt, by outcome: accepted, rejected.",
+            outcome=OPEN,
+        ),
+        _counter(
             "planner_segments_total",
             "Segments by what the planner did: load, recompute (late: of these, after waiting for "
             "a load); lost: loads that were bad or gone when they were needed.",

@@ -103,6 +103,13 @@ class Settings(BaseSettings):
         description="keep answered prompts in free KV memory, so that the same prompt again, or "
         "the next turn of a conversation, computes only what is new",
     )
+    draft_tokens: int = Field(
+        7,
+        ge=0,
+        le=31,
+        description="most answer tokens that a decode step drafts from the prompt; a draft is kept "
+        "as far as it is what is sampled anyway; 0 for none",
+    )
     cold: ColdMode = Field(
         "in_context",
         description="how chunks that are not stored are computed, where a request does not say: "
@@ -275,6 +282,7 @@ class Settings(BaseSettings):
             planner=self.planner,
             sketches=self.sketches,
             prefix_cache=self.prefix_cache,
+            draft_tokens=self.draft_tokens,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,
             gate_min_checks=self.gate_min_checks,

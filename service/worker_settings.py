@@ -30,6 +30,7 @@ class WorkerSettings:
     max_waiting: int = 256
     planner: bool = True  # whether to compute what would take longer to load
     sketches: bool = False  # whether one is computed with every chunk
+    draft_tokens: int = 7  # most answer tokens drafted from the prompt in a step; 0: none
     prefix_cache: bool = True  # whether answered prompts are kept for those that begin with them
     gate_sample: float = 0.0  # share of answers held against full prefill; 0: no gate
     gate_window: int = 32

@@ -69,7 +69,8 @@ def _timed(ways: Ways, repetitions: int) -> Paired:
 
 
 def _drawn(*shape: int) -> Tensor:
-    return (torch.randn(shape) / shape[-1] ** 0.5).bfloat16()
+    out: Tensor = (torch.randn(shape) / shape[-1] ** 0.5).bfloat16()
+    return out
 
 
 def _weights(outs: int, columns: int) -> list[Tensor]:

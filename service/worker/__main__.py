@@ -125,6 +125,7 @@ def serve(settings: WorkerSettings) -> int:
             planner=settings.planner,
             sketches=settings.sketches,
             prefix_cache=settings.prefix_cache,
+            draft_tokens=settings.draft_tokens,
             checks=gate_settings(settings),
         )
         ready = m.Ready(

@@ -49,6 +49,7 @@ def open_engine(
     planner: bool = True,
     sketches: bool = False,
     prefix_cache: bool = False,
+    draft_tokens: int = 0,
     max_running: int = 32,
     max_waiting: int = 256,
     loader_threads: int = 4,
@@ -66,6 +67,7 @@ def open_engine(
         planner: whether to compute documents that would take longer to load.
         sketches: whether a sketch is computed with every chunk, for SamKV.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
+        draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
         loader_threads: that read from the store.
@@ -86,6 +88,7 @@ def open_engine(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
+            draft_tokens=draft_tokens,
         )
     finally:
         loader.close()

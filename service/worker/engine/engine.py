@@ -12,20 +12,19 @@ import time
 from collections.abc import Collection
 
 import torch
-from torch import Tensor
 
 from kvstore import TieredStore
 from service.errors import KvstitchError
 from service.worker.checks.correctness_gate import Gate, GateSettings
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.worker.core.request import DoneEvent, Event, FailedEvent, Request
+from service.worker.engine.answering import Answering
 from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
 from service.worker.engine.scheduler import Scheduler
 from service.worker.engine.step_budget import StepBudget
 from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
@@ -35,12 +34,10 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.logprobs import token_logprobs
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.prefix_cache import PrefixCache, holds, prompt_tokens
 from service.worker.sequences.report import report
-from service.worker.sequences.sampler import sample
 from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.engine")
@@ -58,6 +55,7 @@ class Engine:
             that is stored is loaded. Chunks in the memory tier are always used.
         sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
+        draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
     """
 
@@ -75,6 +73,7 @@ class Engine:
         planner: bool = True,
         sketches: bool = False,
         prefix_cache: bool = False,
+        draft_tokens: int = 0,
         checks: GateSettings | None = None,
     ) -> None:
         self._adapter = adapter
@@ -99,7 +98,13 @@ class Engine:
             device=adapter.device,
         )
         self.prefix_cache = PrefixCache(self.pool, on=prefix_cache)
-        self._decoder = Decoder(adapter, self.pool)
+        self.answering = Answering(
+            adapter,
+            self.pool,
+            draft_tokens=draft_tokens,
+            send=lambda event: self._events.append(event),
+            finish=self._finish,
+        )
         self.gate = (
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
         )
@@ -116,7 +121,6 @@ class Engine:
         )
         self._events: list[Event] = []
         self._step_budget = StepBudget()
-        self.decode_steps = 0
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
 
     @property
@@ -269,7 +273,7 @@ class Engine:
                 self.gate.answered(sequence, result)
             if self.prefix_cache.on:
                 sequence.logits = result.logits.clone()
-            self._emit([sequence], [sequence.sampler(result.logits)], result.logits[None])
+            self.answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")
             if sequence in self.scheduler.running:
                 self._evict(sequence, result)
@@ -302,34 +306,12 @@ class Engine:
             return
         started = time.monotonic()
         try:
-            logits = self._decoder.step(running)
+            self.answering.step(running)
         except Exception as error:
             for sequence in running:
                 self._fail(sequence, error)
             return
-        self.decode_steps += 1
-        tokens = sample([sequence.sampler for sequence in running], logits)
-        for sequence in running:
-            sequence.decode_steps += 1
-        self._emit(running, tokens, logits)
         self._step_budget.decoded(time.monotonic() - started)
-
-    def _emit(self, sequences: list[Sequence], tokens: list[int], logits: Tensor) -> None:
-        """Sends a new token of each sequence, or ends the sequence. End tokens are not sent.
-
-        Args:
-            logits: from which the tokens were sampled, `[sequences, vocabulary]`.
-        """
-        counts = [sequence.request.sampling.logprobs for sequence in sequences]
-        logprobs = token_logprobs(counts, tokens, logits)
-        for sequence, token, of_token in zip(sequences, tokens, logprobs, strict=True):
-            if token in self._adapter.end_ids:
-                self._finish(sequence, "stop")
-                continue
-            sequence.tokens.append(token)
-            self._events.append(TokenEvent(sequence.id, token, of_token))
-            if len(sequence.tokens) >= sequence.max_tokens:
-                self._finish(sequence, "length")
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         if "first_token" in sequence.clock.stages:

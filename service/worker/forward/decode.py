@@ -47,7 +47,7 @@ class Batch:
         numbers: `ids [size] ‖ positions [size] ‖ runs [layers, 2, size · kv_heads]` int64. The run
             of a KV head is the first of its entries in the layer's pool and their number, which
             includes the entry of the token that is fed in this step.
-        size: number of rows.
+        size: number of rows, one for each token that is fed.
         layers: number of layers.
         longest: an upper bound of the runs' lengths.
     """
@@ -58,24 +58,36 @@ class Batch:
     longest: int
 
     @classmethod
-    def of(cls, sequences: Many[Decodable], size: int = 0) -> Batch:
-        """A batch that feeds every sequence its last token; each sequence's KV grows by one entry.
+    def of(
+        cls, sequences: Many[Decodable], drafts: Many[Many[int]] | None = None, size: int = 0
+    ) -> Batch:
+        """A batch that feeds every sequence its last token, and a draft of the next ones.
+
+        Each token is a row, and each sequence's KV grows by one entry a row. A row sees the entries
+        of those before it.
 
         Args:
+            drafts: for each sequence the tokens that may follow its last one.
             size: the batch is padded to so many rows. Padding rows belong to no sequence: they
                 write the pool's spare row and read nothing else.
         """
-        caches = []
-        for sequence in sequences:
-            assert sequence.kv is not None
-            sequence.kv.grow()
-            caches.append(sequence.kv)
-        padding = max(0, size - len(caches))
-        runs = torch.stack([torch.stack([kv.start, kv.length]) for kv in caches], 2).transpose(0, 1)
+        rows: list[tuple[int, int]] = []
+        starts: list[Tensor] = []
+        lengths: list[Tensor] = []
+        for sequence, draft in zip(sequences, drafts or [()] * len(sequences), strict=True):
+            kv = sequence.kv
+            assert kv is not None
+            for place, token in enumerate((sequence.tokens[-1], *draft)):
+                kv.grow()
+                rows.append((token, sequence.position + place))
+                starts.append(kv.start)
+                lengths.append(kv.length.clone())
+        padding = max(0, size - len(rows))
+        runs = torch.stack([torch.stack(starts, 1), torch.stack(lengths, 1)], 1)
         layers, _, _, heads = runs.shape
-        spare_run = torch.tensor([caches[0].pool.spare, 1]).view(1, 2, 1, 1)
+        spare_run = torch.tensor([kv.pool.spare, 1]).view(1, 2, 1, 1)
         runs = torch.cat([runs, spare_run.expand(layers, 2, padding, heads)], 2)
-        rows = [(s.tokens[-1], s.position) for s in sequences] + [(0, 0)] * padding
+        rows += [(0, 0)] * padding
         numbers = torch.cat([torch.tensor(rows).t().flatten(), runs.flatten()])
         return cls(numbers, len(rows), layers, int(runs[:, 1].max()))
 

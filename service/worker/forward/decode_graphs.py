@@ -54,43 +54,45 @@ class Decoder:
             self._record = CudaGraphs()
         self._recordings: dict[tuple[int, int], _Recording] = {}
 
-    def step(self, sequences: Many[Decodable]) -> Tensor:
-        """Feeds every sequence its last token.
+    def step(self, sequences: Many[Decodable], drafts: Many[Many[int]] | None = None) -> Tensor:
+        """Feeds every sequence its last token, and a draft of the next ones.
 
         Returns:
-            Logits `[sequences, vocabulary]` fp32, which the next step overwrites.
+            Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence, which the
+            next step overwrites.
         """
         if self._record is None:
-            return self._compute(Batch.of(sequences))
-        batch = Batch.of(sequences, _power_of_two(len(sequences)))
+            return self._compute(Batch.of(sequences, drafts))
+        rows = len(sequences) + sum(map(len, drafts or ()))
+        batch = Batch.of(sequences, drafts, _power_of_two(rows))
         batch = replace(batch, longest=max(SHORTEST, _power_of_two(batch.longest)))
         key = batch.size, batch.longest
         try:
             recording = self._recordings.get(key)
             if recording is None:
-                recording = self._record_step(batch, len(sequences), self._record)
+                recording = self._record_step(batch, rows, self._record)
         except Exception as error:
             log.warning("decode steps run unrecorded: %s", error)
             self._record = None
             self._recordings.clear()
-            return self._compute(batch)[: len(sequences)]
+            return self._compute(batch)[:rows]
         self._recordings[key] = recording
-        return recording.play(batch.numbers)[: len(sequences)]
+        return recording.play(batch.numbers)[:rows]
 
     def _compute(self, batch: Batch) -> Tensor:
         return compute(self._adapter, self._pool, batch.to(self._adapter.device))
 
-    def _record_step(self, batch: Batch, sequences: int, record: Record) -> _Recording:
+    def _record_step(self, batch: Batch, rows: int, record: Record) -> _Recording:
         """Records the step of a batch; raises RuntimeError if the recording gives other logits.
 
-        Compared are the rows of `sequences`: the KV heads of a padding row all write the pool's
+        Compared are the first `rows`: the KV heads of a padding row all write the pool's
         spare row, so its logits depend on which of them is last.
         """
-        expected = self._compute(batch)[:sequences]
+        expected = self._compute(batch)[:rows]
         recorded = replace(batch, numbers=batch.numbers.to(self._adapter.device, copy=True))
         logits, play = record(lambda: compute(self._adapter, self._pool, recorded))
         recording = _Recording(recorded.numbers, _host_copy(batch.numbers), logits, play)
-        replayed = recording.play(batch.numbers)[:sequences]
+        replayed = recording.play(batch.numbers)[:rows]
         off = float((replayed - expected).abs().max() / expected.abs().max())
         if not off <= TOLERANCE:
             raise RuntimeError(f"a recorded step of {batch.size} rows is off by {off:.3g}")

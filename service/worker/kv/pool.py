@@ -144,6 +144,10 @@ class SequenceKV:
         assert bool((self.length < self.capacity).all()), "full"
         self.length += 1
 
+    def shrink(self, tokens: int) -> None:
+        """Gives up the last rows of every extent, for the next tokens to overwrite."""
+        self.length -= tokens
+
     @property
     def filled_tokens(self) -> int:
         """Tokens in place; only before eviction, when all extents are equally long."""

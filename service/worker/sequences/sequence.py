@@ -23,6 +23,7 @@ from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
+from service.worker.sequences.draft import Drafter
 from service.worker.sequences.sampler import Sampler
 from service.worker.sequences.stage_clock import StageClock
 from service.worker.sequences.token_trace import TokenTracer
@@ -101,6 +102,7 @@ class Sequence:
         full_prefill_flops: those that a full prefill would have taken.
         tokens: answer tokens so far.
         decode_steps: decode steps so far.
+        drafter: drafts its tokens; None until it is needed.
         logits: of the first token; None before it, and where they are not needed again.
         deleted: whether a part of its text has been deleted since it arrived.
         admitted_fusion: its method as it was admitted, before the planner chose its repair ratio.
@@ -141,6 +143,7 @@ class Sequence:
     full_prefill_flops: float = 0.0
     tokens: list[int] = field(default_factory=list)
     decode_steps: int = 0
+    drafter: Drafter | None = None
     logits: Tensor | None = None
     deleted: bool = False
     admitted_fusion: FusionMethod = field(init=False)

@@ -60,7 +60,11 @@ def engine_values(engine: Engine) -> list[Sample]:
     ]
     values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
     values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.kept_share))
-    values.append(("kvstitch_decode_steps_total", {}, engine.decode_steps))
+    values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
+    values.extend(
+        ("kvstitch_draft_tokens_total", {"outcome": outcome}, count)
+        for outcome, count in engine.answering.drafts.items()
+    )
     values.extend(
         ("kvstitch_precomputed_chunks_total", {"status": status}, count)
         for status, count in engine.precompute_queue.counts.items()

@@ -108,6 +108,7 @@ def rig(
     threads: int = 2,
     sketches: bool = True,
     prefix_cache: bool = False,
+    draft_tokens: int = 0,
     checks: GateSettings | None = None,
     decode: bool = True,
 ) -> Iterator[Rig]:
@@ -133,6 +134,7 @@ def rig(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
+            draft_tokens=draft_tokens,
             checks=checks,
         )
         try:

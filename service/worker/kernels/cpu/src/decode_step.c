@@ -1,4 +1,4 @@
-/* One token of each of several sequences through a whole decoder, all layers in one call.
+/* Tokens of one or several sequences through a whole decoder, all layers in one call.
  *
  * A step of a small model is thousands of operations of some microseconds. Called one by one, the
  * calls and the waking of threads take longer than the weights take to read. Here the threads are
@@ -99,9 +99,10 @@ TARGET static void add_and_norm(struct step *s, const struct thread *t, const ui
                  s->x + row * hidden, s->normed + row * hidden, hidden, s->eps);
 }
 
-/* One KV head of one sequence: its new key and value go to the pool, then its queries attend. */
-TARGET static void attend_run(struct step *s, const struct layer *layer, const int64_t *runs,
-                              ptrdiff_t run)
+/* One KV head of one row. `attending` 0: its new key and value go to the pool. 1: its queries attend
+ * to the run, which may hold keys of other rows of this step. */
+TARGET static void run_head(struct step *s, const struct layer *layer, const int64_t *runs,
+                            ptrdiff_t run, int attending)
 {
     const struct decoder *m = s->decoder;
     ptrdiff_t d = m->d, group = m->heads / m->kv_heads, row = run / m->kv_heads;
@@ -110,14 +111,18 @@ TARGET static void attend_run(struct step *s, const struct layer *layer, const i
     uint16_t *rows = s->qkv + row * (m->heads + 2 * m->kv_heads) * d;
     uint16_t *q = rows + head * group * d, *k = rows + (m->heads + head) * d;
     const uint16_t *v = k + m->kv_heads * d;
+    const float *cosine = m->cosine + s->positions[row] * (d / 2);
+    const float *sine = m->sine + s->positions[row] * (d / 2);
+    if (!attending) {
+        if (layer->k_norm)
+            norm_row(k, NULL, layer->k_norm, NULL, k, d, s->eps);
+        rotate_row(k, layer->k + last, cosine, sine, 1, d / 2, d, d);
+        memcpy(layer->v + last, v, (size_t)d * sizeof *v);
+        return;
+    }
     for (ptrdiff_t i = 0; layer->q_norm && i < group; i++)
         norm_row(q + i * d, NULL, layer->q_norm, NULL, q + i * d, d, s->eps);
-    if (layer->k_norm)
-        norm_row(k, NULL, layer->k_norm, NULL, k, d, s->eps);
-    ptrdiff_t angle = s->positions[row] * (d / 2);
-    rotate_row(q, q, m->cosine + angle, m->sine + angle, group, d / 2, d, d);
-    rotate_row(k, layer->k + last, m->cosine + angle, m->sine + angle, 1, d / 2, d, d);
-    memcpy(layer->v + last, v, (size_t)d * sizeof *v);
+    rotate_row(q, q, cosine, sine, group, d / 2, d, d);
     attend(q, layer->k + start * d, layer->v + start * d,
            s->attended + (row * m->heads + head * group) * d, length, group, d, s->scale);
 }
@@ -133,9 +138,12 @@ TARGET static void run_layer(struct step *s, const struct thread *t, ptrdiff_t n
     multiply(s, t, s->normed, layer->qkv, layer->qkv_bias, s->qkv, width + 2 * m->kv_heads * m->d,
              m->hidden, taken);
     wait_for_all(&s->barrier, t->threads);
+    for (ptrdiff_t run = t->number; run < runs; run += t->threads)
+        run_head(s, layer, s->runs + number * 2 * runs, run, 0);
+    wait_for_all(&s->barrier, t->threads);
     while (next_run(taken + 1, runs, t->threads, &first, &end))
         for (; first < end; first++)
-            attend_run(s, layer, s->runs + number * 2 * runs, first);
+            run_head(s, layer, s->runs + number * 2 * runs, first, 1);
     wait_for_all(&s->barrier, t->threads);
     multiply(s, t, s->attended, layer->o, layer->o_bias, s->added, m->hidden, width, taken + 2);
     wait_for_all(&s->barrier, t->threads);

@@ -85,12 +85,13 @@ KERNEL(rotation_place_segments, "asaaaai",
        rotation_place_segments(A(0), S(1), A(2), A(3), A(4), A(5), I(6)))
 KERNEL(rotation_write_rows, "aaaaa", rotation_write_rows(A(0), A(1), A(2), A(3), A(4)))
 
-/* Whether this CPU runs the kernels, and whether it has bfloat16 dot products. */
+/* Whether this CPU runs the kernels, has bfloat16 dot products, and is AMD's. */
 static PyObject *cpu(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    return Py_BuildValue("(ii)", __builtin_cpu_supports("avx512f") != 0,
-                         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16"));
+    int runs = __builtin_cpu_supports("avx512f") != 0;
+    int bf16_dot = runs && __builtin_cpu_supports("avx512bf16");
+    return Py_BuildValue("(iii)", runs, bf16_dot, __builtin_cpu_is("amd") != 0);
 }
 
 #define METHOD(NAME) {#NAME, (PyCFunction)(void (*)(void))call_##NAME, METH_FASTCALL, NULL}

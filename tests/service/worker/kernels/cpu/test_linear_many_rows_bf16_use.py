@@ -61,16 +61,13 @@ def weights() -> tuple[Tensor, Tensor, Tensor]:
     return drawn(96, 64, seed=2), drawn(96, 64, seed=3), drawn(64, 96, seed=4)
 
 
-@pytest.mark.parametrize(
-    "tiles, avx, expected", [(False, 1, True), (True, 1, False), (False, 0, False)]
-)
-def test_what_the_cpu_has_decides_and_nothing_else(
-    tiles: bool, avx: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("there, amd", [(1, 1), (1, 0), (0, 1)])
+def test_what_the_cpu_is_decides_and_nothing_else(
+    there: int, amd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two starts on one machine give the same numbers."""
-    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cpu=lambda: (1, avx)))
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    assert native.has_bf16_dot.__wrapped__() is expected
+    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cpu=lambda: (1, there, amd)))
+    assert native.has_bf16_dot.__wrapped__() is bool(there and amd)
     monkeypatch.setattr(native, "module", lambda: None)
     assert native.has_bf16_dot.__wrapped__() is False
 

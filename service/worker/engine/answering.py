@@ -1,0 +1,125 @@
+"""Samples answer tokens, sends them, and says when an answer is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from service.worker.core.request import Event, TokenEvent
+from service.worker.forward.decode_graphs import Decoder
+from service.worker.kv.pool import KVPool
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.sequences.draft import Drafter
+from service.worker.sequences.logprobs import token_logprobs
+from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.sequence import Sequence
+
+MOST_ROWS = 8
+"""Rows of a step up to which drafts are made: a CPU's cores multiply eight at a time."""
+
+
+class Answering:
+    """Decodes the running sequences.
+
+    Args:
+        pool: where their KV is.
+        draft_tokens: most tokens of a draft; 0 for no drafts.
+        send: takes token events.
+        finish: is called with a sequence whose answer is complete, and the reason.
+
+    Attributes:
+        steps: decode steps so far.
+        drafts: drafted tokens so far, `accepted` and `rejected`.
+    """
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        pool: KVPool,
+        *,
+        draft_tokens: int,
+        send: Callable[[Event], None],
+        finish: Callable[[Sequence, str], None],
+    ) -> None:
+        self._decoder = Decoder(adapter, pool)
+        self._end_ids = adapter.end_ids
+        self._draft_tokens = draft_tokens
+        self._send = send
+        self._finish = finish
+        self.steps = 0
+        self.drafts = {"accepted": 0, "rejected": 0}
+
+    def first_token(self, sequence: Sequence, logits: Tensor) -> None:
+        """Samples and sends the first token.
+
+        Args:
+            logits: of the prompt's last row `[vocabulary]`.
+        """
+        self._emit(sequence, [sequence.sampler(logits)], logits[None])
+
+    def step(self, running: list[Sequence]) -> None:
+        """Runs one decode step, which yields at least one token for each sequence."""
+        drafts = [self._draft(sequence, len(running)) for sequence in running]
+        logits = self._decoder.step(running, drafts)
+        self.steps += 1
+        likeliest = None
+        if any(sequence.sampler.greedy for sequence in running):
+            likeliest = logits.argmax(-1).tolist()  # one copy from the device for all
+        first = 0
+        for sequence, draft in zip(running, drafts, strict=True):
+            rows = slice(first, first + 1 + len(draft))
+            first = rows.stop
+            own = likeliest[rows] if likeliest and sequence.sampler.greedy else None
+            tokens = self._sampled(sequence, draft, logits[rows], own)
+            self._checked(sequence, draft, len(tokens) - 1)
+            sequence.decode_steps += 1
+            self._emit(sequence, tokens, logits[rows][: len(tokens)])
+
+    def _draft(self, sequence: Sequence, running: int) -> list[int]:
+        left = sequence.max_tokens - len(sequence.tokens) - 1  # behind the token of this step
+        most = min(self._draft_tokens, MOST_ROWS // running - 1, left)
+        if most <= 0:
+            return []
+        if sequence.drafter is None:
+            sequence.drafter = Drafter(prompt_tokens(sequence.request).tolist())
+        return sequence.drafter.draft(sequence.tokens, most)
+
+    def _sampled(
+        self, sequence: Sequence, draft: list[int], logits: Tensor, likeliest: list[int] | None
+    ) -> list[int]:
+        """The tokens of this step: one, and one more for each drafted token that it confirms."""
+        tokens: list[int] = []
+        for number, row in enumerate(logits):
+            token = sequence.sampler(row) if likeliest is None else likeliest[number]
+            tokens.append(token)
+            if token in self._end_ids or number >= len(draft) or token != draft[number]:
+                break
+        return tokens
+
+    def _checked(self, sequence: Sequence, draft: list[int], accepted: int) -> None:
+        """Gives up the KV of rejected tokens."""
+        if not draft:
+            return
+        assert sequence.kv is not None and sequence.drafter is not None
+        sequence.kv.shrink(len(draft) - accepted)
+        sequence.drafter.checked(len(draft), accepted)
+        self.drafts["accepted"] += accepted
+        self.drafts["rejected"] += len(draft) - accepted
+
+    def _emit(self, sequence: Sequence, tokens: list[int], logits: Tensor) -> None:
+        """Sends new tokens of a sequence, or ends it. End tokens are not sent.
+
+        Args:
+            logits: from which the tokens were sampled, `[tokens, vocabulary]`.
+        """
+        counts = [sequence.request.sampling.logprobs] * len(tokens)
+        for token, logprobs in zip(tokens, token_logprobs(counts, tokens, logits), strict=True):
+            if token in self._end_ids:
+                self._finish(sequence, "stop")
+                return
+            sequence.tokens.append(token)
+            self._send(TokenEvent(sequence.id, token, logprobs))
+            if len(sequence.tokens) >= sequence.max_tokens:
+                self._finish(sequence, "length")
+                return
