@@ -61,7 +61,10 @@ def test_every_server_gets_every_prompt_and_each_is_first_in_turn(tmp_path: Path
     assert len(written["samples"]) == 12 and len(written["prompts"]) == 6
     assert written["left_out"] == absent
     assert written["environment"]["commit"] == "c0ffee"
-    text = page(result)
+    read = Result.read(tmp_path / "out" / "peers.json")
+    assert [s.to_json() for s in read.samples] == [s.to_json() for s in result.samples]
+    text = page(read)
+    read.write(tmp_path / "out" / "peers.json")
     assert page(Result.read(tmp_path / "out" / "peers.json")) == text
     assert "none was left out: it is not installed." in text
     assert "c0ffee" in text and "| one | 1 | none |" in text
