@@ -120,14 +120,22 @@ class StepRunner:
         return figures, done.records
 
     async def alone(
-        self, workload: Workload, method: MethodUnderTest, count: int
+        self, workload: Workload, method: MethodUnderTest, count: int, which: str = ""
     ) -> dict[str, float]:
         """Medians of `count` requests sent one after the other, after one that warms up.
+
+        Args:
+            workload: gives the requests.
+            method: the method.
+            count: how many are measured.
+            which: another text chooses other requests.
 
         Raises:
             ProbeFailed: a request failed.
         """
-        requests = itertools.islice(workload.requests(f"alone/{self.pattern.seed}"), count + 1)
+        requests = itertools.islice(
+            workload.requests(f"alone{which}/{self.pattern.seed}"), count + 1
+        )
         records = []
         for request in requests:
             done = await run_open_loop(
@@ -161,7 +169,7 @@ def at_rate(workload: Workload, rate: float, pattern: StepSettings) -> list[Sche
 
 
 async def unloaded(
-    entrants: Sequence[Entrant], workload: Workload, count: int, say: Say
+    entrants: Sequence[Entrant], workload: Workload, count: int, say: Say, which: str = ""
 ) -> dict[str, dict[str, float]]:
     """Each method without load; before and after a run, to see if the machine changed.
 
@@ -170,7 +178,7 @@ async def unloaded(
     """
     out = {}
     for runner, method in entrants:
-        out[method.label] = found = await runner.alone(workload, method, count)
+        out[method.label] = found = await runner.alone(workload, method, count, which)
         say(f"{method.label} alone: TTFT {1000 * found['ttft_s']:.0f} ms")
     return out
 

@@ -18,16 +18,13 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from benchmarks.peers.comparison import Comparison, start_all
+from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.results import Result
 from benchmarks.peers.reuse_plot import NAME, reuse_plot
-from benchmarks.peers.servers.generate import TransformersServer
-from benchmarks.peers.servers.kvstitch import METHODS, KvstitchServer
-from benchmarks.peers.servers.llama import LlamaServer
 from benchmarks.peers.servers.peer import Conditions, Peer
-from benchmarks.peers.servers.vllm import VllmServer
+from benchmarks.peers.starting import started
 from benchmarks.peers.table import page, ratios
 from benchmarks.peers.workloads import USUAL, WORKLOADS, Rounds, sources
 from benchmarks.quality.real.table import into
@@ -49,7 +46,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="no round begins later")
     parser.add_argument("--rounds", type=int, default=1000, help="at most")
     parser.add_argument("--workloads", nargs="+", choices=(*USUAL, REUSE_ALL), default=list(USUAL))
-    parser.add_argument("--documents", type=int, default=8, help="of a prompt, if they fit")
+    parser.add_argument("--documents", type=int, default=8, help="of a prompt, if they fit; to 64")
     parser.add_argument("--corpus", type=int, default=64, help="documents that return")
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer")
     parser.add_argument("--context", type=int, default=4096, help="longest prompt and answer")
@@ -84,29 +81,13 @@ def run(args: argparse.Namespace) -> Result:
             args.cache_mib,
             begins=encoder.answer_prefix,
         )
-        peers = [
-            peer
-            for peer in all_peers(conditions)
-            if not args.only or peer.name.startswith(tuple(args.only))
-        ]
-        try:
-            return measure(args, encoder, peers)
-        finally:
-            for peer in peers:
-                peer.stop()
+        with started(conditions, args.only, say) as (running, absent):
+            return measure(args, encoder, running, absent)
 
 
-def all_peers(conditions: Conditions) -> list[Peer]:
-    """Every server, in the order of the table."""
-    return [
-        VllmServer(conditions),
-        LlamaServer(conditions),
-        TransformersServer(conditions),
-        *(KvstitchServer(method, conditions) for method in METHODS),
-    ]
-
-
-def measure(args: argparse.Namespace, encoder: Encoder, peers: Sequence[Peer]) -> Result:
+def measure(
+    args: argparse.Namespace, encoder: Encoder, running: Sequence[Peer], absent: dict[str, str]
+) -> Result:
     """Asks the servers round by round until the time is up."""
     found = sources(natural_questions.load("test"))
     rounds = Rounds(
@@ -118,9 +99,9 @@ def measure(args: argparse.Namespace, encoder: Encoder, peers: Sequence[Peer]) -
     sizes = ("threads", "seed", "documents", "corpus", "context", "max_tokens", "cache_mib")
     result = Result(
         {"model": args.model.name, **{name: getattr(args, name) for name in sizes}}
-        | {"workloads": list(rounds.workloads), "environment": describe()}
+        | {"workloads": list(rounds.workloads), "environment": describe()},
+        absent=absent,
     )
-    running, result.absent = start_all(peers, say)
     if not running:
         return result
     for peer in running:

@@ -25,7 +25,7 @@ class VllmServer(OwnProcess):
 
     def __init__(self, conditions: Conditions) -> None:
         super().__init__(NAME, conditions)
-        self.dialect = Completions(SERVED)
+        self.dialect = Completions(SERVED, conditions.answer_fields)
 
     def command(self, port: int) -> Sequence[str]:
         python = os.environ.get(PYTHON)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.asking import OK, Sample
-from benchmarks.peers.comparison import Comparison, start_all
+from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.results import Result
 from benchmarks.peers.servers.kvstitch import VANILLA
 from benchmarks.peers.servers.peer import About, Conditions
 from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.servers.vllm import PYTHON, VllmServer
+from benchmarks.peers.starting import start_all
 from benchmarks.peers.table import base_of, page, ratios
 from benchmarks.peers.workloads import REPEATED, SHUFFLED
 from tests.benchmarks.peers.made import rounds

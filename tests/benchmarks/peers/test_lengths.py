@@ -9,13 +9,14 @@ import pytest
 
 from benchmarks.peers.__main__ import main as run_peers
 from benchmarks.peers.asking import OK, Sample
-from benchmarks.peers.comparison import Comparison, start_all
+from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.lengths import lengths, main
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.results import Result
 from benchmarks.peers.reuse_plot import curves, reuse_plot
 from benchmarks.peers.servers.peer import About
 from benchmarks.peers.servers.vllm import NAME as VLLM
+from benchmarks.peers.starting import start_all
 from benchmarks.peers.table import page
 from benchmarks.peers.workloads import REORDERED, REUSE, SHUFFLED
 from tests.benchmarks.peers.made import rounds
