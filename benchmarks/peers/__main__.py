@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> Result:
             args.context,
             args.cache_mib,
             begins=encoder.answer_prefix,
+            step_tokens=args.context,
         )
         with started(conditions, args.only, say) as (running, absent):
             return measure(args, encoder, running, absent)

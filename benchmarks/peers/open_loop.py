@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=int, default=16, help="of every answer")
     add("--context", type=int, default=4096, help="longest prompt and answer")
     add("--slots", type=int, default=4, help="of llama.cpp")
+    add("--step-tokens", type=int, help="of vLLM; default: its own")
     add("--threads", type=int, default=2, help="of every server")
     add("--cache-mib", type=int, default=1024, help="for KV, of every server")
     add("--seed", type=int, default=1)
@@ -108,6 +109,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], Raw]:
         args.cache_mib,
         encoder.answer_prefix,
         slots=args.slots,
+        step_tokens=args.step_tokens,
         whole_answers=True,
     )
     found = sources(natural_questions.load("test"))[: args.corpus]

@@ -24,6 +24,7 @@ class Conditions:
         cache_mib: for KV caches.
         begins: the words that end every prompt and begin its answer.
         slots: prompts that llama.cpp computes together; the others decide that themselves.
+        step_tokens: that vLLM computes in one step; None: its own default.
         whole_answers: every answer has all of `max_tokens`.
     """
 
@@ -34,6 +35,7 @@ class Conditions:
     cache_mib: int = 1024
     begins: str = ""
     slots: int = 1
+    step_tokens: int | None = None
     whole_answers: bool = False
 
     @property

@@ -80,6 +80,15 @@ def test_vllm_without_its_python_is_left_out(
     assert not running and PYTHON in absent[VLLM]
 
 
+def test_vllm_takes_its_own_default_of_tokens_a_step_or_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON, "python")
+    assert "--max-num-batched-tokens" not in VllmServer(Conditions(tmp_path, tmp_path)).command(1)
+    given = VllmServer(Conditions(tmp_path, tmp_path, step_tokens=512)).command(1)
+    assert given[given.index("--max-num-batched-tokens") + 1] == "512"
+
+
 def sample(key: str, name: str, ttft_s: float, text: str = "yes") -> Sample:
     return Sample(key, name, 0, OK, ttft_s=ttft_s, e2e_s=1.0, tpot_s=0.02, text=text)
 
