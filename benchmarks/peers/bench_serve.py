@@ -164,7 +164,7 @@ def measured(
     if done.returncode or not file.is_file():
         raise RuntimeError(f"vllm bench serve failed: {(done.stdout + done.stderr)[-2000:]}")
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return report
+    return report | {"tokenizer_id": args.model.name}  # not where it lies on this machine
 
 
 def first_text(report: Mapping[str, Any]) -> list[float]:

@@ -57,7 +57,7 @@ def test_the_tool_is_asked_for_chats_and_its_report_is_read(
         for name in (VLLM, "kvstitch question_scout"):
             peer: Any = StreamingPeer(name, server.url)
             report = measured(Arguments(), peer, "random", 8, 7, tmp_path)  # type: ignore[arg-type]
-            assert report["median_ttft_ms"] == 15.0
+            assert report["median_ttft_ms"] == 15.0 and report["tokenizer_id"] == "m"
             given[name] = " ".join(report["given"])
     for text in given.values():
         assert f"--base-url {server.url} --endpoint /v1/chat/completions --model any" in text
