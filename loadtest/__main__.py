@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from loadtest import command_line, local_service, machine
 from loadtest.errors import LoadTestError
 from loadtest.measurement.request_record import RequestRecord
-from loadtest.rate_sweep import AUTO_FACTORS, Step, StepRunner, replay, sweep
-from loadtest.reporting import goodput_plot, knee, markdown_report
-from loadtest.reporting.html_page import page
+from loadtest.rate_sweep import AUTO_FACTORS, StepRunner, replay, sweep, unloaded
+from loadtest.reporting.knee import knees
+from loadtest.reporting.result_files import write
 from loadtest.reporting.run_summary import Slo, two_digits
 from loadtest.sending.streaming_client import StreamingClient
 from loadtest.traffic.random_model import write_model
-from loadtest.traffic.routes import MethodUnderTest
 from loadtest.traffic.trace_replay import Trace
-from loadtest.traffic.workloads import Workload
 
 # Requests of each method without load.
 ALONE = 5
@@ -82,8 +77,8 @@ async def measure(
     work = command_line.workload(args)
     async with StreamingClient(url, route, args.api_key) as client:
         driver = StepRunner(client, route, command_line.pattern(args, Slo()), Slo())
-        unloaded = await alone(driver, work, methods)
-        first = unloaded[methods[0].label]
+        before = await unloaded([(driver, m) for m in methods], work, ALONE, say)
+        first = before[methods[0].label]
         slo, origin = command_line.slo(args, two_digits(SLO_FACTOR * first["ttft_s"]))
         pattern = command_line.pattern(args, slo)
         driver = StepRunner(client, route, pattern, slo)
@@ -92,8 +87,9 @@ async def measure(
             steps, raw = await replay(driver, work, methods, say)
         else:
             rates = args.rates or [two_digits(f / first["e2e_s"]) for f in AUTO_FACTORS]
-            steps, raw = await sweep(driver, work, methods, rates, say)
-        after = await alone(driver, work, methods)
+            steps, raw = await sweep([(driver, m) for m in methods], work, rates, say)
+        after = await unloaded([(driver, m) for m in methods], work, ALONE, say)
+    labels = [method.label for method in methods]
     result = {
         "model": model,
         "route": route.path,
@@ -104,60 +100,12 @@ async def measure(
         "slo_origin": origin,
         "attainment": args.attainment,
         "baseline": methods[0].label,
-        "unloaded": unloaded,
+        "unloaded": before,
         "unloaded_after": after,
-        "knees": {} if isinstance(work, Trace) else knees(steps, methods, args.attainment),
+        "knees": {} if isinstance(work, Trace) else knees(steps, labels, args.attainment),
         "steps": steps,
     }
     return result, raw
-
-
-async def alone(
-    driver: StepRunner, work: Workload, methods: Sequence[MethodUnderTest]
-) -> dict[str, dict[str, float]]:
-    """Measure each method without load; before and after the run, to see if the machine changed."""
-    out = {}
-    for method in methods:
-        out[method.label] = found = await driver.alone(work, method, ALONE)
-        say(f"{method.label} alone: TTFT {1000 * found['ttft_s']:.0f} ms")
-    return out
-
-
-def knees(
-    steps: Sequence[Step], methods: Sequence[MethodUnderTest], attainment: float
-) -> dict[str, Any]:
-    """The knee of each method, and its ratio to the knee of the first method."""
-    found = {
-        method.label: knee.find_knee(
-            [step for step in steps if step["method"] == method.label], attainment
-        )
-        for method in methods
-    }
-    base = found[methods[0].label]
-    out = {}
-    for label, mine in found.items():
-        further = knee.ratio(mine, base)
-        times, at_least = further if further is not None else (None, False)
-        out[label] = {**mine.describe(), "further_right": times, "at_least": at_least}
-    return out
-
-
-def write(
-    folder: Path, name: str, result: Mapping[str, Any], raw: Mapping[str, Sequence[RequestRecord]]
-) -> None:
-    """Write NAME.json, .records.json.gz, .png, .md and .html, and print the table."""
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = goodput_plot.goodput(result)
-    text = markdown_report.markdown(result, f"{name}.png")
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (folder / f"{name}.png").write_bytes(picture)
-    (folder / f"{name}.md").write_text(text)
-    (folder / f"{name}.html").write_text(page(result, text, {"Goodput": picture}))
-    samples = {step: [asdict(record) for record in records] for step, records in raw.items()}
-    packed = gzip.compress(json.dumps(samples).encode(), mtime=0)
-    (folder / f"{name}.records.json.gz").write_bytes(packed)
-    print(markdown_report.markdown(result))
-    print(f"written: {folder / name}.html, .json, .md, .png, .records.json.gz")
 
 
 def say(line: str) -> None:

@@ -1,8 +1,8 @@
 """Tests rising rates with every method, in one run, so that disturbances affect all methods alike.
 
-At each rate all methods get the same requests at the same times, one method after the other. The
-method that goes first changes from rate to rate. A method that failed nearly all requests at two
-successive rates is left out from then on.
+Methods are asked at one service, or each at its own. At each rate all get the same requests at the
+same times, one method after the other. The method that goes first changes from rate to rate. A
+method that failed nearly all requests at two successive rates is left out from then on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,14 +60,27 @@ class StepSettings:
         return asdict(self)
 
 
+async def _pause() -> None:
+    await asyncio.sleep(SETTLE_S)
+
+
 @dataclass(frozen=True)
 class StepRunner:
-    """Runs single steps against one route of one server."""
+    """Runs single steps against one route of one server.
+
+    Attributes:
+        client: sends to the server.
+        route: writes the requests.
+        pattern: how a step is run.
+        slo: what counts as a good answer.
+        settle: waits after a step until the server is ready for the next one.
+    """
 
     client: StreamingClient
     route: Route
     pattern: StepSettings
     slo: Slo
+    settle: Callable[[], Awaitable[None]] = _pause
 
     def prepare(
         self, scheduled: Sequence[Scheduled], method: MethodUnderTest
@@ -103,18 +116,26 @@ class StepRunner:
             max_lag_s=pattern.max_lag_s,
         )
         figures = summarize(done, self.slo, window_s=window_s, warmup_s=pattern.warmup_s)
-        await asyncio.sleep(SETTLE_S)
+        await self.settle()
         return figures, done.records
 
     async def alone(
-        self, workload: Workload, method: MethodUnderTest, count: int
+        self, workload: Workload, method: MethodUnderTest, count: int, which: str = ""
     ) -> dict[str, float]:
         """Medians of `count` requests sent one after the other, after one that warms up.
+
+        Args:
+            workload: gives the requests.
+            method: the method.
+            count: how many are measured.
+            which: another text chooses other requests.
 
         Raises:
             ProbeFailed: a request failed.
         """
-        requests = itertools.islice(workload.requests(f"alone/{self.pattern.seed}"), count + 1)
+        requests = itertools.islice(
+            workload.requests(f"alone{which}/{self.pattern.seed}"), count + 1
+        )
         records = []
         for request in requests:
             done = await run_open_loop(
@@ -136,6 +157,9 @@ class StepRunner:
         }
 
 
+Entrant = tuple[StepRunner, MethodUnderTest]
+
+
 def at_rate(workload: Workload, rate: float, pattern: StepSettings) -> list[Scheduled]:
     """The requests and times of one rate; they are the same for every method."""
     seed = f"{pattern.seed}/{rate:g}"
@@ -144,23 +168,35 @@ def at_rate(workload: Workload, rate: float, pattern: StepSettings) -> list[Sche
     return [Scheduled(at_s, next(requests)) for at_s in arrivals]
 
 
+async def unloaded(
+    entrants: Sequence[Entrant], workload: Workload, count: int, say: Say, which: str = ""
+) -> dict[str, dict[str, float]]:
+    """Each method without load; before and after a run, to see if the machine changed.
+
+    Raises:
+        ProbeFailed: a request failed.
+    """
+    out = {}
+    for runner, method in entrants:
+        out[method.label] = found = await runner.alone(workload, method, count, which)
+        say(f"{method.label} alone: TTFT {1000 * found['ttft_s']:.0f} ms")
+    return out
+
+
 async def sweep(
-    driver: StepRunner,
-    workload: Workload,
-    methods: Sequence[MethodUnderTest],
-    rates: Sequence[float],
-    say: Say,
+    entrants: Sequence[Entrant], workload: Workload, rates: Sequence[float], say: Say
 ) -> tuple[list[Step], dict[str, list[RequestRecord]]]:
     """Run all rates; returns the steps in the order they were run, and records by `method@rate`."""
     steps: list[Step] = []
     raw: dict[str, list[RequestRecord]] = {}
+    pattern = entrants[0][0].pattern
     for turn, rate in enumerate(sorted(rates)):
-        scheduled = at_rate(workload, rate, driver.pattern)
-        turned = turn % len(methods)
-        for method in (*methods[turned:], *methods[:turned]):
+        scheduled = at_rate(workload, rate, pattern)
+        turned = turn % len(entrants)
+        for runner, method in (*entrants[turned:], *entrants[:turned]):
             if _rests([step for step in steps if step["method"] == method.label]):
                 continue
-            figures, records = await driver.step(scheduled, method, driver.pattern.step_s)
+            figures, records = await runner.step(scheduled, method, pattern.step_s)
             steps.append({"rate": rate, **figures})
             raw[f"{method.label}@{rate:g}"] = records
             say(f"{method.label} at {rate:g}/s: {_short(figures)}")

@@ -18,22 +18,22 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from benchmarks.peers.comparison import Comparison, start_all
+from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.results import Result
-from benchmarks.peers.servers.generate import TransformersServer
-from benchmarks.peers.servers.kvstitch import METHODS, KvstitchServer
-from benchmarks.peers.servers.llama import LlamaServer
+from benchmarks.peers.reuse_plot import NAME, reuse_plot
 from benchmarks.peers.servers.peer import Conditions, Peer
-from benchmarks.peers.servers.vllm import VllmServer
+from benchmarks.peers.starting import started
 from benchmarks.peers.table import page, ratios
-from benchmarks.peers.workloads import Rounds, sources
+from benchmarks.peers.workloads import USUAL, WORKLOADS, Rounds, sources
 from benchmarks.quality.real.table import into
 from benchmarks.quality.tasks import natural_questions
 from service.tuning.measuring.environment import describe
 
 OUT = Path("benchmarks/results/peers")
+REUSE_ALL = "reuse"
+"""Chooses the prompts of all shares of known documents."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -45,9 +45,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="a Hugging Face model folder")
     parser.add_argument("--minutes", type=float, default=8.0, help="no round begins later")
     parser.add_argument("--rounds", type=int, default=1000, help="at most")
-    parser.add_argument("--documents", type=int, default=8, help="of a prompt")
+    parser.add_argument("--workloads", nargs="+", choices=(*USUAL, REUSE_ALL), default=list(USUAL))
+    parser.add_argument("--documents", type=int, default=8, help="of a prompt, if they fit; to 64")
     parser.add_argument("--corpus", type=int, default=64, help="documents that return")
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer")
+    parser.add_argument("--context", type=int, default=4096, help="longest prompt and answer")
     parser.add_argument("--threads", type=int, default=2, help="of every server")
     parser.add_argument("--cache-mib", type=int, default=1024, help="for KV, of every server")
     parser.add_argument("--seed", type=int, default=1)
@@ -75,44 +77,32 @@ def run(args: argparse.Namespace) -> Result:
             args.model.resolve(),
             Path(folder),
             args.threads,
-            cache_mib=args.cache_mib,
+            args.context,
+            args.cache_mib,
             begins=encoder.answer_prefix,
+            step_tokens=args.context,
         )
-        peers = [
-            peer
-            for peer in all_peers(conditions)
-            if not args.only or peer.name.startswith(tuple(args.only))
-        ]
-        try:
-            return measure(args, encoder, peers)
-        finally:
-            for peer in peers:
-                peer.stop()
+        with started(conditions, args.only, say) as (running, absent):
+            return measure(args, encoder, running, absent)
 
 
-def all_peers(conditions: Conditions) -> list[Peer]:
-    """Every server, in the order of the table."""
-    return [
-        VllmServer(conditions),
-        LlamaServer(conditions),
-        TransformersServer(conditions),
-        *(KvstitchServer(method, conditions) for method in METHODS),
-    ]
-
-
-def measure(args: argparse.Namespace, encoder: Encoder, peers: Sequence[Peer]) -> Result:
+def measure(
+    args: argparse.Namespace, encoder: Encoder, running: Sequence[Peer], absent: dict[str, str]
+) -> Result:
     """Asks the servers round by round until the time is up."""
     found = sources(natural_questions.load("test"))
     rounds = Rounds(
         found[: args.corpus], found[args.corpus :], args.documents, encoder.ids,
         begins=encoder.answer_prefix,
+        workloads=[name for name in WORKLOADS if name.split()[0] in args.workloads],
+        room=args.context - args.max_tokens,
     )  # fmt: skip
-    sizes = ("threads", "seed", "documents", "corpus", "max_tokens", "cache_mib")
+    sizes = ("threads", "seed", "documents", "corpus", "context", "max_tokens", "cache_mib")
     result = Result(
         {"model": args.model.name, **{name: getattr(args, name) for name in sizes}}
-        | {"environment": describe()}
+        | {"workloads": list(rounds.workloads), "environment": describe()},
+        absent=absent,
     )
-    running, result.absent = start_all(peers, say)
     if not running:
         return result
     for peer in running:
@@ -147,8 +137,10 @@ def measure(args: argparse.Namespace, encoder: Encoder, peers: Sequence[Peer]) -
 
 
 def write(result: Result, out: Path) -> None:
-    """Writes the file of figures and the page."""
+    """Writes the file of figures, the page, and its picture if `reuse` was asked."""
     result.write(out / "peers.json")
+    if (picture := reuse_plot(result)) is not None:
+        (out / NAME).write_bytes(picture)
     (out / "peers.md").write_text(page(result), encoding="utf-8")
 
 

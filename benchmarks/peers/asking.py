@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers.dialects import Answer, Dialect
+from benchmarks.peers.dialects import Dialect
 from benchmarks.peers.prompts import Prompt
 from loadtest.measurement.event_stream import EventParser
+from loadtest.measurement.streamed_answer import StreamedAnswer
 
 LIMIT_S = 120.0
 """Without a byte from the server."""
@@ -85,7 +86,7 @@ def ask(
         place: goes into the sample.
         clock: gives seconds.
     """
-    answer = Answer()
+    answer = StreamedAnswer()
     with httpx.Client(base_url=url, timeout=LIMIT_S) as http:
         request = http.build_request("POST", dialect.path, json=dialect.body(prompt, max_tokens))
         began = clock()
@@ -116,7 +117,7 @@ def _read(
     http: httpx.Client,
     request: httpx.Request,
     dialect: Dialect,
-    answer: Answer,
+    answer: StreamedAnswer,
     clock: Callable[[], float],
 ) -> str | None:
     """Fills the answer; returns what went wrong."""

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.peers.asking import Sample, ask
-from benchmarks.peers.processes import Absent, Ended
+from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.servers.peer import Peer
-
-Say = Callable[[str], None]
-
-
-def start_all(peers: Sequence[Peer], say: Say) -> tuple[list[Peer], dict[str, str]]:
-    """Starts the servers one after another.
-
-    Returns:
-        Those that run, and why the others do not.
-    """
-    running: list[Peer] = []
-    absent: dict[str, str] = {}
-    for peer in peers:
-        say(f"starting {peer.name}")
-        try:
-            peer.start()
-            running.append(peer)
-        except Absent as error:
-            absent[peer.name] = str(error)
-            say(f"{peer.name} is left out: {error}")
-    return running, absent
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,6 @@ from loadtest.measurement.event_stream import ServerSentEvent
 from loadtest.measurement.streamed_answer import StreamedAnswer
 
 
-@dataclass
-class Answer(StreamedAnswer):
-    """An answer with its text.
-
-    Attributes:
-        text: as it was streamed.
-        cached_tokens: prompt tokens that the server says it had; None: it does not say.
-    """
-
-    text: str = ""
-    cached_tokens: int | None = None
-
-    def count_usage(self, usage: Mapping[str, Any] | None) -> None:
-        super().count_usage(usage)
-        if usage and (details := usage.get("prompt_tokens_details")):
-            self.cached_tokens = details.get("cached_tokens")
-
-
 class Dialect(Protocol):
     """One way to ask for a streamed, greedy answer."""
 
@@ -42,7 +24,7 @@ class Dialect(Protocol):
         """The JSON body of a request."""
         ...
 
-    def read(self, event: ServerSentEvent, answer: Answer, now: float) -> None:
+    def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         """Adds the content of an event that arrived at `now` to `answer`."""
         ...
 
@@ -72,7 +54,7 @@ class Completions:
             **self.fields,
         }
 
-    def read(self, event: ServerSentEvent, answer: Answer, now: float) -> None:
+    def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         if event.data == "[DONE]":
             answer.ended_at = now
             return
@@ -110,7 +92,7 @@ class Kvstitch:
             "stream": True,
         }
 
-    def read(self, event: ServerSentEvent, answer: Answer, now: float) -> None:
+    def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:
         if event.name not in ("token", "done", "error"):
             return
         content = json.loads(event.data)
@@ -120,6 +102,7 @@ class Kvstitch:
             answer.text += text if answer.text else text.removeprefix(self.begins)
         elif event.name == "done":
             answer.count_usage(content["usage"])
+            answer.count_cache(content.get("cache"))
             answer.ended_at = now
         else:
             answer.error = event.data[:300]

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.peers.asking import OK, Sample
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.servers.peer import About
+from benchmarks.peers.workloads import USUAL
 
 
 @dataclass
@@ -44,6 +45,11 @@ class Result:
     def names(self) -> list[str]:
         """The contestants, in the order of the table."""
         return list(self.about)
+
+    @property
+    def workloads(self) -> list[str]:
+        """What a round asks, in the order of the table."""
+        return list(self.conditions.get("workloads", USUAL))
 
     def note_load(self) -> None:
         self.load.append(round(os.getloadavg()[0], 2))

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from benchmarks.peers.asking import Sample
 from benchmarks.peers.results import Result
+from benchmarks.peers.reuse_plot import NAME, curves
 from benchmarks.peers.servers.kvstitch import VANILLA
 from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.workloads import WORKLOADS
@@ -26,6 +27,7 @@ def page(result: Result) -> str:
         ratios(result),
         "Median in milliseconds, in brackets the quartiles:\n",
         _times(result, lambda s: s.ttft_s),
+        *([f"![TTFT by the share of known documents]({NAME})\n"] if curves(result) else []),
         "## TPOT\n",
         "Milliseconds per token after the first:\n",
         _times(result, lambda s: s.tpot_s),
@@ -44,8 +46,8 @@ def ratios(result: Result) -> str:
     if base is None:
         return "Nothing was measured.\n"
     header = [f"TTFT over {base}'s", "prompts", *result.names, "ahead"]
-    rows = [_row(result, workload, base) for workload in WORKLOADS]
-    out = _table(header, rows)
+    rows = [_row(result, workload, base) for workload in result.workloads]
+    out = table(header, rows)
     out += (
         "\nMedian of the ratios prompt by prompt, in brackets the quartiles. Ahead: the fastest, "
         "and who is within a tenth of it.\n"
@@ -66,8 +68,8 @@ def _row(result: Result, workload: str, base: str) -> list[str]:
     reference = measured[base]
     cells, medians = [], {}
     for name, samples in measured.items():
-        found = _ratios(samples, reference)
-        cells.append(_quartiles(found, 1.0, "{:.2f}"))
+        found = ratios_of(samples, reference)
+        cells.append(quartiles(found, 1.0, "{:.2f}"))
         if found:
             medians[name] = percentile(found, 50)
     return [WORKLOADS[workload], str(len(reference)), *cells, _ahead(medians)]
@@ -81,7 +83,8 @@ def _ahead(medians: dict[str, float]) -> str:
     return "all the same" if len(close) == len(medians) > 1 else ", ".join(close)
 
 
-def _ratios(samples: dict[str, Sample], reference: dict[str, Sample]) -> list[float]:
+def ratios_of(samples: dict[str, Sample], reference: dict[str, Sample]) -> list[float]:
+    """Their TTFT over that of the others, prompt by prompt."""
     return [
         mine.ttft_s / other.ttft_s
         for key, mine in samples.items()
@@ -91,42 +94,42 @@ def _ratios(samples: dict[str, Sample], reference: dict[str, Sample]) -> list[fl
 
 def _times(result: Result, value: Callable[[Sample], float | None]) -> str:
     rows = []
-    for workload, title in WORKLOADS.items():
+    for workload in result.workloads:
         cells = []
         for name in result.names:
             samples = result.of(name, workload).values()
             found = [v for sample in samples if (v := value(sample)) is not None]
-            cells.append(_quartiles(found, 1000.0, "{:.0f}"))
-        rows.append([title, *cells])
-    return _table(["", *result.names], rows)
+            cells.append(quartiles(found, 1000.0, "{:.0f}"))
+        rows.append([WORKLOADS[workload], *cells])
+    return table(["", *result.names], rows)
 
 
 def _agreement(result: Result) -> str:
     rows = []
-    for workload, title in WORKLOADS.items():
+    for workload in result.workloads:
         full = result.of(VANILLA, workload)
         cells = []
         for name in result.names:
             mine = result.of(name, workload)
             same = [mine[key].text == full[key].text for key in mine if key in full]
             cells.append(f"{fmean(same):.0%}" if same else NONE)
-        rows.append([title, *cells])
-    return _table(["", *result.names], rows)
+        rows.append([WORKLOADS[workload], *cells])
+    return table(["", *result.names], rows)
 
 
 def _costs(result: Result) -> str:
     work = []
-    for workload, title in WORKLOADS.items():
+    for workload in result.workloads:
         cells = []
         for name in result.names:
             samples = result.of(name, workload).values()
             found = [s.work_s for s in samples if s.work_s is not None]
-            cells.append(_quartiles(found, 1.0, "{:.1f}"))
-        work.append([f"processor seconds: {title}", *cells])
+            cells.append(quartiles(found, 1.0, "{:.1f}"))
+        work.append([f"processor seconds: {WORKLOADS[workload]}", *cells])
     before = [_known(result.stored_s, name) for name in result.names]
     memory = [_known(result.memory_mib, name) for name in result.names]
     rows = [*work, ["seconds for the corpus beforehand", *before], ["memory, MiB", *memory]]
-    return _table(["", *result.names], rows) + (
+    return table(["", *result.names], rows) + (
         "\nProcessor seconds count until the server is at rest: kvstitch stores new documents "
         "after the answer.\n"
     )
@@ -138,14 +141,14 @@ def _conditions(result: Result) -> str:
     lines = [
         f"{about['model']}, {about['threads']} threads and {about['cache_mib']} MiB "
         "for KV for every server, one prompt at a time, "
-        f"{about['documents']} documents a prompt, {about['corpus']} in the corpus, answers of at "
-        f"most {about['max_tokens']} tokens, seed {about['seed']}. {_tokens(result)}",
+        f"up to {about['documents']} documents a prompt, {about['corpus']} in the corpus, "
+        f"answers of at most {about['max_tokens']} tokens, seed {about['seed']}. {_tokens(result)}",
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, commit "
         f"{machine['commit']}{' with uncommitted changes' if machine['uncommitted'] else ''}.",
         _load(result),
     ]
     servers = [[name, a.version, a.settings] for name, a in result.about.items()]
-    return "\n\n".join(lines) + "\n\n" + _table(["server", "version", "settings"], servers)
+    return "\n\n".join(lines) + "\n\n" + table(["server", "version", "settings"], servers)
 
 
 def _tokens(result: Result) -> str:
@@ -178,13 +181,15 @@ def _known(values: dict[str, float], name: str) -> str:
     return f"{values[name]:.0f}" if values.get(name) else NONE
 
 
-def _quartiles(values: Sequence[float], scale: float, form: str) -> str:
+def quartiles(values: Sequence[float], scale: float, form: str) -> str:
+    """Median and quartiles of the scaled values, each in this form."""
     if not values:
         return NONE
     low, middle, high = (form.format(scale * percentile(values, q)) for q in (25, 50, 75))
     return f"{middle} [{low}, {high}]"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -19,18 +19,22 @@ class StreamedAnswer:
     Attributes:
         text_at: when each event with text arrived; an event may hold more than one token.
         ended_at: when the server said that the answer is complete.
+        text: the answer so far, if the reader of the stream keeps it.
         error: the server's message if the answer failed midway.
         prompt_tokens: tokens of the prompt, counted by the server.
         completion_tokens: tokens of the answer, counted by the server.
+        cached_tokens: prompt tokens that the server says it had; None: it does not say.
         sources: prompt tokens by the source of their KV cache: a tier, `recomputed`, `cold` or
             `question`.
     """
 
     text_at: list[float] = field(default_factory=list)
     ended_at: float | None = None
+    text: str = ""
     error: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int | None = None
     sources: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -55,6 +59,8 @@ class StreamedAnswer:
         if usage:
             self.prompt_tokens = int(usage.get("prompt_tokens", 0))
             self.completion_tokens = int(usage.get("completion_tokens", 0))
+            if details := usage.get("prompt_tokens_details"):
+                self.cached_tokens = details.get("cached_tokens")
 
     def count_cache(self, cache: Mapping[str, Any] | None) -> None:
         """Take the sources from the service's `cache` object; None changes nothing."""

@@ -60,3 +60,20 @@ def ratio(knee: Knee, base: Knee) -> tuple[float, bool] | None:
     if knee.crossing is None:
         return knee.rate / base.crossing, True
     return knee.crossing / base.crossing, False
+
+
+def knees(
+    steps: Sequence[dict[str, Any]], labels: Sequence[str], attainment: float
+) -> dict[str, Any]:
+    """The knee of each method, and its ratio to the knee of the first one."""
+    found = {
+        label: find_knee([step for step in steps if step["method"] == label], attainment)
+        for label in labels
+    }
+    base = found[labels[0]]
+    out = {}
+    for label, mine in found.items():
+        further = ratio(mine, base)
+        times, at_least = further if further is not None else (None, False)
+        out[label] = {**mine.describe(), "further_right": times, "at_least": at_least}
+    return out

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from loadtest.__main__ import knees
 from loadtest.rate_sweep import Step, StepRunner, StepSettings, at_rate, sweep
 from loadtest.reporting.goodput_plot import goodput
+from loadtest.reporting.knee import knees
 from loadtest.reporting.run_summary import Slo
 from loadtest.sending.streaming_client import StreamingClient
 from loadtest.traffic.corpus_reader import CorpusQuestion
@@ -22,6 +22,7 @@ ANSWER = f"event: done\ndata: {json.dumps({'usage': USAGE})}\n\n"
 HEAD = "HTTP/1.1 {} x\r\ncontent-length: {}\r\n\r\n"
 PATTERN = StepSettings(step_s=1.0, warmup_s=0.0, patience_s=60.0, max_lag_s=10.0)
 METHODS = [MethodUnderTest.parse("full"), MethodUnderTest.parse("other")]
+LABELS = [method.label for method in METHODS]
 WORK = Zipf([CorpusDocument("d", "", "Text.")], [CorpusQuestion("Why?")], 1)
 
 
@@ -57,7 +58,7 @@ async def swept(rates: list[float]) -> tuple[list[Step], list[dict[str, Any]]]:
     # The client closes first, because the server waits for its connections to end.
     async with refusing("full") as (url, bodies), StreamingClient(url, RagRoute()) as client:
         driver = StepRunner(client, RagRoute(), PATTERN, Slo(ttft_s=60.0))
-        steps, raw = await sweep(driver, WORK, METHODS, rates, said.append)
+        steps, raw = await sweep([(driver, m) for m in METHODS], WORK, rates, said.append)
     assert len(said) == len(steps) == len(raw)
     return steps, bodies
 
@@ -73,7 +74,7 @@ async def test_a_method_that_fails_twice_rests_and_the_other_goes_on() -> None:
         refused = step["method"] == "full"
         assert step["overloaded_503"] == (step["sent"] if refused else 0)
         assert step["slo_attainment"] == (0.0 if refused else 1.0)
-    found = knees(steps, METHODS, 0.9)
+    found = knees(steps, LABELS, 0.9)
     assert found["full"]["rate"] is None and found["other"]["rate"] == 30
     # There is no knee to compare with, so there is no ratio.
     assert found["other"]["further_right"] is None
@@ -94,7 +95,7 @@ async def test_what_did_not_hold_is_drawn_too() -> None:
     steps[-1]["valid"] = False
     result = {
         "steps": steps,
-        "knees": knees(steps, METHODS, 0.9),
+        "knees": knees(steps, LABELS, 0.9),
         "attainment": 0.9,
         "slo": {"ttft_ms": 300.0},
         "slo_text": "TTFT ≤ 300 ms",

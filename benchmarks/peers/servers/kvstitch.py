@@ -5,6 +5,7 @@ With one for all, a method would find what another one's request has stored.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,10 @@ class KvstitchServer(OwnProcess):
         data = self.conditions.folder / f"data-{self.dialect.method}"
         serve = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
         serve += ["--port", str(port), "--data-dir", str(data)]
-        return [*serve, "--model", str(self.conditions.model)]
+        model = self.conditions.model
+        if self.conditions.whole_answers:
+            model = without_end(model, self.conditions.folder / "without-end")
+        return [*serve, "--model", str(model)]
 
     def environment(self) -> Mapping[str, str]:
         half = self.conditions.cache_mib // 2
@@ -60,3 +64,20 @@ class KvstitchServer(OwnProcess):
         settings = f"{status['model']['dtype']}, prefix mode {PREFIX_MODE}, the corpus in memory"
         settings += f"; {', '.join(given)}" if given else ""
         return About(str(status["version"]), settings)
+
+
+def without_end(model: Path, folder: Path) -> Path:
+    """The model without a token that ends an answer: so each has as many tokens as it may.
+
+    kvstitch has no `ignore_eos`. All other files are links; an existing folder is left as it is.
+    """
+    if folder.is_dir():
+        return folder
+    folder.mkdir(parents=True)
+    for file in model.iterdir():
+        if file.name in ("config.json", "generation_config.json"):
+            config = json.loads(file.read_text(encoding="utf-8"))
+            (folder / file.name).write_text(json.dumps(config | {"eos_token_id": None}))
+        else:
+            (folder / file.name).symlink_to(file)
+    return folder

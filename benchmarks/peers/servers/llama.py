@@ -20,11 +20,11 @@ SERVER = "KVSTITCH_LLAMA_SERVER"
 
 
 class LlamaServer(OwnProcess):
-    """One slot, which keeps the last prompt, and a cache of earlier ones in memory."""
+    """Slots, each of which keeps its last prompt, and a cache of earlier ones in memory."""
 
     def __init__(self, conditions: Conditions) -> None:
         super().__init__("llama.cpp", conditions)
-        self.dialect = Completions("model", {"cache_prompt": True})
+        self.dialect = Completions("model", {"cache_prompt": True, **conditions.answer_fields})
 
     def command(self, port: int) -> Sequence[str]:
         program = self._program()
@@ -33,11 +33,12 @@ class LlamaServer(OwnProcess):
             write_gguf(self.conditions.model, file)
         except ValueError as error:
             raise Absent(str(error)) from error
-        threads, context = str(self.conditions.threads), str(self.conditions.context)
+        threads, slots = str(self.conditions.threads), self.conditions.slots
+        context = str(slots * self.conditions.context)  # of all slots together
         return [
             *(program, "--model", str(file), "--host", "127.0.0.1", "--port", str(port)),
             *("--threads", threads, "--threads-batch", threads, "--ctx-size", context),
-            *("--parallel", "1", "--batch-size", "2048", "--ubatch-size", "512"),
+            *("--parallel", str(slots), "--batch-size", "2048", "--ubatch-size", "512"),
             *("--cache-ram", str(self.conditions.cache_mib)),
         ]
 
@@ -46,7 +47,8 @@ class LlamaServer(OwnProcess):
             [self._program(), "--version"], capture_output=True, text=True, check=False
         )
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "version" in line]
-        settings = "llama-server, one slot, prompt cache in memory, bfloat16 weights"
+        slots = "one slot" if self.conditions.slots == 1 else f"{self.conditions.slots} slots"
+        settings = f"llama-server, {slots}, prompt cache in memory, bfloat16 weights"
         return About(lines[0].removeprefix("version: ") if lines else "unknown", settings)
 
     @staticmethod

@@ -23,6 +23,9 @@ class Conditions:
         context: longest prompt and answer, in tokens.
         cache_mib: for KV caches.
         begins: the words that end every prompt and begin its answer.
+        slots: prompts that llama.cpp computes together; the others decide that themselves.
+        step_tokens: that vLLM computes in one step; None: its own default.
+        whole_answers: every answer has all of `max_tokens`.
     """
 
     model: Path
@@ -31,6 +34,14 @@ class Conditions:
     context: int = 4096
     cache_mib: int = 1024
     begins: str = ""
+    slots: int = 1
+    step_tokens: int | None = None
+    whole_answers: bool = False
+
+    @property
+    def answer_fields(self) -> Mapping[str, Any]:
+        """What OpenAI-like servers are sent so that answers are as long as they should be."""
+        return {"ignore_eos": True} if self.whole_answers else {}
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -25,19 +25,20 @@ class VllmServer(OwnProcess):
 
     def __init__(self, conditions: Conditions) -> None:
         super().__init__(NAME, conditions)
-        self.dialect = Completions(SERVED)
+        self.dialect = Completions(SERVED, conditions.answer_fields)
 
     def command(self, port: int) -> Sequence[str]:
         python = os.environ.get(PYTHON)
         if not python:
             raise Absent(f"{PYTHON} is not set: it names a Python that has vLLM for CPUs")
         # Not the command `vllm`: it asks for a package of that name, and the wheel has another.
-        context = str(self.conditions.context)
+        step = self.conditions.step_tokens
         return [
             *(python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.conditions.model), "--served-model-name", SERVED),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
-            *("--max-model-len", context, "--max-num-batched-tokens", context),
+            *("--max-model-len", str(self.conditions.context)),
+            *(() if step is None else ("--max-num-batched-tokens", str(step))),
             *("--enable-prefix-caching", "--enforce-eager", "--enable-prompt-tokens-details"),
             "--disable-log-stats",
         ]
@@ -52,5 +53,6 @@ class VllmServer(OwnProcess):
 
     def about(self) -> About:
         version = httpx.get(f"{self.url}/version", timeout=30.0).json()["version"]
-        settings = "OpenAI server, prefix caching, bfloat16, eager, chunks of the whole context"
+        step = self.conditions.step_tokens or "its default number of"
+        settings = f"OpenAI server, prefix caching, bfloat16, eager, {step} tokens a step"
         return About(str(version), settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.peers.workloads import Rounds, Source
+from benchmarks.peers.workloads import USUAL, Rounds, Source
 from loadtest.traffic.routes import CorpusDocument
 from service.prompt import Turn
 
@@ -24,7 +24,16 @@ def sources(first: int, count: int) -> list[Source]:
     ]
 
 
-def rounds(corpus: int = 24, unseen: int = 60, count: int = 5, alpha: float = 1.0) -> Rounds:
+def rounds(
+    corpus: int = 24,
+    unseen: int = 60,
+    count: int = 5,
+    alpha: float = 1.0,
+    *,
+    workloads: Sequence[str] = USUAL,
+    room: int | None = None,
+) -> Rounds:
     return Rounds(
-        sources(0, corpus), sources(corpus, unseen), count, encode, alpha, "They say,"
+        sources(0, corpus), sources(corpus, unseen), count, encode, alpha, "They say,",
+        workloads=workloads, room=room,
     )  # fmt: skip

@@ -45,6 +45,14 @@ class StreamingServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: StreamingServer
 
+    def do_GET(self) -> None:
+        """The list of models."""
+        body = json.dumps({"data": [{"id": "any"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.asking import FAILED, OK, ask
-from benchmarks.peers.dialects import Answer, Completions, Kvstitch
+from benchmarks.peers.dialects import Completions, Kvstitch
 from benchmarks.peers.prompts import Prompt
 from loadtest.measurement.event_stream import ServerSentEvent
+from loadtest.measurement.streamed_answer import StreamedAnswer
 from loadtest.traffic.routes import CorpusDocument
 from service.prompt import Turn
 from tests.benchmarks.peers.streaming_server import events, streaming
@@ -73,7 +74,7 @@ def test_kvstitch_gets_the_texts_and_its_events_are_read() -> None:
     assert body["messages"] == [{"role": "user", "content": "Why?"}]
     assert [document["doc_id"] for document in body["inline_documents"]] == ["7"]
     assert body["fusion"] == {"method": "pie"} and body["stream"]
-    answer = Answer()
+    answer = StreamedAnswer()
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     for now, (name, content) in enumerate(
         [

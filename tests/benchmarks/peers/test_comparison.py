@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.asking import OK, Sample
-from benchmarks.peers.comparison import Comparison, start_all
+from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.results import Result
 from benchmarks.peers.servers.kvstitch import VANILLA
 from benchmarks.peers.servers.peer import About, Conditions
 from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.servers.vllm import PYTHON, VllmServer
+from benchmarks.peers.starting import start_all
 from benchmarks.peers.table import base_of, page, ratios
 from benchmarks.peers.workloads import REPEATED, SHUFFLED
 from tests.benchmarks.peers.made import rounds
@@ -61,7 +62,10 @@ def test_every_server_gets_every_prompt_and_each_is_first_in_turn(tmp_path: Path
     assert len(written["samples"]) == 12 and len(written["prompts"]) == 6
     assert written["left_out"] == absent
     assert written["environment"]["commit"] == "c0ffee"
-    text = page(result)
+    read = Result.read(tmp_path / "out" / "peers.json")
+    assert [s.to_json() for s in read.samples] == [s.to_json() for s in result.samples]
+    text = page(read)
+    read.write(tmp_path / "out" / "peers.json")
     assert page(Result.read(tmp_path / "out" / "peers.json")) == text
     assert "none was left out: it is not installed." in text
     assert "c0ffee" in text and "| one | 1 | none |" in text
@@ -74,6 +78,15 @@ def test_vllm_without_its_python_is_left_out(
     peer = VllmServer(Conditions(tmp_path, tmp_path))
     running, absent = start_all([peer], lambda text: None)
     assert not running and PYTHON in absent[VLLM]
+
+
+def test_vllm_takes_its_own_default_of_tokens_a_step_or_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON, "python")
+    assert "--max-num-batched-tokens" not in VllmServer(Conditions(tmp_path, tmp_path)).command(1)
+    given = VllmServer(Conditions(tmp_path, tmp_path, step_tokens=512)).command(1)
+    assert given[given.index("--max-num-batched-tokens") + 1] == "512"
 
 
 def sample(key: str, name: str, ttft_s: float, text: str = "yes") -> Sample:

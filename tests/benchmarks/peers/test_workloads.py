@@ -13,8 +13,9 @@ from benchmarks.peers.workloads import (
     NEW,
     REORDERED,
     REPEATED,
+    REUSE,
     SHUFFLED,
-    WORKLOADS,
+    USUAL,
     sources,
 )
 from benchmarks.quality.tasks import natural_questions
@@ -30,7 +31,7 @@ def test_a_round_has_every_workload_and_the_same_seed_gives_the_same_prompts() -
     assert once == again != other
     workloads = [prompt.workload for prompt in once[0]]
     assert workloads == [SHUFFLED, REORDERED, CONVERSATION, CONVERSATION, REPEATED, NEW]
-    assert set(workloads) == set(WORKLOADS)
+    assert set(workloads) == set(USUAL)
     keys = [prompt.key for each in once for prompt in each]
     assert len(set(keys)) == len(keys)
 
@@ -70,6 +71,48 @@ def test_new_documents_are_asked_about_once() -> None:
     seen += ids(warm_up)
     assert len(seen) == len(set(seen)) == 30  # the run ends when there are no more
     assert not set(seen) & {source.document.doc_id for source in made.corpus}
+
+
+def test_chosen_workloads_ask_the_prompts_that_they_ask_among_others() -> None:
+    chosen = [each for each in islice(rounds(workloads=[SHUFFLED, REORDERED]).made(5), 20)]
+    among_all = list(rounds().made(5))
+    assert len(chosen) == 20 > len(among_all)  # no unseen document is needed
+    for few, many in zip(chosen, among_all, strict=False):
+        assert few == many[:2]
+
+
+def test_documents_that_do_not_fit_are_left_out_but_none_that_is_asked_about() -> None:
+    for each in rounds(count=8, room=12).made(5):
+        first, second, _, longest, _, new = each
+        assert len(longest.ids) == 12  # the system prompt, 6 documents, 5 turns
+        assert sorted(ids(first)) == sorted(ids(second)) == sorted(ids(longest))
+        assert len(ids(longest)) == 6 and len(ids(new)) == 8
+        for number, turn in zip((0, 2, 4), longest.turns[::2], strict=True):
+            assert longest.turns[number] == turn and turn.text[9:-1] in ids(longest)
+        assert first.turns[0].text[9:-1] in ids(first)
+    with pytest.raises(ValueError, match="not even the documents asked about fit into 8 tokens"):
+        next(rounds(room=8).made(5))
+
+
+def test_of_a_longest_prompt_only_what_is_asked_must_fit() -> None:
+    shuffled, again = next(rounds(count=8, room=10, workloads=[SHUFFLED, REORDERED]).made(5))
+    assert len(shuffled.ids) == len(again.ids) == 10  # no room is kept for further turns
+
+
+def test_reuse_mixes_documents_of_the_corpus_with_new_ones() -> None:
+    made = rounds(count=8, workloads=list(REUSE), unseen=60)
+    corpus = {source.document.doc_id for source in made.corpus}
+    several = list(made.made(5))
+    assert len(several) == 2  # each takes 20 of 60 - 8 unseen documents
+    new = [doc_id for each in several for p in each for doc_id in ids(p) if doc_id not in corpus]
+    assert len(new) == len(set(new)) == 40
+    for each in several:
+        assert [prompt.workload for prompt in each] == list(REUSE)
+        assert [len(set(ids(prompt)) & corpus) for prompt in each] == [0, 2, 4, 6, 8]
+    half = several[0][2]
+    assert [doc_id in corpus for doc_id in ids(half)] != sorted(
+        (doc_id in corpus for doc_id in ids(half)), reverse=True
+    )
 
 
 def test_more_documents_than_there_are_are_refused() -> None:
