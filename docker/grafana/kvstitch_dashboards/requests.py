@@ -68,13 +68,18 @@ def requests() -> Dashboard:
                     text="At the limit new requests are refused with 503",
                 ),
                 lines(
-                    "Answers decoded together",
+                    "Tokens per decode step",
                     {
-                        "tokens per step": ratio(
+                        "tokens": ratio(
                             rate("completion_tokens_total"), rate("decode_steps_total")
-                        )
+                        ),
                     },
-                    text="Mean over steps; max_running bounds it",
+                    text="Of all answers decoded together; drafts that were accepted included",
+                ),
+                lines(
+                    "Drafted answer tokens",
+                    {"{{outcome}} per second": rate("draft_tokens_total", by="outcome")},
+                    text="Accepted ones cost no decode step of their own",
                 ),
                 lines(
                     "Prompt tokens waiting",

@@ -71,6 +71,8 @@ class Batch:
             size: the batch is padded to so many rows. Padding rows belong to no sequence: they
                 write the pool's spare row and read nothing else.
         """
+        assert sequences[0].kv is not None
+        spare = sequences[0].kv.pool.spare
         rows: list[tuple[int, int]] = []
         starts: list[Tensor] = []
         lengths: list[Tensor] = []
@@ -85,7 +87,7 @@ class Batch:
         padding = max(0, size - len(rows))
         runs = torch.stack([torch.stack(starts, 1), torch.stack(lengths, 1)], 1)
         layers, _, _, heads = runs.shape
-        spare_run = torch.tensor([kv.pool.spare, 1]).view(1, 2, 1, 1)
+        spare_run = torch.tensor([spare, 1]).view(1, 2, 1, 1)
         runs = torch.cat([runs, spare_run.expand(layers, 2, padding, heads)], 2)
         rows += [(0, 0)] * padding
         numbers = torch.cat([torch.tensor(rows).t().flatten(), runs.flatten()])

@@ -97,6 +97,7 @@ class CompletionChunks:
     def __init__(self, envelope: Envelope, *, include_usage: bool) -> None:
         self._envelope = envelope
         self._include_usage = include_usage
+        self._held = b""
 
     def event(self, event: AnswerEvent) -> bytes:
         match event:
@@ -104,12 +105,22 @@ class CompletionChunks:
                 shown = [c.model_dump(mode="json", exclude_none=True) for c in citations]
                 extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
                 first = {"role": "assistant", "content": ""} if self._envelope.chat else ""
-                return self._chunk([self._choice(first, None)], extra).encode()
+                chunk = self._chunk([self._choice(first, None)], extra).encode()
+                # A chunk that says nothing waits for the first text: who measures the time to the
+                # first token takes the first chunk for it.
+                self._held, chunk = (b"", chunk) if extra and citations else (chunk, b"")
+                return chunk
             case TextDelta(text, logprobs):
                 delta = {"content": text} if self._envelope.chat else text
-                return self._chunk([self._choice(delta, None, logprobs)]).encode()
+                return (
+                    self._released() + self._chunk([self._choice(delta, None, logprobs)]).encode()
+                )
             case Finished(response):
-                return self._end(response).encode()
+                return self._released() + self._end(response).encode()
+
+    def _released(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
 
     def error(self, error: KvstitchError) -> bytes:
         """The last line of a stream that failed; no [DONE] follows."""
