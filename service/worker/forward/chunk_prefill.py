@@ -204,6 +204,7 @@ class ChunkPrefill:
         longest = max(len(address.ids) for address in addresses)
         scratch = ScratchKV(adapter, before.tokens + longest)
         ids = [token for address in addresses for token in address.ids]
+        positions = torch.cat([chunk.positions for chunk in chunks])
         x = adapter.embed(torch.tensor(ids, device=device))
         last = adapter.layers - 1
         with KVPlacer(adapter, before, [None, *parts], before.all_rows, scratch) as placer:
@@ -211,38 +212,47 @@ class ChunkPrefill:
                 if before.tokens:
                     placer.place(layer)
                 q, k, v = yield from qkv(adapter, layer, x)
+                # For all chunks at once: with short ones each call costs more than its work.
+                rotated = adapter.rope.rotate(q, positions)
+                kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
                 attended = []
                 for chunk in chunks:
-                    fresh = (q[chunk.cut], k[chunk.cut], v[chunk.cut])
-                    rotated, kv = self._write(layer, chunk, fresh, scratch)
+                    queries = q[chunk.cut], rotated[chunk.cut]
+                    kv = self._write(layer, chunk, queries, kept, scratch)
                     if layer < last:  # nothing reads the last layer's output
-                        attended.append((yield from attend(adapter, rotated, chunk.positions, *kv)))
+                        rows = attend(adapter, queries[1], chunk.positions, *kv)
+                        attended.append((yield from rows))
                 if layer < last:
                     x = yield from finish(adapter, layer, x, torch.cat(attended))
                 yield None
         return chunks
 
     def _write(
-        self, layer: int, chunk: Rows, fresh: tuple[Tensor, Tensor, Tensor], scratch: ScratchKV
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self,
+        layer: int,
+        chunk: Rows,
+        queries: tuple[Tensor, Tensor],
+        kept: tuple[Tensor, Tensor],
+        scratch: ScratchKV,
+    ) -> tuple[Tensor, Tensor]:
         """Keeps a layer's KV of a chunk, and writes it behind that of the parts.
 
         Args:
-            fresh: queries, keys and values of its rows before RoPE.
+            queries: of its rows, before and after RoPE.
+            kept: keys before RoPE and values of the rows of all chunks.
 
         Returns:
-            Queries after RoPE; the keys and values that they attend to.
+            The keys and values that its rows attend to.
         """
-        q, k, v = fresh
-        rope = self._adapter.rope
+        k, v = kept[0][chunk.cut], kept[1][chunk.cut]
         kv = scratch.prompt_layer(layer, chunk.end)
-        write_rows(rope, *kv, k, v, chunk.positions)
-        rotated = rope.rotate(q, chunk.positions)
-        chunk.k.append(k.clone())
-        chunk.v.append(v.clone())
+        write_rows(self._adapter.rope, *kv, k, v, chunk.positions)
+        chunk.k.append(k)
+        chunk.v.append(v)
         if chunk.sketch is not None:
-            chunk.sketch.add(ChunkLayer(rotated, kv[0], q, k, self._adapter.scale))
-        return rotated, kv
+            fresh, rotated = queries
+            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale))
+        return kv
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:
