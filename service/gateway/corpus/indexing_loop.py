@@ -26,8 +26,10 @@ from service.gateway.retrieval.async_retriever import AsyncRetriever
 
 T = TypeVar("T")
 
-BATCH_DOCUMENTS = 32
-BATCH_BYTES = 100_000  # small enough for steady progress, large enough to embed in batches
+# Small enough for steady progress. Large enough that texts of similar length are embedded together:
+# a quarter of it takes a sixth more processor time.
+BATCH_DOCUMENTS = 128
+BATCH_BYTES = 250_000
 
 
 class IndexingLoop:

@@ -45,7 +45,7 @@ class UploadedDocument:
 @dataclass(frozen=True)
 class SpooledDocument:
     """A document of a job that is not done. `kind`, `meta` and `content` are None once it is
-    indexed, because they are kept no longer than they are needed."""
+    indexed, because they are kept no longer than they are needed; `chunks` is 0 until then."""
 
     number: int
     job_id: str
@@ -55,6 +55,7 @@ class SpooledDocument:
     kind: str | None
     meta: dict[str, Any] | None
     content: bytes | None
+    chunks: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:

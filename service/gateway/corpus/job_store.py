@@ -240,7 +240,7 @@ class JobStore:
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
-                "bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
+                "chunks, bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
                 "ORDER BY documents.number LIMIT ?",
                 (state, limit),
             )
