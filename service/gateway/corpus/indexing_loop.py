@@ -83,7 +83,8 @@ class IndexingLoop:
             indexed = []
             for item, result in await self._store([e for e in embedded if e[0].number in pending]):
                 if result.error is None:
-                    indexed.append((item.number, result.status, len(result.chunks)))
+                    tokens = sum(chunk.tokens for chunk in result.chunks)
+                    indexed.append((item.number, result.status, len(result.chunks), tokens))
                 else:
                     failed.append((item.number, str(result.error)))
             await asyncio.to_thread(self._jobs.set_failed, failed)

@@ -85,6 +85,9 @@ class Job:
         chunks: Chunks of its documents.
         changes: Documents that were created, updated or unchanged.
         errors: Of the first hundred documents that failed.
+        tokens_ahead: Tokens of its documents that are not done, and of those of earlier jobs, which
+            come first; of documents that are not indexed yet they are estimated.
+        eta_s: Seconds until it ends; None if it has ended, or if that is not known.
     """
 
     job_id: str
@@ -98,6 +101,8 @@ class Job:
     chunks: int
     changes: dict[str, int]
     errors: list[DocumentError]
+    tokens_ahead: int = 0
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from service.gateway.corpus.precompute_calls import (
     slices,
 )
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -75,8 +76,10 @@ class PrecomputeLoop:
         behind: PrecomputedBehind,
         purges: PurgeQueue,
         gauges: CorpusGauges,
+        rate: TokenRate,
         pin_check_s: float,
     ) -> None:
+        self._rate = rate
         self._jobs = jobs
         self._behind = behind
         self._retriever = retriever
@@ -118,11 +121,13 @@ class PrecomputeLoop:
         limit = 1 if self._crashes else BATCH_DOCUMENTS
         batch = await asyncio.to_thread(self._jobs.indexed, limit)
         if not batch:
+            self._rate.end()
             self._crashes.clear()  # of documents that were cancelled
             if await self._complete(max_context):
                 return True
             await self._restore_pinned(max_context)
             return False
+        self._rate.begin()
         try:
             await self._precompute(batch, max_context)
         except WorkerUnavailable:
@@ -169,11 +174,13 @@ class PrecomputeLoop:
     ) -> None:
         """One call of the worker: have these chunks stored."""
         numbers = {target.chunk_id: item.number for item, target in part}
+        tokens = {t.chunk_id: len(t.ids) / len(self._wanted(t)) for _, t in part}
         try:
             async with aclosing(self._store(tenant, [t for _, t in part])) as stored:
                 async for chunk_id, error in stored:
                     number = numbers[chunk_id]
                     progress.chunks_left[number] -= 1
+                    self._rate.add(tokens[chunk_id])
                     if error:
                         progress.errors[number] = f"its KV was not stored: {error}"
                     if not progress.chunks_left[number]:
