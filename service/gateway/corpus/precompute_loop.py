@@ -39,10 +39,10 @@ from service.gateway.corpus.precompute_calls import (
     BatchProgress,
     FinishedDocuments,
     calls,
-    side_by_side,
     slices,
 )
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.side_by_side import side_by_side
 from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder

@@ -1,62 +1,25 @@
-"""Calls side by side, documents that finish during a transaction, slices of a batch."""
+"""Documents that finish during a transaction, and slices of a batch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 
 from retriever import Scope
-from service.errors import DiskFull, WorkerUnavailable
+from service.errors import DiskFull
 from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.precompute_calls import (
     BATCH_CHUNKS,
     CHOOSING_DOCUMENTS,
     FinishedDocuments,
-    side_by_side,
     slices,
 )
 
 
 def document(number: int, collection: str = "default", chunks: int = 1) -> SpooledDocument:
     return SpooledDocument(number, "job", "", collection, str(number), None, None, None, chunks)
-
-
-async def test_so_many_run_at_a_time_in_their_order() -> None:
-    running, most, started = 0, 0, []
-
-    async def work(number: int) -> None:
-        nonlocal running, most
-        started.append(number)
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001 * (5 - number))
-        running -= 1
-
-    await side_by_side([partial(work, number) for number in range(5)], 2)
-    assert (started, most, running) == ([0, 1, 2, 3, 4], 2, 0)
-    await side_by_side([], 2)
-
-
-async def test_an_error_ends_the_others() -> None:
-    cancelled = []
-
-    async def fail() -> None:
-        await asyncio.sleep(0.001)
-        raise WorkerUnavailable("gone")
-
-    async def wait() -> None:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-
-    with pytest.raises(WorkerUnavailable):
-        await side_by_side([wait, fail, wait], 2)
-    assert cancelled == [True]
 
 
 async def test_what_finishes_during_a_transaction_shares_the_next() -> None:
