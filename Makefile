@@ -48,6 +48,7 @@ dashboards: setup
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume
+	$(VENV)/python -m benchmarks.ingestion
 
 loadtest: setup
 	$(VENV)/python -m loadtest --step-s 8 $(LOADTEST)

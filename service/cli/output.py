@@ -84,6 +84,16 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def time_left(seconds: float | None) -> str:
+    """How long something still takes, rounded; "" if that is not known."""
+    if seconds is None:
+        return ""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {minutes} min left" if minutes < 90 else f"about {hours} h left"
+
+
 def _is_control(char: str) -> bool:
     code = ord(char)
     return (code < 32 and char not in "\n\t") or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000

@@ -27,7 +27,7 @@ from service.cli.corpus.batch_upload import Batch, batches, submit
 from service.cli.corpus.files import SUFFIXES, DocumentToSend, UnsendableDocument, count, find, read
 from service.cli.corpus.job_polling import ended, poll
 from service.cli.name_value import parse_pairs
-from service.cli.output import console, emit, plain
+from service.cli.output import console, emit, plain, time_left
 from service.cli.service_client import CommandError, client
 
 POLLED_JOBS = 4  # at a time; the service works jobs off in order
@@ -168,7 +168,10 @@ class _Ingest:
         counts = [job["progress"] for job in self._jobs.values()]
         failed = len(self._errors) + sum(c["failed"] for c in counts)
         done = sum(c["done"] + c["failed"] + c["cancelled"] for c in counts) + len(self._errors)
-        self.bar.update(self._stored, completed=done, note=f"{failed} failed" if failed else "")
+        # Jobs are worked off in order: the last one's time is that of all.
+        eta = max((job.get("eta_s") or 0.0 for job in self._jobs.values()), default=0.0)
+        notes = [f"{failed} failed" if failed else "", time_left(eta or None)]
+        self.bar.update(self._stored, completed=done, note=", ".join(filter(None, notes)))
 
     def _fail(self, document: UnsendableDocument) -> None:
         self._errors.append(document)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from service.cli.corpus.job_polling import ended, poll
-from service.cli.output import console, emit, emit_line, moment, plain, table
+from service.cli.output import console, emit, emit_line, moment, plain, table, time_left
 from service.cli.service_client import checked, client, pages
 
 WATCH_S = 1.0
@@ -87,17 +87,19 @@ def _watch(http: httpx.Client, job: dict[str, Any], *, as_json: bool) -> dict[st
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
         TimeElapsedColumn(),
         console=stderr,
         disable=as_json or not stderr.is_terminal,
     )
     last = None
     with bar:
-        task = bar.add_task(job["state"], total=job["progress"]["total"])
+        task = bar.add_task(job["state"], total=job["progress"]["total"], left="")
         while True:
             counts = job["progress"]
             done = counts["done"] + counts["failed"] + counts["cancelled"]
-            bar.update(task, completed=done, description=job["state"])
+            left = time_left(job.get("eta_s"))
+            bar.update(task, completed=done, description=job["state"], left=left)
             if as_json and job != last:
                 emit_line(job)
             if ended(job):
@@ -108,7 +110,7 @@ def _watch(http: httpx.Client, job: dict[str, Any], *, as_json: bool) -> dict[st
 
 def _table(jobs: list[dict[str, Any]]) -> Table:
     numbers = ("done", "failed", "cancelled", "of", "chunks")
-    shown = table("job", "state", *numbers, "began", "seconds", numbers=(*numbers, "seconds"))
+    shown = table("job", "state", *numbers, "began", "seconds", "", numbers=(*numbers, "seconds"))
     for job in jobs:
         counts = job["progress"]
         shown.add_row(
@@ -118,6 +120,7 @@ def _table(jobs: list[dict[str, Any]]) -> Table:
             str(job["chunks"]),
             moment(job["created"]),
             f"{job['updated'] - job['created']:.1f}",
+            time_left(job.get("eta_s")),
         )
     return shown
 

@@ -22,6 +22,7 @@ from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
@@ -62,8 +63,10 @@ class Corpus:
         deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, retriever, worker, prompts, behind)
         self._gauges = CorpusGauges(self._store, retriever, metrics)
+        rate = TokenRate()
         self._precompute = PrecomputeLoop(
             jobs=self._store,
+            rate=rate,
             retriever=retriever,
             worker=worker,
             prompts=prompts,
@@ -93,6 +96,7 @@ class Corpus:
             indexing=self._indexing,
             gauges=self._gauges,
             disk=disk,
+            rate=rate,
         )
         self.documents = DocumentService(
             retriever=retriever,

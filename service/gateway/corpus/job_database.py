@@ -16,7 +16,7 @@ from pathlib import Path
 from service.errors import InternalError, InvalidSetting
 from service.gateway.disk_guard import DiskGuard
 
-VERSION = 3
+VERSION = 4
 _TABLES = """
 CREATE TABLE jobs (
     job_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, tenant TEXT NOT NULL,
@@ -30,7 +30,8 @@ CREATE TABLE documents (
     job_id TEXT NOT NULL REFERENCES jobs ON DELETE CASCADE,
     collection TEXT NOT NULL, doc_id TEXT NOT NULL, bytes INTEGER NOT NULL,
     kind TEXT, meta TEXT, content BLOB,
-    state TEXT NOT NULL, change TEXT, chunks INTEGER NOT NULL DEFAULT 0, error TEXT
+    state TEXT NOT NULL, change TEXT, chunks INTEGER NOT NULL DEFAULT 0, error TEXT,
+    tokens INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX documents_of_job ON documents (job_id);
 CREATE INDEX documents_open ON documents (state, number) WHERE state IN ('pending', 'indexed');
@@ -72,7 +73,8 @@ INSERT INTO jobs (job_id, number, tenant, state, created, updated)
             AND state = 'failed') THEN 'failed'
         ELSE 'succeeded' END, created, updated
     FROM jobs_1 j;
-INSERT INTO documents
+INSERT INTO documents (number, job_id, collection, doc_id, bytes, kind, meta, content,
+        state, change, chunks, error)
     SELECT number, job_id, 'default', doc_id, coalesce(length(payload), 0), 'text',
         CASE WHEN payload IS NULL THEN NULL ELSE json_object(
             'title', coalesce(json_extract(payload, '$.title'), ''),
@@ -89,6 +91,7 @@ DROP TABLE contents_1;
 
 
 _FROM_2 = "ALTER TABLE purges ADD COLUMN copies TEXT NOT NULL DEFAULT '[]'"
+_FROM_3 = "ALTER TABLE documents ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0"
 
 
 class JobDatabase:
@@ -175,8 +178,10 @@ def _create_or_migrate(connection: sqlite3.Connection, path: Path) -> None:
         if version == 0:
             for statement in (_FROM_1 if "jobs" in tables else _TABLES).split(";\n"):
                 connection.execute(statement)
-        elif version == 2:
-            connection.execute(_FROM_2)
+        elif version in (2, 3):
+            if version == 2:
+                connection.execute(_FROM_2)
+            connection.execute(_FROM_3)
         elif version != VERSION:
             raise InvalidSetting(
                 f"{path} has schema version {version}, this release reads up to {VERSION}: use "

@@ -45,7 +45,7 @@ class UploadedDocument:
 @dataclass(frozen=True)
 class SpooledDocument:
     """A document of a job that is not done. `kind`, `meta` and `content` are None once it is
-    indexed, because they are kept no longer than they are needed."""
+    indexed, because they are kept no longer than they are needed; `chunks` is 0 until then."""
 
     number: int
     job_id: str
@@ -55,6 +55,7 @@ class SpooledDocument:
     kind: str | None
     meta: dict[str, Any] | None
     content: bytes | None
+    chunks: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -84,6 +85,9 @@ class Job:
         chunks: Chunks of its documents.
         changes: Documents that were created, updated or unchanged.
         errors: Of the first hundred documents that failed.
+        tokens_ahead: Tokens of its documents that are not done, and of those of earlier jobs, which
+            come first; of documents that are not indexed yet they are estimated.
+        eta_s: Seconds until it ends; None if it has ended, or if that is not known.
     """
 
     job_id: str
@@ -97,6 +101,8 @@ class Job:
     chunks: int
     changes: dict[str, int]
     errors: list[DocumentError]
+    tokens_ahead: int = 0
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True)

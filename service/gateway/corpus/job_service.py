@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
@@ -18,6 +19,7 @@ from service.gateway.corpus.indexing_loop import IndexingLoop
 from service.gateway.corpus.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.disk_guard import DiskGuard
 
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
@@ -35,8 +37,10 @@ class JobService:
         indexing: IndexingLoop,
         gauges: CorpusGauges,
         disk: DiskGuard,
+        rate: TokenRate,
     ) -> None:
         self._jobs = jobs
+        self._rate = rate
         self._disk = disk
         self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
         self._purges = purges
@@ -97,7 +101,7 @@ class JobService:
             raise NotFound(
                 f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
             )
-        return job
+        return self._with_eta(job)
 
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
@@ -114,7 +118,8 @@ class JobService:
                 "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
             )
         before = None if cursor is None else int(cursor)
-        return await asyncio.to_thread(self._jobs.page, principal.tenant, limit, before, state)
+        page = await asyncio.to_thread(self._jobs.page, principal.tenant, limit, before, state)
+        return replace(page, jobs=[self._with_eta(job) for job in page.jobs])
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:
         """Cancel the documents of a job that are not done.
@@ -135,6 +140,11 @@ class JobService:
     async def waiting(self) -> str | None:
         """Why open jobs do not go on at the moment, None if they do."""
         return await asyncio.to_thread(self._disk.reason)
+
+    def _with_eta(self, job: Job) -> Job:
+        if job.state not in OPEN_STATES:
+            return job
+        return replace(job, eta_s=self._rate.seconds_for(job.tokens_ahead))
 
     async def _drop(self) -> None:
         """Forget jobs that were refused; deleting, too, needs some room."""

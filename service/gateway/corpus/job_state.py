@@ -6,9 +6,10 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
-from service.gateway.corpus.job_records import DocumentError, Job
+from service.gateway.corpus.job_records import OPEN_STATES, DocumentError, Job
 
 MAX_ERRORS = 100  # that a job shows
+BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 
 
 def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
@@ -48,7 +49,19 @@ def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
         chunks=chunks,
         changes=_counts(read, "change", job_id),
         errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
+        tokens_ahead=_tokens_ahead(read, job_id) if row["state"] in OPEN_STATES else 0,
     )
+
+
+def _tokens_ahead(read: sqlite3.Connection, job_id: str) -> int:
+    """Tokens of the documents that are not done up to the job's last one: the oldest come first."""
+    (tokens,) = read.execute(
+        "SELECT coalesce(sum(CASE state WHEN 'indexed' THEN tokens ELSE bytes / ?1 END), 0) "
+        "FROM documents WHERE state IN ('pending', 'indexed') "
+        "AND number <= (SELECT max(number) FROM documents WHERE job_id = ?2)",
+        (BYTES_PER_TOKEN, job_id),
+    ).fetchone()
+    return int(tokens)
 
 
 def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:

@@ -187,20 +187,21 @@ class JobStore:
             )
             return {row["number"] for row in rows}
 
-    def set_indexed(self, documents: Sequence[tuple[int, str, int]]) -> None:
+    def set_indexed(self, documents: Sequence[tuple[int, str, int, int]]) -> None:
         """Documents are in the catalog and the index now.
 
         Args:
-            documents: (number, change, chunks); change is created, updated or unchanged.
+            documents: (number, change, chunks, tokens); change is created, updated or unchanged.
         """
-        values = [(change, chunks, number) for number, change, chunks in documents]
+        values = [(*indexed, number) for number, *indexed in documents]
         with self._database.transaction() as write:
             write.executemany(
                 "INSERT OR REPLACE INTO sizes SELECT tenant, collection, doc_id, bytes "
                 "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
-                [(number,) for number, _, _ in documents],
+                [(number,) for number, *_ in documents],
             )
-            _update_documents(write, f"state = 'indexed', {_FREE}, change = ?, chunks = ?", values)
+            assignment = f"state = 'indexed', {_FREE}, change = ?, chunks = ?, tokens = ?"
+            _update_documents(write, assignment, values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
         with self._database.transaction() as write:
@@ -240,7 +241,7 @@ class JobStore:
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
-                "bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
+                "chunks, bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
                 "ORDER BY documents.number LIMIT ?",
                 (state, limit),
             )

@@ -15,12 +15,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
-from typing import TypeVar
 
 from retriever import Scope
 from service.errors import (
@@ -35,7 +33,17 @@ from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.deletion_records import PurgeTarget
 from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.job_store import JobStore
-from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL, PurgeQueue
+from service.gateway.corpus.precompute_calls import (
+    BATCH_CHUNKS,
+    CALLS_UNDER_WAY,
+    BatchProgress,
+    FinishedDocuments,
+    calls,
+    slices,
+)
+from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.side_by_side import side_by_side
+from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -44,11 +52,8 @@ from service.messages import Chunk
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 # Many documents, so that of those behind the same companions enough are computed together.
 BATCH_DOCUMENTS = 256
-BATCH_CHUNKS = 1024  # of which the batch's last document has the last; bounds memory
 MAX_CRASHES = 3  # a document during which the worker died this often fails
 ENOUGH_INDEXED = 256  # documents to choose companions among, while more are being indexed
 POLL_S = 5.0  # for purges of tiers that could not be reached
@@ -71,8 +76,10 @@ class PrecomputeLoop:
         behind: PrecomputedBehind,
         purges: PurgeQueue,
         gauges: CorpusGauges,
+        rate: TokenRate,
         pin_check_s: float,
     ) -> None:
+        self._rate = rate
         self._jobs = jobs
         self._behind = behind
         self._retriever = retriever
@@ -114,11 +121,13 @@ class PrecomputeLoop:
         limit = 1 if self._crashes else BATCH_DOCUMENTS
         batch = await asyncio.to_thread(self._jobs.indexed, limit)
         if not batch:
+            self._rate.end()
             self._crashes.clear()  # of documents that were cancelled
             if await self._complete(max_context):
                 return True
             await self._restore_pinned(max_context)
             return False
+        self._rate.begin()
         try:
             await self._precompute(batch, max_context)
         except WorkerUnavailable:
@@ -134,36 +143,54 @@ class PrecomputeLoop:
         return few and bool(self._jobs.pending(1, 1))
 
     async def _precompute(self, batch: Sequence[SpooledDocument], max_context: int) -> None:
-        chunks_left: Counter[int] = Counter()
-        errors: dict[int, str] = {}
+        progress = BatchProgress()
         work: list[tuple[SpooledDocument, PurgeTarget]] = []
-        without_chunks: list[int] = []
-        for item in batch:
+        for scope, items in slices(batch):
             if len(work) >= BATCH_CHUNKS:
                 break  # the others are in the next batch
-            scope = Scope(item.tenant, item.collection)
-            targets = await self._purges.with_companions(scope, [item.doc_id], max_context)
-            work += [(item, target) for target in targets]
-            chunks_left[item.number] = sum(len(self._wanted(target)) for target in targets)
-            if not chunks_left[item.number]:
-                without_chunks.append(item.number)
-        await self._finish(without_chunks, errors)
-        for tenant, part in _calls(work, lambda pair: pair[1]):
-            numbers = {target.chunk_id: item.number for item, target in part}
-            try:
-                async with aclosing(self._store(tenant, [t for _, t in part])) as stored:
-                    async for chunk_id, error in stored:
-                        number = numbers[chunk_id]
-                        chunks_left[number] -= 1
-                        if error:
-                            errors[number] = f"its KV was not stored: {error}"
-                        if not chunks_left[number]:
-                            await self._finish([number], errors)
-            except (WorkerUnavailable, Overloaded):
-                raise
-            except KvstitchError as error:
-                errors |= {item.number: error.message for item, _ in part}
-                await self._finish(sorted({item.number for item, _ in part}), errors)
+            doc_ids = list(dict.fromkeys(item.doc_id for item in items))
+            targets = await self._purges.with_companions(scope, doc_ids, max_context)
+            for item in items:
+                own = [target for target in targets if target.doc_id == item.doc_id]
+                work += [(item, target) for target in own]
+                progress.chunks_left[item.number] = sum(len(self._wanted(each)) for each in own)
+        empty = [number for number, chunks in progress.chunks_left.items() if not chunks]
+        await self._finish(empty, progress.errors)
+        async with FinishedDocuments(partial(self._finish, errors=progress.errors)) as finished:
+            await side_by_side(
+                [
+                    partial(self._call, tenant, part, progress, finished)
+                    for tenant, part in calls(work, lambda pair: pair[1])
+                ],
+                CALLS_UNDER_WAY,
+            )
+
+    async def _call(
+        self,
+        tenant: str,
+        part: Sequence[tuple[SpooledDocument, PurgeTarget]],
+        progress: BatchProgress,
+        finished: FinishedDocuments,
+    ) -> None:
+        """One call of the worker: have these chunks stored."""
+        numbers = {target.chunk_id: item.number for item, target in part}
+        tokens = {t.chunk_id: len(t.ids) / len(self._wanted(t)) for _, t in part}
+        try:
+            async with aclosing(self._store(tenant, [t for _, t in part])) as stored:
+                async for chunk_id, error in stored:
+                    number = numbers[chunk_id]
+                    progress.chunks_left[number] -= 1
+                    self._rate.add(tokens[chunk_id])
+                    if error:
+                        progress.errors[number] = f"its KV was not stored: {error}"
+                    if not progress.chunks_left[number]:
+                        finished.add(number)
+        except (WorkerUnavailable, Overloaded):
+            raise
+        except KvstitchError as error:
+            for number in sorted(set(numbers.values())):
+                progress.errors[number] = error.message
+                finished.add(number)
 
     async def _store(
         self, tenant: str, targets: Sequence[PurgeTarget]
@@ -234,7 +261,7 @@ class PrecomputeLoop:
             if len(targets) >= BATCH_CHUNKS:
                 break
             targets += await self._purges.with_companions(scope, [doc_id], max_context)
-        for tenant, part in _calls(targets, lambda target: target):
+        for tenant, part in calls(targets, lambda target: target):
             alone = [replace(target, copies=[]) for target in part if target.copies]
             failed = {
                 chunk_id: error
@@ -261,8 +288,10 @@ class PrecomputeLoop:
         done = [n for n in numbers if n not in errors]
         for number in numbers:
             self._crashes.pop(number, None)
-        await asyncio.to_thread(self._jobs.set_failed, failed)
-        await asyncio.to_thread(self._jobs.set_done, done)
+        if failed:
+            await asyncio.to_thread(self._jobs.set_failed, failed)
+        if done:
+            await asyncio.to_thread(self._jobs.set_done, done)
 
     async def _count_crash(self, batch: Sequence[SpooledDocument]) -> None:
         numbers = [item.number for item in batch]
@@ -273,22 +302,3 @@ class PrecomputeLoop:
         for number in given_up:
             self._crashes.pop(number)
         await asyncio.to_thread(self._jobs.set_failed, [(n, reason) for n in given_up], "dead")
-
-
-def _calls(
-    items: Sequence[T], target_of: Callable[[T], PurgeTarget]
-) -> Iterator[tuple[str, list[T]]]:
-    """The worker's calls for these chunks, each with its tenant.
-
-    Chunks behind the same companions come one after the other, because they are computed together.
-    """
-
-    def order(item: T) -> tuple[str, list[list[int]]]:
-        target = target_of(item)
-        return target.tenant, [ids for copy in target.copies for ids in copy.behind]
-
-    ordered = sorted(items, key=order)
-    for tenant, group in groupby(ordered, lambda item: target_of(item).tenant):
-        of_tenant = list(group)
-        for start in range(0, len(of_tenant), CHUNKS_PER_CALL):
-            yield tenant, of_tenant[start : start + CHUNKS_PER_CALL]

@@ -59,13 +59,20 @@ class PurgeQueue:
 
     async def targets_of(self, scope: Scope, doc_ids: Sequence[str]) -> list[PurgeTarget]:
         """All chunks of these documents, with the token ids that make their keys."""
-        return [
-            PurgeTarget(
-                scope.tenant, scope.collection, doc_id, chunk.chunk_id, self._prompts.segment(chunk)
-            )
-            for doc_id in doc_ids
-            for chunk in await self._retriever.chunks_of(doc_id, scope=scope)
-        ]
+
+        def find() -> list[PurgeTarget]:
+            return [
+                PurgeTarget(
+                    scope.tenant,
+                    scope.collection,
+                    doc_id,
+                    chunk.chunk_id,
+                    self._prompts.segment(chunk),
+                )
+                for doc_id, chunk in self._retriever.chunks_of_documents(doc_ids, scope)
+            ]
+
+        return await self._retriever.run_blocking(find)
 
     async def add(self, scope: Scope, doc_ids: Sequence[str]) -> None:
         """Before these documents change: add purges for all their chunks."""

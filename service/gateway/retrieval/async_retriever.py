@@ -218,6 +218,10 @@ class AsyncRetriever:
         """Whether the collection has any. Blocks: call it within `run_blocking`."""
         return self._retriever.counts(scope=scope).documents > 0
 
+    def chunks_of_documents(self, doc_ids: Sequence[str], scope: Scope) -> list[tuple[str, Chunk]]:
+        """All chunks of documents, each with its doc_id. Blocks: call it within `run_blocking`."""
+        return [(d, c) for d in doc_ids for c in self._retriever.chunks_of(d, scope=scope)]
+
     # -- changing --------------------------------------------------------------------------------
 
     async def embed(

@@ -65,6 +65,9 @@ class JobOut(BaseModel):
     changes: dict[str, int]
     errors: list[JobErrorOut]
     waiting: str | None = Field(None, description="why it does not go on at the moment")
+    eta_s: float | None = Field(
+        None, description="seconds until it ends, at the present rate; null if that is not known"
+    )
     created: float
     updated: float
 

@@ -17,11 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from kvstore import EncodedChunk, encode_chunk
+from kvstore import ChunkSpec, EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
@@ -53,19 +54,28 @@ class ScratchKV:
         return self._k[:, :tokens], self._v[:, :tokens]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComputedChunk:
-    """A chunk that was computed here, encoded for the store.
+    """A chunk that was computed here.
 
     Attributes:
-        chunk: its KV.
+        spec: its shape, dtype and codec.
+        k: keys before RoPE, per layer `[T, kv_heads, head_dim]`.
+        v: values, in the same form.
         sketch: its sketch, with the rounding that storing causes; None if none was asked for.
         flops: operations that this took, with those of its prefix if that was not at hand.
     """
 
-    chunk: EncodedChunk
+    spec: ChunkSpec
+    k: Sequence[Tensor]
+    v: Sequence[Tensor]
     sketch: Sketch | None
     flops: float
+
+    @cached_property
+    def chunk(self) -> EncodedChunk:
+        """Its KV, encoded for the store by the thread that first asks for it."""
+        return encode_chunk(self.spec, self.k, self.v, pin=self.k[0].device.type == "cuda")
 
 
 @dataclass
@@ -125,14 +135,15 @@ class ChunkPrefill:
         computed = []
         chunks = yield from self._rows(addresses, parts, sketch)
         for address, chunk in zip(addresses, chunks, strict=True):
-            encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
             flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
             as_stored = None
             if chunk.sketch is not None:
                 # Encoded and decoded as the store would do it, so that this prompt selects the
                 # same blocks as a later one that reads the stored sketch.
                 as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(adapter.device)
-            computed.append(ComputedChunk(encoded, as_stored, before + flops))
+            computed.append(
+                ComputedChunk(address.spec, chunk.k, chunk.v, as_stored, before + flops)
+            )
             before = 0.0  # counted once
             if address.part_key:  # S, and the documents are computed behind it
                 raw = replace(address.spec, codec="raw")
@@ -204,6 +215,7 @@ class ChunkPrefill:
         longest = max(len(address.ids) for address in addresses)
         scratch = ScratchKV(adapter, before.tokens + longest)
         ids = [token for address in addresses for token in address.ids]
+        positions = torch.cat([chunk.positions for chunk in chunks])
         x = adapter.embed(torch.tensor(ids, device=device))
         last = adapter.layers - 1
         with KVPlacer(adapter, before, [None, *parts], before.all_rows, scratch) as placer:
@@ -211,38 +223,47 @@ class ChunkPrefill:
                 if before.tokens:
                     placer.place(layer)
                 q, k, v = yield from qkv(adapter, layer, x)
+                # For all chunks at once: with short ones each call costs more than its work.
+                rotated = adapter.rope.rotate(q, positions)
+                kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
                 attended = []
                 for chunk in chunks:
-                    fresh = (q[chunk.cut], k[chunk.cut], v[chunk.cut])
-                    rotated, kv = self._write(layer, chunk, fresh, scratch)
+                    queries = q[chunk.cut], rotated[chunk.cut]
+                    kv = self._write(layer, chunk, queries, kept, scratch)
                     if layer < last:  # nothing reads the last layer's output
-                        attended.append((yield from attend(adapter, rotated, chunk.positions, *kv)))
+                        rows = attend(adapter, queries[1], chunk.positions, *kv)
+                        attended.append((yield from rows))
                 if layer < last:
                     x = yield from finish(adapter, layer, x, torch.cat(attended))
                 yield None
         return chunks
 
     def _write(
-        self, layer: int, chunk: Rows, fresh: tuple[Tensor, Tensor, Tensor], scratch: ScratchKV
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self,
+        layer: int,
+        chunk: Rows,
+        queries: tuple[Tensor, Tensor],
+        kept: tuple[Tensor, Tensor],
+        scratch: ScratchKV,
+    ) -> tuple[Tensor, Tensor]:
         """Keeps a layer's KV of a chunk, and writes it behind that of the parts.
 
         Args:
-            fresh: queries, keys and values of its rows before RoPE.
+            queries: of its rows, before and after RoPE.
+            kept: keys before RoPE and values of the rows of all chunks.
 
         Returns:
-            Queries after RoPE; the keys and values that they attend to.
+            The keys and values that its rows attend to.
         """
-        q, k, v = fresh
-        rope = self._adapter.rope
+        k, v = kept[0][chunk.cut], kept[1][chunk.cut]
         kv = scratch.prompt_layer(layer, chunk.end)
-        write_rows(rope, *kv, k, v, chunk.positions)
-        rotated = rope.rotate(q, chunk.positions)
-        chunk.k.append(k.clone())
-        chunk.v.append(v.clone())
+        write_rows(self._adapter.rope, *kv, k, v, chunk.positions)
+        chunk.k.append(k)
+        chunk.v.append(v)
         if chunk.sketch is not None:
-            chunk.sketch.add(ChunkLayer(rotated, kv[0], q, k, self._adapter.scale))
-        return rotated, kv
+            fresh, rotated = queries
+            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale))
+        return kv
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:

@@ -42,6 +42,9 @@ async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> Job
 def job_out(job: Job, waiting: str | None = None) -> JobOut:
     """A job for the response; `waiting` says why open jobs do not go on."""
     fields = asdict(job)
+    del fields["tokens_ahead"]
+    if waiting is not None:
+        fields["eta_s"] = None
     counts = {name: fields.pop(name) for name in ("done", "failed", "cancelled", "total")}
     return JobOut(
         **fields,

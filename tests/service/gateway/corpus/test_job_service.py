@@ -6,6 +6,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import httpx
 
 from retriever.testing import HashingEmbedder
 from service.gateway.corpus.job_database import JobDatabase
+from service.gateway.corpus.job_records import UploadedDocument
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Precompute, Purge
@@ -313,3 +315,48 @@ def test_jobs_that_ended_long_ago_are_forgotten(folder: Path, data: Path) -> Non
         (rows,) = database.execute("SELECT count(*) FROM documents").fetchone()
     database.close()
     assert rows == 2, "its documents' rows went with it"
+
+
+def test_an_open_job_says_how_long_it_takes(rig: Rig) -> None:
+    """The worker takes its time for every chunk; a later job has to wait for the earlier one."""
+    fake(rig).on_chunk = lambda chunk: time.sleep(0.2)
+    many = [{"doc_id": str(n), "text": f"document {n} says {n}"} for n in range(12)]
+    first, second = (post(rig, part).json() for part in (many[:8], many[8:]))
+    assert first["eta_s"] is None
+
+    def eta(job: dict[str, Any]) -> float | None:
+        found: float | None = rig.http.get(f"/admin/jobs/{job['job_id']}").json()["eta_s"]
+        return found
+
+    until(lambda: eta(first) is not None, "it is known how long the first job takes")
+    of_first, of_second = eta(first), eta(second)
+    assert of_second is not None and 0 < of_second < 60
+    assert of_first is None or of_first < of_second
+    ended = rig.finished(second["job_id"])
+    assert ended["state"] == "succeeded" and ended["eta_s"] is None
+
+
+def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
+    database = JobDatabase(tmp_path / "jobs.sqlite3")
+    database.start()
+    store = JobStore(database)
+    job_id = store.begin("")
+    store.spool(job_id, [UploadedDocument("d", "default", "text", b"eight to")])
+    store.accept(job_id, None, b"")
+    with database.transaction() as write:
+        write.execute("ALTER TABLE documents DROP COLUMN tokens")
+        write.execute("PRAGMA user_version = 3")
+    database.close()
+    database.start()
+    try:
+        job = store.get(job_id, "")
+        assert job is not None and job.tokens_ahead == 2  # it is not indexed: a guess
+        (item,) = store.pending(1, 1)
+        store.set_indexed([(item.number, "created", 1, 3)])
+        job = store.get(job_id, "")
+        assert job is not None and (job.chunks, job.tokens_ahead) == (1, 3)
+        store.set_done([item.number])
+        job = store.get(job_id, "")
+        assert job is not None and (job.state, job.tokens_ahead) == ("succeeded", 0)
+    finally:
+        database.close()
