@@ -17,12 +17,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from kvstore import ChunkSpec, EncodedChunk, encode_chunk
+from kvstore import EncodedChunk, encode_chunk
 from service.worker.core.flops import chunk_prefill
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
@@ -54,28 +53,19 @@ class ScratchKV:
         return self._k[:, :tokens], self._v[:, :tokens]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ComputedChunk:
-    """A chunk that was computed here.
+    """A chunk that was computed here, encoded for the store.
 
     Attributes:
-        spec: its shape, dtype and codec.
-        k: keys before RoPE, per layer `[T, kv_heads, head_dim]`.
-        v: values, in the same form.
+        chunk: its KV.
         sketch: its sketch, with the rounding that storing causes; None if none was asked for.
         flops: operations that this took, with those of its prefix if that was not at hand.
     """
 
-    spec: ChunkSpec
-    k: Sequence[Tensor]
-    v: Sequence[Tensor]
+    chunk: EncodedChunk
     sketch: Sketch | None
     flops: float
-
-    @cached_property
-    def chunk(self) -> EncodedChunk:
-        """Its KV, encoded for the store by the thread that first asks for it."""
-        return encode_chunk(self.spec, self.k, self.v, pin=self.k[0].device.type == "cuda")
 
 
 @dataclass
@@ -135,15 +125,14 @@ class ChunkPrefill:
         computed = []
         chunks = yield from self._rows(addresses, parts, sketch)
         for address, chunk in zip(addresses, chunks, strict=True):
+            encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
             flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
             as_stored = None
             if chunk.sketch is not None:
                 # Encoded and decoded as the store would do it, so that this prompt selects the
                 # same blocks as a later one that reads the stored sketch.
                 as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(adapter.device)
-            computed.append(
-                ComputedChunk(address.spec, chunk.k, chunk.v, as_stored, before + flops)
-            )
+            computed.append(ComputedChunk(encoded, as_stored, before + flops))
             before = 0.0  # counted once
             if address.part_key:  # S, and the documents are computed behind it
                 raw = replace(address.spec, codec="raw")

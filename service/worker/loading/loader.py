@@ -92,7 +92,7 @@ class Loader:
         return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
-        """Encodes and stores a chunk, and its sketch if it has one."""
+        """Stores a chunk, and its sketch if it has one."""
         return self._run(lambda: self._put(address, computed))
 
     def is_complete(self, address: Address, *, with_sketch: bool) -> bool:

@@ -41,7 +41,7 @@ class Task:
         sketch: whether its sketch is to be stored, too.
         started_at: when its computation, and then its write, started, by time.monotonic.
         write: the write to the store; None until it starts, and if the chunk was already stored.
-        computed: what is written; it is encoded on the loader's threads.
+        bytes: size of the encoded chunk.
         seconds: its share of the time that computing it with others took.
         alone: it is not computed with others again, because that failed.
     """
@@ -52,7 +52,7 @@ class Task:
     sketch: bool = False
     started_at: float = 0.0
     write: Future[bool] | None = None
-    computed: ComputedChunk | None = None
+    bytes: int = 0
     seconds: float = 0.0
     alone: bool = False
 
@@ -122,7 +122,7 @@ class PrecomputeQueue:
         """Stores a chunk that a request has computed, unless the chunk was purged meanwhile."""
         if address.key in self._purged:
             return
-        task = Task(address, None, -1, started_at=time.monotonic())
+        task = Task(address, None, -1, bytes=computed.chunk.nbytes, started_at=time.monotonic())
         self._write(task, computed)
         self._writing.append(task)
 
@@ -131,7 +131,6 @@ class PrecomputeQueue:
         return self._writes.get(key)
 
     def _write(self, task: Task, computed: ComputedChunk) -> None:
-        task.computed = computed
         write = task.write = self._loader.put(task.address, computed)
         self._writes[task.address.key] = write
         self._writes.move_to_end(task.address.key)
@@ -245,6 +244,7 @@ class PrecomputeQueue:
         tasks, self._current, self._steps = self._current, [], None
         now, flops = time.monotonic(), sum(each.flops for each in computed)
         for task, each in zip(tasks, computed, strict=True):
+            task.bytes = each.chunk.nbytes
             task.seconds = (now - task.started_at) * each.flops / flops
             task.started_at = now
             self._write(task, each)
@@ -255,14 +255,12 @@ class PrecomputeQueue:
         self._writing.append(task)
 
     def _event(self, task: Task) -> PrecomputedEvent:
-        status, message, size = "present", "", 0
+        status, message = "present", ""
         if task.write is not None:
             error = task.write.exception()
             status, message = ("stored", "") if error is None else ("failed", str(error))
-            if error is None and task.computed is not None:
-                size = task.computed.chunk.nbytes
         seconds = task.seconds + time.monotonic() - task.started_at
-        return PrecomputedEvent(task.id or "", task.chunk_id, status, size, seconds, message)
+        return PrecomputedEvent(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
 
 
 def _kind(task: Task) -> tuple[bool, list[str]]:
