@@ -23,7 +23,6 @@ from service.worker.kernels.cpu import (
     linear_few_rows,
     linear_many_rows_bf16,
     linear_many_rows_fp32,
-    rms_norm,
 )
 from service.worker.model.rope import RotaryTable
 
@@ -55,7 +54,6 @@ def beside_libraries(
         jobs[f"attention, {rows} of {tokens} rows"] = _attention(
             adapter, rows, tokens, compiled=compiled
         )
-    jobs[f"RMSNorm, {tokens} rows"] = _norms(adapter, tokens)
     jobs[f"rotation, {tokens} rows"] = _rotations(adapter, tokens)
     return {job: _timed(ways, repetitions) for job, ways in jobs.items()}
 
@@ -184,21 +182,6 @@ def _attention(adapter: DecoderAdapter, rows: int, tokens: int, *, compiled: boo
         ways["flex_attention"] = lambda _: flex(
             first, keys, values, block_mask=blocks, scale=scale, enable_gqa=True
         )
-    return ways
-
-
-def _norms(adapter: DecoderAdapter, rows: int) -> Ways:
-    x, weight = _drawn(rows, adapter.hidden), _drawn(adapter.hidden)
-    kernel = rms_norm.kernel_for(weight, x)
-
-    def eager(_: int) -> Tensor:
-        wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).bfloat16()
-
-    ways: Ways = {"as transformers does": eager}
-    if kernel is not None:
-        ways = {OURS: lambda _: kernel.norm(x, weight, 1e-5)} | ways
-    ways["F.rms_norm"] = lambda _: F.rms_norm(x, weight.shape, weight, 1e-5)
     return ways
 
 

@@ -13,7 +13,6 @@ from service.worker.kernels.cpu import (
     linear_many_rows_fp32,
     native,
     prefill_attention,
-    rms_norm,
     rotation,
 )
 
@@ -54,6 +53,5 @@ def switches() -> dict[str, Callable[[], AbstractContextManager[None]]]:
         "linear_few_rows": lambda: _no_kernel(linear_few_rows),
         fast: _no_products,
         "prefill_attention": lambda: _no_kernel(prefill_attention),
-        "rms_norm": lambda: _no_kernel(rms_norm),
         "rotation": lambda: _no_kernel(rotation),
     }

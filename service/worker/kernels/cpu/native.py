@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-INTERFACE = 2
+INTERFACE = 3
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
 
 

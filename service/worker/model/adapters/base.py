@@ -19,7 +19,7 @@ from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.adapters.fused_linear import FusedLinear, fuse
-from service.worker.model.adapters.norms import add_and_norm, is_plain, norm
+from service.worker.model.adapters.norms import is_plain, norm
 from service.worker.model.rope import RotaryTable
 from service.worker.model.supported import families
 
@@ -109,8 +109,8 @@ class DecoderAdapter:
         block = self.blocks[layer]
         o_proj = block.self_attn.o_proj
         projected = cpu_linear.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
-        x, normed = add_and_norm(block.post_attention_layernorm, x, projected)
-        return x + (yield from self._mlp(layer, normed, batch))
+        x = x + projected
+        return x + (yield from self._mlp(layer, norm(block.post_attention_layernorm, x), batch))
 
     def _mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp, gate_up = self.blocks[layer].mlp, self._gate_up[layer]

@@ -1,5 +1,4 @@
-"""RMSNorm of a transformers module: in one pass by the CPU kernel or by torch's own on a GPU, or by
-the module itself, which takes eight."""
+"""RMSNorm of a transformers module: by torch's own in one pass on a GPU, else by the module."""
 
 from __future__ import annotations
 
@@ -7,8 +6,6 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-
-from service.worker.kernels.cpu import rms_norm
 
 # transformers has one class per family, and these compute the same. Others do not: Gemma's adds one
 # to the weight.
@@ -19,20 +16,8 @@ def norm(module: Any, x: Tensor) -> Tensor:
     """The norm of x, `[m, width]` or `[m, heads, width]`."""
     if is_plain(module) and x.device.type == "cuda":
         return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
-    kernel = rms_norm.kernel_for(module.weight, x) if is_plain(module) else None
-    if kernel is None:
-        normed: Tensor = module(x)
-        return normed
-    return kernel.norm(x, module.weight, module.variance_epsilon)
-
-
-def add_and_norm(module: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """x + y `[m, width]`, and the norm of the sum."""
-    kernel = rms_norm.kernel_for(module.weight, x, y) if is_plain(module) else None
-    if kernel is None:
-        x = x + y
-        return x, norm(module, x)
-    return kernel.add_and_norm(x, y, module.weight, module.variance_epsilon)
+    normed: Tensor = module(x)
+    return normed
 
 
 def is_plain(module: Any) -> bool:

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 2 /* the same number as in `native.py` */
+#define INTERFACE 3 /* the same number as in `native.py` */
 
 struct decoder;
 struct segment;
@@ -43,13 +43,6 @@ void prefill_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, 
                        float *scratch, ptrdiff_t m, ptrdiff_t n, ptrdiff_t heads, ptrdiff_t group,
                        ptrdiff_t d, ptrdiff_t q_stride, ptrdiff_t k_stride, ptrdiff_t v_stride,
                        float scale, ptrdiff_t room, int bf16_dot, int threads);
-
-void rms_norm_rows(const uint16_t *x, const uint16_t *weight, uint16_t *y, ptrdiff_t rows,
-                   ptrdiff_t heads, ptrdiff_t width, ptrdiff_t x_row, ptrdiff_t x_head, float eps,
-                   int threads);
-void rms_norm_of_sums(const uint16_t *x, const uint16_t *added, const uint16_t *weight,
-                      uint16_t *sum, uint16_t *y, ptrdiff_t rows, ptrdiff_t width, ptrdiff_t x_row,
-                      ptrdiff_t added_row, float eps, int threads);
 
 void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positions, const float *cosine,
                    const float *sine, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t half,

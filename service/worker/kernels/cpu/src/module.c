@@ -74,10 +74,6 @@ KERNEL(linear_many_rows_fp32_unpack, "aaassi",
 KERNEL(prefill_attention, "aaaaaaaassssssssfsii",
        prefill_attention(A(0), A(1), A(2), A(3), A(4), A(5), A(6), A(7), S(8), S(9), S(10), S(11),
                          S(12), S(13), S(14), S(15), F(16), S(17), I(18), I(19)))
-KERNEL(rms_norm_rows, "aaasssssfi",
-       rms_norm_rows(A(0), A(1), A(2), S(3), S(4), S(5), S(6), S(7), F(8), I(9)))
-KERNEL(rms_norm_of_sums, "aaaaassssfi",
-       rms_norm_of_sums(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), F(9), I(10)))
 KERNEL(rotation_rows, "aaaaasssssssi",
        rotation_rows(A(0), A(1), A(2), A(3), A(4), S(5), S(6), S(7), S(8), S(9), S(10), S(11),
                      I(12)))
@@ -106,8 +102,6 @@ static PyMethodDef methods[] = {
     METHOD(linear_many_rows_fp32_pack),
     METHOD(linear_many_rows_fp32_unpack),
     METHOD(prefill_attention),
-    METHOD(rms_norm_rows),
-    METHOD(rms_norm_of_sums),
     METHOD(rotation_rows),
     METHOD(rotation_place_segments),
     METHOD(rotation_write_rows),

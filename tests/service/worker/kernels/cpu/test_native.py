@@ -61,10 +61,10 @@ def test_every_function_that_is_declared_can_be_called(compiled: Any) -> None:
 
 
 def test_wrong_arguments_are_refused(compiled: Any) -> None:
-    with pytest.raises(TypeError, match="rms_norm_rows takes 10 arguments, not 1"):
-        compiled.rms_norm_rows(1)
+    with pytest.raises(TypeError, match="rotation_rows takes 13 arguments, not 1"):
+        compiled.rotation_rows(1)
     with pytest.raises(TypeError):
-        compiled.rms_norm_rows(*["x"] * 10)
+        compiled.rotation_rows(*["x"] * 13)
 
 
 def test_a_change_of_a_source_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
