@@ -109,8 +109,9 @@ class SegmentReport:
 
 @dataclass(frozen=True)
 class SegmentForecast:
-    """What would happen to one segment. `tier` holds its KV now, or "cold"; `action` is "load" or
-    "recompute"; `load_bytes` of the `stored_bytes` would be read, in about `load_s`."""
+    """What would happen to one segment. `tier` holds its KV now, or "cold"; `action` is "load",
+    "recompute", or "reuse" of what an earlier prompt left in the pool; `load_bytes` of the
+    `stored_bytes` would be read, in about `load_s`."""
 
     chunk_id: int
     tokens: int
@@ -121,6 +122,7 @@ class SegmentForecast:
     load_s: float
     computed: ColdMode | Literal[""] = ""  # how, if it would be
     behind: int = 0  # other chunks of the collection that its stored KV is computed behind
+    reused: int = 0  # tokens whose KV an earlier prompt left
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class Forecast:
     full_prefill_s: float
     measured: bool
     warnings: list[str] = field(default_factory=list)
+    reused_tokens: int = 0  # of the prompt; their KV an earlier prompt left
 
 
 GateStateName = Literal["ok", "ratio_raised", "full_prefill"]

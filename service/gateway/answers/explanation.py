@@ -11,6 +11,7 @@ from service.messages import Forecast, SegmentForecast
 
 _SEGMENT_FIELDS = (
     "tier", "tokens", "stored_bytes", "load_bytes", "action", "load_s", "computed", "behind",
+    "reused",
 )  # fmt: skip
 
 
@@ -30,6 +31,7 @@ def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Ex
             for d in forecast.documents
         ],
         recomputed_tokens=forecast.recomputed_tokens,
+        reused_tokens=forecast.reused_tokens,
         flops=forecast.flops,
         full_prefill_flops=forecast.full_prefill_flops,
         expected_ttft_s=gateway_s + forecast.first_token_s,

@@ -13,16 +13,18 @@ from service.records import ColdMode
 class SegmentForecastOut(BaseModel):
     """What would happen to one segment: `tier` holds its KV now, or is cold; `load_bytes` of the
     `stored_bytes` that its KV has would be read. computed: how one that is not loaded would be.
-    behind: other chunks of the collection that its stored KV is computed behind."""
+    behind: other chunks of the collection that its stored KV is computed behind. reused: its tokens
+    whose KV an earlier prompt left; all of them where `action` is reuse."""
 
     tier: str
     tokens: int
     stored_bytes: int
     load_bytes: int
-    action: Literal["load", "recompute"]
+    action: Literal["load", "recompute", "reuse"]
     load_s: float
     computed: ColdMode | Literal[""] = ""
     behind: int = 0
+    reused: int = 0
 
 
 class DocumentForecast(SegmentForecastOut):
@@ -42,6 +44,7 @@ class Explanation(BaseModel):
     system: SegmentForecastOut
     documents: list[DocumentForecast]
     recomputed_tokens: int
+    reused_tokens: int = 0
     flops: float
     full_prefill_flops: float
     expected_ttft_s: float = Field(description="with retrieval as it just was, without a queue")

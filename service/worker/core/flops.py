@@ -94,16 +94,20 @@ class FlopCount:
         self._counted += 2.0 * rows * self.shape.hidden * self.shape.vocabulary
 
 
-def full_prefill(shape: Shape, tokens: int) -> float:
+def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     """Operations of a full prefill of so many tokens.
 
     The last layer finishes only the last row, as our layer loop does: nothing reads the others.
+
+    Args:
+        tokens: that are computed.
+        behind: tokens before them whose KV is at hand.
     """
     count = FlopCount(shape)
     for layer in range(shape.layers):
         last = layer == shape.layers - 1
         count.project(tokens)
-        count.attend(tokens if last else tokens * (tokens + 1) / 2)
+        count.attend(behind + tokens if last else tokens * (behind + (tokens + 1) / 2))
         count.finish(1 if last else tokens)
     count.unembed(1)
     return count.total

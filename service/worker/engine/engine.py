@@ -117,7 +117,12 @@ class Engine:
             replace=self.gate.replacement if self.gate else None,
         )
         self._explainer = Explainer(
-            adapter, self.admission, loader.streams, self._estimator, deciding=planner
+            adapter,
+            self.admission,
+            loader.streams,
+            self._estimator,
+            deciding=planner,
+            look_up=self.prefix_cache.look_up,
         )
         self._events: list[Event] = []
         self._step_budget = StepBudget()

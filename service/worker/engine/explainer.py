@@ -5,7 +5,9 @@ No chunk is read or moved between tiers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Literal
 
 from service.records import ColdMode, Forecast, SegmentForecast
@@ -19,7 +21,8 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.report import POOL, reused_by_segment
+from service.worker.sequences.sequence import Reuse, Sequence
 
 
 class Explainer:
@@ -28,6 +31,7 @@ class Explainer:
     Args:
         planner: estimates how long loads and prefills take.
         deciding: whether requests are planned by it; if not, everything that is stored is loaded.
+        look_up: finds the kept prompt that a request would continue.
     """
 
     def __init__(
@@ -38,12 +42,14 @@ class Explainer:
         planner: Planner,
         *,
         deciding: bool,
+        look_up: Callable[[Sequence], Reuse | None],
     ) -> None:
         self._adapter = adapter
         self._admission = admission
         self._streams = streams
         self._planner = planner
         self._deciding = deciding
+        self._look_up = look_up
         self._lookups: list[tuple[Sequence, dict[str, str], Future[None]]] = []
 
     def begin(self, request: Request) -> None:
@@ -69,7 +75,10 @@ class Explainer:
             sequence, tiers, found = lookup
             try:
                 found.result()
-                events.append(ExplainedEvent(sequence.id, self._forecast(sequence, tiers, crowded)))
+                forecast = self._forecast(sequence, tiers, crowded)
+                if (reuse := self._look_up(sequence)) is not None:
+                    forecast = self._continued(sequence, forecast, reuse.tokens, crowded)
+                events.append(ExplainedEvent(sequence.id, forecast))
             except Exception as error:
                 events.append(FailedEvent.of(sequence.id, error))
         return events
@@ -97,6 +106,31 @@ class Explainer:
             measured=self._planner.compute.measured
             and all(self._planner.tiers.measured(s.tier) for s in segments if s.is_slow),
             warnings=sequence.warnings,
+        )
+
+    def _continued(
+        self, sequence: Sequence, fresh: Forecast, reused: int, crowded: bool
+    ) -> Forecast:
+        """The forecast where the first `reused` tokens are taken from a kept prompt.
+
+        Args:
+            fresh: the forecast without it.
+        """
+        rest = sequence.prompt_tokens - reused
+        flops = full_prefill(self._adapter, rest, behind=reused) if rest else 0.0
+        parts = reused_by_segment(sequence, reused)
+        segments = [
+            _continued_segment(*each)
+            for each in zip((fresh.system, *fresh.documents), parts, strict=True)
+        ]
+        return replace(
+            fresh,
+            system=segments[0],
+            documents=segments[1:],
+            recomputed_tokens=rest,
+            reused_tokens=reused,
+            flops=flops,
+            first_token_s=self._planner.compute_s(flops, crowded=crowded),
         )
 
     def _recomputed_tokens(self, plan: LoadPlan, computed: list[FoundSegment]) -> int:
@@ -145,3 +179,13 @@ def _computed(sequence: Sequence, segment: FoundSegment) -> ColdMode | Literal["
     if not segment.tokens:
         return ""
     return "as_stored" if sequence.as_stored else "in_context"
+
+
+def _continued_segment(segment: SegmentForecast, reused: int) -> SegmentForecast:
+    """A segment of a prompt that continues a kept one: what is not reused is computed."""
+    nothing_read = replace(segment, reused=reused, load_bytes=0, load_s=0.0)
+    if segment.tokens and reused == segment.tokens:
+        return replace(nothing_read, tier=POOL, action="reuse", computed="")
+    return replace(
+        nothing_read, action="recompute", computed="in_context" if segment.tokens else ""
+    )

@@ -59,7 +59,14 @@ class PrefixCache:
         return sum(p.kv.reserved_tokens for p in list(self._prompts)) / max(1, self._pool.tokens)
 
     def find(self, sequence: Sequence) -> Reuse | None:
-        """What a request can reuse: of several prompts the one with most tokens."""
+        """What a request can reuse, which is then the last to be given up."""
+        if (best := self.look_up(sequence)) is not None:
+            self._prompts.remove(best.kept)
+            self._prompts.append(best.kept)
+        return best
+
+    def look_up(self, sequence: Sequence) -> Reuse | None:
+        """What a request could reuse: of several prompts the one with most tokens."""
         if not self.on or not _takes_part(sequence):
             return None
         tokens = prompt_tokens(sequence.request)
@@ -68,9 +75,6 @@ class PrefixCache:
             reused = _reusable(kept, sequence, tokens)
             if reused >= MIN_TOKENS and (best is None or reused >= best.tokens):
                 best = Reuse(kept, reused)
-        if best is not None:
-            self._prompts.remove(best.kept)
-            self._prompts.append(best.kept)
         return best
 
     def keep(self, sequence: Sequence) -> bool:

@@ -75,7 +75,8 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
     document = request.documents[number - 1] if number else None
     read = load.so_far() if load is not None else SegmentRead()
     tokens = len(request.system if document is None else document.ids)
-    reused = _reused(sequence, number, tokens)
+    kept = 0 if sequence.reuse is None or not sequence.rows_by_segment else sequence.reuse.tokens
+    reused = reused_by_segment(sequence, kept)[number]
     tier = POOL if reused and reused == tokens else read.tier
     computed: ColdMode | Literal[""] = ""
     if tier == UNCACHED and tokens and sequence.rows_by_segment:
@@ -97,9 +98,10 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
     )
 
 
-def _reused(sequence: Sequence, number: int, tokens: int) -> int:
-    """Tokens of a segment that were taken from a kept prompt."""
-    if sequence.reuse is None or not sequence.rows_by_segment:
-        return 0
-    before = [len(sequence.request.system), *sequence.document_tokens][:number]
-    return max(0, min(tokens, sequence.reuse.tokens - sum(before)))
+def reused_by_segment(sequence: Sequence, tokens: int) -> list[int]:
+    """How many of the prompt's first `tokens` tokens are each segment's, S first."""
+    out = []
+    for segment in (len(sequence.request.system), *sequence.document_tokens):
+        out.append(min(segment, tokens))
+        tokens -= out[-1]
+    return out

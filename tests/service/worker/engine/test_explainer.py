@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvstore import MemoryTier
 from service.errors import UnknownMethod
-from service.records import Forecast, Method
+from service.records import Chunk, Forecast, Method
 from service.worker.core.request import ExplainedEvent, Request
 from service.worker.methods.registry import fusion_methods
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny
 
 
-def explained(r: Rig, fusion: Method = PIE, **fields: object) -> Forecast:
-    r.engine.explain(Request("dry", S, DOCUMENTS, Q, fusion, **fields))  # type: ignore[arg-type]
+def explained(
+    r: Rig, fusion: Method = PIE, documents: Sequence[Chunk] = DOCUMENTS, **fields: object
+) -> Forecast:
+    r.engine.explain(Request("dry", S, documents, Q, fusion, **fields))  # type: ignore[arg-type]
     while True:
         for event in r.engine.step():
             assert isinstance(event, ExplainedEvent) and event.id == "dry", event
@@ -80,3 +83,26 @@ def test_what_was_timed_is_expected_again(model: Tiny) -> None:
 def test_what_cannot_be_answered_cannot_be_explained(model: Tiny) -> None:
     with rig(model) as r, pytest.raises(UnknownMethod):
         explained(r, Method("magic"))
+
+
+def test_a_kept_prompt_is_known(model: Tiny) -> None:
+    """What a continued prompt would reuse, as the run reports it; asking keeps nothing longer."""
+    with rig(model, prefix_cache=True, pool_tokens=1000) as r:
+        r.precompute(DOCUMENTS)
+        fresh = explained(r)
+        assert fresh.reused_tokens == 0 and all(d.reused == 0 for d in fresh.documents)
+        r.answer(PIE)
+        same = explained(r)
+        assert same.reused_tokens == same.prompt_tokens and same.recomputed_tokens == 0
+        assert same.flops == 0 and same.first_token_s < 0.01 * same.full_prefill_s
+        assert {d.action for d in [same.system, *same.documents]} == {"reuse"}
+        assert {d.tier for d in same.documents} == {"pool"}
+        other = explained(r, VANILLA)  # PIE's is not exact
+        assert other.reused_tokens == 0
+        r.answer(VANILLA)
+        longer = [*DOCUMENTS, DOCUMENTS[0]]
+        forecast = explained(r, VANILLA, longer)
+        _, report = r.answer(VANILLA, longer)
+        assert forecast.reused_tokens == report.reused_tokens > 0
+        assert [d.action for d in forecast.documents] == [*["reuse"] * 3, "recompute"]
+        assert forecast.flops == pytest.approx(report.flops, rel=0.01)
