@@ -124,7 +124,7 @@ class CompletionChunks:
 
     def error(self, error: KvstitchError) -> bytes:
         """The last line of a stream that failed; no [DONE] follows."""
-        return data_line({"error": error_object(error)}).encode()
+        return self._released() + data_line({"error": error_object(error)}).encode()
 
     def _end(self, response: GenerateResponse) -> str:
         facts = _details(response, None).model_dump(mode="json", exclude={"citations"})
