@@ -194,7 +194,7 @@ def rows(result: Mapping[str, Any]) -> str:
         ])  # fmt: skip
     return table(header, out) + (
         "\nMedians, in brackets the quartiles. TTFT is to the first chunk with text; the tool's own"
-        " is to the first chunk, which kvstitch sends before it computes the prompt.\n"
+        " is to the first chunk.\n"
     )
 
 
