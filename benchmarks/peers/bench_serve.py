@@ -1,14 +1,13 @@
-"""vLLM's own load tool, `vllm bench serve`, against vLLM and kvstitch: plain chats, no documents.
+"""vLLM's own load tool, `vllm bench serve`, against vLLM, llama.cpp and kvstitch: plain chats.
 
     python -m benchmarks.peers.bench_serve --model FOLDER [--prompts 16] [--into docs/peers.md]
 
-Starts both servers and asks them the same generated prompts through /v1/chat/completions, one
-server after the other. Writes bench_serve.json with everything that the tool reports, and a page.
+Starts the servers and asks them the same generated prompts, which hold no documents, through
+/v1/chat/completions, one server after the other. Writes bench_serve.json with everything that the tool reports, and a page.
 
-The tool takes the first chunk of a stream for the first token. kvstitch's first chunk comes before
-the prompt is computed, because it holds citations; vLLM's comes with the first token. So TTFT and
-TPOT are computed here from the tool's times of the chunks: the first text is in the second chunk of
-both servers.
+The tool takes the first chunk of a stream for the first token. It need not hold text: the first
+text is in the second chunk of every server. So TTFT and TPOT are computed here from the tool's times
+of the chunks.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from loadtest.local_service import first_model
 from service.tuning.measuring.environment import describe
 
 NAME = "bench_serve"
+LLAMA = "llama.cpp"
 KVSTITCH = "kvstitch question_scout"
 # What `vllm bench serve` runs; the command itself asks for a package named vllm, and the wheel for
 # CPUs has another name.
@@ -99,16 +99,17 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         cache_mib=args.cache_mib,
         begins=Encoder(args.model).answer_prefix,
         whole_answers=True,
+        slots=max(args.concurrency),
     )
     result: dict[str, Any] = {
-        "what": "vllm bench serve against vLLM and kvstitch, plain chats",
+        "what": "vllm bench serve against vLLM, llama.cpp and kvstitch, plain chats",
         "model": args.model.name,
         **{name: getattr(args, name) for name in ("prompts", "max_tokens", "threads", "cache_mib")},
         "seed": args.seed,
         "environment": describe(),
         "runs": [],
     }
-    with started(conditions, [VLLM, KVSTITCH], say) as (peers, absent):
+    with started(conditions, [VLLM, LLAMA, KVSTITCH], say) as (peers, absent):
         result["servers"] = {peer.name: peer.about().to_json() for peer in peers}
         result["left_out"] = absent
         turn = 0
@@ -152,10 +153,10 @@ def measured(
         *("--save-result", "--save-detailed"),
         *("--result-dir", str(folder), "--result-filename", file.name),
     ]
-    if peer.name == VLLM:
-        command.append("--ignore-eos")
-    else:
+    if peer.name == KVSTITCH:
         command += ["--extra-body", json.dumps({"kvstitch": {"top_k": 0}})]
+    else:
+        command.append("--ignore-eos")
     environment = os.environ | {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True,
@@ -205,7 +206,7 @@ def page(result: Mapping[str, Any]) -> str:
     lengths = sorted({n for run in result["runs"] for n in run["report"]["input_lens"]})
     counted = f" Prompts of {lengths[0]} to {lengths[-1]} tokens." if lengths else ""
     return (
-        "# `vllm bench serve` against vLLM and kvstitch\n\n"
+        "# `vllm bench serve` against vLLM, llama.cpp and kvstitch\n\n"
         f"{result['model']}, {result['threads']} threads and {result['cache_mib']} MiB for KV for "
         f"each server, {result['prompts']} prompts a run, answers of {result['max_tokens']} tokens,"
         f" seed {result['seed']}.{counted}\n\n"
