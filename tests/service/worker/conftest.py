@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from service.worker.kernels.cpu import build, native
-from tests.service.worker.tiny import ALL_MODELS, FAMILIES, Tiny, largest, tiny
+from tests.service.worker.tiny import ALL_MODELS, FAMILIES, Tiny, largest, rope_of, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,8 +51,8 @@ def any_model(request: pytest.FixtureRequest) -> Tiny:
 
 @pytest.fixture(params=list(FAMILIES))
 def any_family(request: pytest.FixtureRequest) -> Tiny:
-    """Every family, RoPE llama3 (position-dependent in three ways at these lengths)."""
-    return tiny(request.param, "llama3")
+    """Every family, with one kind of RoPE."""
+    return tiny(request.param, rope_of(request.param))
 
 
 @pytest.fixture
