@@ -59,7 +59,7 @@ def _mixed(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor, batch: bool
         weights: of their outputs `[m, k]`.
     """
     out, since = torch.zeros_like(x), 0
-    for expert in chosen.unique().tolist():
+    for expert in sorted(set(chosen.flatten().tolist())):
         rows, place = (chosen == expert).nonzero(as_tuple=True)
         both = cpu_linear.linear(x[rows], experts.gate_up_proj[expert], batch=batch)
         gate, up = both.chunk(2, dim=-1)

@@ -15,16 +15,20 @@ class Adapter(DecoderAdapter):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.scale = float(self.config.attention_multiplier)
+        config = self.config
+        self.scale = float(config.attention_multiplier)
+        self._embedding = float(config.embedding_multiplier)
+        self._residual = float(config.residual_multiplier)
+        self._logits = float(config.logits_scaling)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return super().embed(ids) * self.config.embedding_multiplier
+        return super().embed(ids) * self._embedding
 
     def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
-        return attended * self.config.residual_multiplier
+        return attended * self._residual
 
     def mlp_residual(self, block: Any, out: Tensor) -> Tensor:
-        return out * self.config.residual_multiplier
+        return out * self._residual
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        return super().logits(x, batch=batch) / self.config.logits_scaling
+        return super().logits(x, batch=batch) / self._logits

@@ -111,7 +111,7 @@ def made(family: str) -> DecoderAdapter:
     return adapter_for(random_model(tiny_config(family, rope_of(family))))
 
 
-def hook(name: str, function: Callable[..., Any]) -> Callable[[DecoderAdapter], None]:
+def hook(name: str, function: object) -> Callable[[DecoderAdapter], None]:
     return lambda adapter: setattr(adapter, name, function)
 
 
@@ -146,8 +146,8 @@ def per_head_norm(attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]
 MISTAKES: list[tuple[str, str, Callable[[DecoderAdapter], None]]] = [
     ("granite", "no residual multiplier", hook("mlp_residual", lambda block, out: out)),
     ("granite", "no attention multiplier", hook("attention_residual", lambda block, out: out)),
-    ("granite", "no embedding multiplier", config("embedding_multiplier", 1.0)),
-    ("granite", "no scaling of logits", config("logits_scaling", 1.0)),
+    ("granite", "no embedding multiplier", hook("_embedding", 1.0)),
+    ("granite", "no scaling of logits", hook("_logits", 1.0)),
     ("olmo2", "norm per head", hook("normalise", per_head_norm)),
     ("olmo2", "no norm behind attention", hook("attention_residual", lambda block, out: out)),
     ("olmo2", "no norm behind the MLP", hook("mlp_residual", lambda block, out: out)),
