@@ -94,12 +94,14 @@ class PassageSearch:
                 f"{len(found.below_floor)} passages has {found.below_floor[0]:.4g} "
                 f"({ranked_by(query, found)})"
             )
-        if choices.collection and not self._retriever.has_documents(query.scope):
-            return (
-                f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
-                "those that have documents)"
-            )
-        return "no passage was found"
+        if self._retriever.has_documents(query.scope):
+            return "no passage was found"
+        if choices.collection is None:
+            return "there are no documents"
+        return (
+            f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
+            "those that have documents)"
+        )
 
 
 def ranked_by(query: SearchQuery, found: RetrievalResult) -> RankedBy:
