@@ -40,11 +40,14 @@ def test_a_search_finds_what_an_answer_is_given(shared: Rig, mode: str) -> None:
     shown = [{name: r[name] for name in answer["citations"][0]} for r in result["results"]]
     assert shown == answer["citations"]
     assert result["results"][0]["doc_id"] == "oslo" and result["results"][0]["text"]
-    assert result["ranked_by"] == {
-        "dense": "cosine",
-        "sparse": "bm25",
-        "hybrid": "reciprocal_ranks",
-    }[mode]
+    assert (
+        result["ranked_by"]
+        == {
+            "dense": "cosine",
+            "sparse": "bm25",
+            "hybrid": "reciprocal_ranks",
+        }[mode]
+    )
     assert result["warnings"] == []
 
 
@@ -216,6 +219,8 @@ def test_a_deadline_that_passes_is_a_504(folder: Path, data: Path) -> None:
     with running(folder, data, embedder=Slow()) as rig:
         rig.ingest()
         headers = {"X-Request-Deadline-Ms": "50"}
-        reply = rig.http.post("/v1/search", json={"query": "slow", "retrieval": "dense"}, headers=headers)
+        reply = rig.http.post(
+            "/v1/search", json={"query": "slow", "retrieval": "dense"}, headers=headers
+        )
         assert reply.status_code == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
         assert rig.gateway.limiter.in_flight == 0
