@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import openai
 import pytest
 from langchain_core.runnables import RunnablePassthrough
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import (
     EmbeddingsIntegrationTests,
     RetrieversIntegrationTests,
@@ -19,6 +21,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 from kvstitch import Client, langchain, llama_index
 from kvstitch.client import errors
+from retriever import LocalEmbedder
 from tests.e2e.conftest import Documents
 from tests.e2e.models import demo_or_tiny
 from tests.e2e.service import Service
@@ -124,6 +127,27 @@ def test_langchain_answers_from_the_retriever_in_a_chain(url: str, asked: Servic
         | llm
     )
     assert str(chain.invoke(QUESTION).content)
+
+
+def test_openai_embeds(url: str) -> None:
+    """The client asks for base64; LangChain's sends text where it is told to."""
+    texts = ["The ship is blue.", "A goat."]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        answer = client.embeddings.create(model="all-MiniLM-L6-v2", input=texts)
+        with pytest.raises(openai.BadRequestError, match="token ids"):
+            client.embeddings.create(model="all-MiniLM-L6-v2", input=[[1, 2], [3]])
+    vectors = [one.embedding for one in answer.data]
+    assert answer.usage.prompt_tokens == 12  # with the two marks that BERT puts around a text
+    expected = LocalEmbedder()
+    expected.start()
+    assert np.allclose(vectors, expected.embed(texts), atol=0.01)  # bfloat16
+    other = OpenAIEmbeddings(
+        model="all-MiniLM-L6-v2",
+        base_url=f"{url}/v1",
+        api_key="none",  # type: ignore[arg-type]
+        check_embedding_ctx_length=False,
+    )
+    assert np.allclose(other.embed_documents(texts), vectors, atol=1e-6)
 
 
 def test_llama_index_retrieves(url: str, twelve: Documents) -> None:
