@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from kvstitch.client import Done, Job, Sources, Token, errors
 from retriever.testing import HashingEmbedder
 from service.messages import Failed
-from tests.service.gateway.rig import DOCUMENTS, Rig, until
+from tests.retriever.http_endpoint import endpoint
+from tests.service.gateway.model_folders import make_folder
+from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 NORWAY = "What is the capital of Norway?"
 
@@ -151,6 +155,25 @@ def test_methods_and_status(client: Any) -> None:
     methods = client.methods()
     assert "a3" in [one.name for one in methods.fusion] and methods.defaults["fusion"]
     assert client.status()["state"] == "ready"
+
+
+def test_rerank_sorts_texts(kind: Any, tmp_path: Path) -> None:
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        return 200, [{"index": i, "score": len(text)} for i, text in enumerate(body["texts"])]
+
+    data = Path(tempfile.mkdtemp(prefix="kv-"))
+    try:
+        with (
+            endpoint(answer) as model,
+            running(make_folder(tmp_path / "model"), data, reranker_url=model.url) as rig,
+        ):
+            client = kind(rig.url)
+            found = client.rerank("longest", ["a", "abc", "ab"], top_n=2)
+            client.close()
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+    assert [(r.index, r.relevance_score) for r in found.results] == [(1, 3.0), (2, 2.0)]
+    assert found.results[0].document is not None and found.results[0].document.text == "abc"
 
 
 def test_rerank_says_what_to_set(client: Any) -> None:
