@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from kvstitch.client.errors import InvalidRequest
+from kvstitch.client.json_reader import read
 from kvstitch.client.results import (
     Answer,
     Document,
@@ -22,7 +23,6 @@ from kvstitch.client.results import (
     Receipt,
     Reranking,
     SearchResults,
-    read,
 )
 from kvstitch.client.vectors import decode_vectors
 

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 
 from kvstitch.client.errors import SHOWN_CHARS, UnexpectedResponse, from_event
-from kvstitch.client.results import Answer, Citation, read
+from kvstitch.client.json_reader import read
+from kvstitch.client.results import Answer, Citation
 
 
 @dataclass(frozen=True)
