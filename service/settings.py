@@ -180,10 +180,12 @@ class Settings(BaseSettings):
         0, ge=0, description="answers of one API key at a time; 0: half of all that may be"
     )
     max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
-    max_document_bytes: int = Field(32 * MIB, ge=1024, description="one document that is no PDF")
-    max_pdf_bytes: int = Field(64 * MIB, ge=1024)
-    max_file_pages: int = Field(2000, ge=1, description="of one PDF")
-    max_file_chars: int = Field(10_000_000, ge=1, description="text of one PDF or HTML file")
+    max_document_bytes: int = Field(32 * MIB, ge=1024, description="one document that is text")
+    max_pdf_bytes: int = Field(64 * MIB, ge=1024, description="one PDF, Office or EPUB file")
+    max_file_pages: int = Field(
+        2000, ge=1, description="pages, slides, sheets or chapters of one file"
+    )
+    max_file_chars: int = Field(10_000_000, ge=1, description="text of one file that is parsed")
     file_cpu_s: int = Field(60, ge=1, description="CPU that reading one file may take")
     file_memory_mib: int = Field(1024, ge=128, description="memory that reading one file may take")
     max_tokens_limit: int = Field(65_536, ge=1)

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.service_client import WrongArgument
+from service.gateway.corpus.parsing.file_kinds import (
+    MEDIA_TYPE_OF_SUFFIX,
+    UTF8_KINDS,
+    file_kind,
+)
 
-MEDIA_TYPES = {
-    ".txt": "text/plain", ".text": "text/plain",
-    ".md": "text/markdown", ".markdown": "text/markdown",
-    ".html": "text/html", ".htm": "text/html", ".xhtml": "application/xhtml+xml",
-    ".pdf": "application/pdf",
-}  # fmt: skip
 LINES = (".jsonl", ".ndjson")
-SUFFIXES = (*MEDIA_TYPES, *LINES)
+SUFFIXES = (*MEDIA_TYPE_OF_SUFFIX, *LINES)
 ROW = "application/x-ndjson"
 _FIELDS = ("title", "metadata", "collection")
 # Characters that change when they are in a file's name in a form.
@@ -166,8 +165,8 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
         content = path.read_bytes()
     except OSError as error:
         return UnsendableDocument(doc_id, f"{path} cannot be read: {error.strerror}")
-    media_type = MEDIA_TYPES.get(path.suffix.lower(), "text/plain")
-    if media_type in ("text/plain", "text/markdown") and not content.startswith(b"%PDF-"):
+    media_type = MEDIA_TYPE_OF_SUFFIX.get(path.suffix.lower(), "text/plain")
+    if file_kind(path.name, media_type, content) in UTF8_KINDS:
         try:
             content.decode()
         except UnicodeDecodeError as error:

@@ -18,13 +18,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from service.errors import InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
 from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.corpus.parsing.file_kinds import file_kind, kind_of_start
 from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.upload_validation import (
-    PDF_START,
-    UploadValidator,
-    file_document,
-    file_kind,
-)
+from service.gateway.http.upload_validation import UploadValidator, file_document
 
 MAX_HEADER_BYTES = 16_384
 MAX_FIELD_BYTES = 65_536
@@ -115,8 +111,8 @@ class _PartCollector:
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._part.content += data[start:end]
-        # PDFs have a limit of their own, and the first bytes already tell which one holds.
-        kind = "pdf" if self._part.content.startswith(PDF_START) else "text"
+        # PDF and Office files have their own limit, and the first bytes tell which one holds.
+        kind = kind_of_start(self._part.content) or "text"
         self._validator.check_size(len(self._part.content), kind, "a file of the form")
 
     def on_part_end(self) -> None:

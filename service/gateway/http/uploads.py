@@ -2,7 +2,7 @@
 
 application/json            {"documents": [...]}
 application/x-ndjson        one document object per line, read as it comes in
-text/*, application/pdf     one document: the body is the file, ?doc_id= and ?title= name it
+text/*, application/pdf, …  one document: the body is the file, ?doc_id= and ?title= name it
 multipart/form-data         one document per file: the file's name is its doc_id
 """
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.body_errors import NOT_UTF8, from_validation
 from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
 from service.gateway.http.json_body import (
     has_more_values,
     in_thread_if_long,
@@ -24,13 +25,7 @@ from service.gateway.http.json_body import (
     validated,
 )
 from service.gateway.http.multipart import read_form
-from service.gateway.http.upload_validation import (
-    KIND_OF_MEDIA_TYPE,
-    PDF_START,
-    UploadLimits,
-    UploadValidator,
-    file_document,
-)
+from service.gateway.http.upload_validation import UploadLimits, UploadValidator, file_document
 from service.gateway.schemas import DocumentIn, PrecomputeRequest
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
@@ -75,7 +70,7 @@ async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterato
     else:
         raise UnsupportedMediaType(
             f"{media_type} cannot be ingested: send application/json, {JSON_LINES[0]}, text/plain, "
-            "text/markdown, text/html, application/pdf or multipart/form-data"
+            f"multipart/form-data, or a file as {', '.join(KIND_OF_MEDIA_TYPE)}"
         )
 
 
@@ -101,9 +96,9 @@ async def _file_body(request: Request, media_type: str, collection: str) -> Uplo
 def _file_of_body(
     content: bytes, doc_id: str, collection: str, media_type: str, title: str
 ) -> UploadedDocument:
-    pdf = content.startswith(PDF_START)
-    kind = "pdf" if pdf else KIND_OF_MEDIA_TYPE.get(media_type, "text")
-    if kind in ("text", "md"):
+    # The doc_id is no file's name: text/plain may be called anything.
+    kind = file_kind("", media_type, content)
+    if kind in UTF8_KINDS:
         try:
             content.decode()
         except UnicodeDecodeError as error:
