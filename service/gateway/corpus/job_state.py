@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from service.gateway.corpus.job_records import OPEN_STATES, DocumentError, Job
 
-MAX_ERRORS = 100  # that a job shows
+MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 
 
@@ -25,8 +25,8 @@ def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None
         )
 
 
-def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
-    """A job from its row in `jobs` and the rows of its documents."""
+def load_job(read: sqlite3.Connection, row: sqlite3.Row, max_errors: int = MAX_ERRORS) -> Job:
+    """A job from its row in `jobs` and the rows of its documents, with so many of its errors."""
     job_id = row["job_id"]
     states = _counts(read, "state", job_id)
     chunks = read.execute(
@@ -35,7 +35,7 @@ def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
     errors = read.execute(
         "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
         "ORDER BY number LIMIT ?",
-        (job_id, MAX_ERRORS),
+        (job_id, max_errors),
     ).fetchall()
     return Job(
         job_id=job_id,
@@ -47,7 +47,7 @@ def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
         failed=states.get("failed", 0) + states.get("dead", 0),
         cancelled=states.get("cancelled", 0),
         chunks=chunks,
-        changes=_counts(read, "change", job_id),
+        changes=_counts(read, "change", job_id, "state NOT IN ('failed', 'dead')"),
         errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
         tokens_ahead=_tokens_ahead(read, job_id) if row["state"] in OPEN_STATES else 0,
     )
@@ -64,11 +64,13 @@ def _tokens_ahead(read: sqlite3.Connection, job_id: str) -> int:
     return int(tokens)
 
 
-def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
+def _counts(
+    connection: sqlite3.Connection, column: str, job_id: str, where: str = "true"
+) -> dict[str, int]:
     """How many of a job's documents have each value of a column."""
     rows = connection.execute(
         f"SELECT {column} AS value, count(*) AS n FROM documents "
-        f"WHERE job_id = ? AND {column} IS NOT NULL GROUP BY {column}",
+        f"WHERE job_id = ? AND {column} IS NOT NULL AND {where} GROUP BY {column}",
         (job_id,),
     )
     return {row["value"]: row["n"] for row in rows}

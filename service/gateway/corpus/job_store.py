@@ -101,13 +101,13 @@ class JobStore:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def get(self, job_id: str, tenant: str) -> Job | None:
+    def get(self, job_id: str, tenant: str, max_errors: int) -> Job | None:
         with self._database.transaction() as read:
             row = read.execute(
                 "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
                 (job_id, tenant),
             ).fetchone()
-            return None if row is None else load_job(read, row)
+            return None if row is None else load_job(read, row, max_errors)
 
     def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
         """Jobs, newest first, of those with a number below `before`."""
