@@ -27,19 +27,6 @@ WORDS = [
     "amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty",
     "knoll", "larch",
 ]  # fmt: skip
-    "amber",
-    "birch",
-    "cedar",
-    "dune",
-    "ember",
-    "fjord",
-    "grove",
-    "heath",
-    "islet",
-    "jetty",
-    "knoll",
-    "larch",
-]
 
 
 def words(number: int) -> str:

@@ -25,7 +25,7 @@ from service.gateway.corpus.job_records import (
     SpooledDocument,
     UploadedDocument,
 )
-from service.gateway.corpus.job_state import load_job, update_job_states
+from service.gateway.corpus.job_state import MAX_ERRORS, load_job, update_job_states
 
 # Frees the space of a document that is no longer needed here.
 _FREE = "kind = NULL, meta = NULL, content = NULL"
@@ -101,7 +101,7 @@ class JobStore:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def get(self, job_id: str, tenant: str, max_errors: int) -> Job | None:
+    def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> Job | None:
         with self._database.transaction() as read:
             row = read.execute(
                 "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
