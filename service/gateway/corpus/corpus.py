@@ -22,6 +22,7 @@ from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.spool_folder import SpoolFolder
 from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
@@ -42,6 +43,7 @@ class Corpus:
     Attributes:
         jobs: Accepts documents.
         documents: Lists and deletes them.
+        spool: Holds large uploads until they are indexed.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class Corpus:
         settings: Settings,
         disk: DiskGuard,
     ) -> None:
-        self._store = JobStore(database)
+        self.spool = SpoolFolder(settings.data_dir / "spool", disk)
+        self._store = JobStore(database, self.spool)
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
@@ -114,7 +117,7 @@ class Corpus:
 
     def forget_unaccepted(self) -> None:
         """Forget what a process that died had not accepted; before any request can come."""
-        self._store.drop_unaccepted()
+        self._store.start()
 
     async def start(self) -> None:
         """The retriever must have been started; the worker may come later."""

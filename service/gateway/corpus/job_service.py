@@ -171,7 +171,7 @@ class JobService:
 
         async for document in documents:
             batch.append(document)
-            size += len(document.content) + DOCUMENT_BYTES
+            size += document.size + DOCUMENT_BYTES
             if size >= SPOOL_BYTES:
                 await asyncio.to_thread(write, batch)
                 batch, size = [], 0

@@ -14,7 +14,8 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from service.gateway.corpus.job_database import JobDatabase
@@ -23,19 +24,31 @@ from service.gateway.corpus.job_records import (
     Job,
     JobPage,
     SpooledDocument,
+    SpooledFile,
     UploadedDocument,
 )
 from service.gateway.corpus.job_state import MAX_ERRORS, load_job, update_job_states
+from service.gateway.corpus.spool_folder import SpoolFolder
 
 # Frees the space of a document that is no longer needed here.
-_FREE = "kind = NULL, meta = NULL, content = NULL"
+_FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"
 
 
 class JobStore:
     """Thread-safe; every call blocks. The database must have been started."""
 
-    def __init__(self, database: JobDatabase) -> None:
+    def __init__(self, database: JobDatabase, spool: SpoolFolder) -> None:
         self._database = database
+        self._spool = spool
+
+    def start(self) -> None:
+        """Forget what a process that died had not accepted; before there are uploads."""
+        self._spool.start()
+        with self._freeing() as write:
+            write.execute("DELETE FROM jobs WHERE state = 'spooling'")
+        with self._database.transaction() as read:
+            rows = read.execute("SELECT spooled FROM documents WHERE spooled IS NOT NULL")
+            self._spool.sweep({row["spooled"] for row in rows})
 
     # -- acceptance ------------------------------------------------------------------------------
 
@@ -51,16 +64,18 @@ class JobStore:
         return job_id
 
     def spool(self, job_id: str, documents: Sequence[UploadedDocument]) -> None:
-        """Write documents of a job that is not accepted yet."""
+        """Write documents of a job that is not accepted yet. Their files are the job's now."""
         with self._database.transaction() as write:
             write.executemany(
                 "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
-                "state) VALUES (?, ?, ?, ?, ?, ?, ?, 'spooling')",
+                "spooled, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooling')",
                 [
-                    (job_id, d.collection, d.doc_id, len(d.content), d.kind, d.meta, d.content)
+                    (job_id, d.collection, d.doc_id, d.size, d.kind, d.meta, *_content(d))
                     for d in documents
                 ],
             )
+        files = [d.content for d in documents if isinstance(d.content, SpooledFile)]
+        self._spool.claim(file.path.name for file in files)
 
     def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
         """Commit the job: from here on it is worked off, whatever happens to this process."""
@@ -74,13 +89,8 @@ class JobStore:
 
     def drop(self, job_id: str) -> None:
         """Forget a job that was not accepted."""
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             write.execute("DELETE FROM jobs WHERE state = 'spooling' AND job_id = ?", (job_id,))
-
-    def drop_unaccepted(self) -> None:
-        """Forget all jobs that a crash has left without being accepted."""
-        with self._database.transaction() as write:
-            write.execute("DELETE FROM jobs WHERE state = 'spooling'")
 
     def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
         """(job_id, digest) of the job that was accepted with this key, None if there is none."""
@@ -129,7 +139,7 @@ class JobStore:
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job's documents that are not done; indexed ones stay indexed, without KV."""
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             write.execute("UPDATE jobs SET cancelled = 1 WHERE job_id = ?", (job_id,))
             write.execute(
                 f"UPDATE documents SET state = 'cancelled', {_FREE} "
@@ -152,7 +162,7 @@ class JobStore:
             The ids of those that were waiting.
         """
         names = None if doc_ids is None else json.dumps(list(doc_ids))
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             rows = write.execute(
                 "SELECT documents.number, job_id, doc_id FROM documents JOIN jobs USING (job_id) "
                 "WHERE documents.state = 'pending' AND tenant = ?1 AND collection = ?2 "
@@ -194,7 +204,7 @@ class JobStore:
             documents: (number, change, chunks, tokens); change is created, updated or unchanged.
         """
         values = [(*indexed, number) for number, *indexed in documents]
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             write.executemany(
                 "INSERT OR REPLACE INTO sizes SELECT tenant, collection, doc_id, bytes "
                 "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
@@ -215,7 +225,7 @@ class JobStore:
             state: "failed", or "dead" if the worker died of them.
         """
         values = [(state, error, number) for number, error in documents]
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             _update_documents(write, f"state = ?, {_FREE}, error = ?", values)
 
     def stored_by(self, tenant: str, job_id: str) -> tuple[int, int]:
@@ -235,14 +245,30 @@ class JobStore:
         """Overwrite what was deleted in the database's files."""
         self._database.scrub()
 
+    @contextmanager
+    def _freeing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction after which the files that no row names any more are removed.
+
+        Should the process die before they are, they are removed after the next one.
+        """
+        with self._database.transaction() as write:
+            yield write
+            freed = [row["name"] for row in write.execute("SELECT name FROM freed_files")]
+        if freed:
+            self._spool.remove(freed)
+            with self._database.transaction() as write:
+                write.executemany(
+                    "DELETE FROM freed_files WHERE name = ?", [(name,) for name in freed]
+                )
+
     def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
         out: list[SpooledDocument] = []
         total = 0
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
-                "chunks, bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
-                "ORDER BY documents.number LIMIT ?",
+                "chunks, spooled, bytes FROM documents JOIN jobs USING (job_id) "
+                "WHERE documents.state = ? ORDER BY documents.number LIMIT ?",
                 (state, limit),
             )
             for row in rows:
@@ -250,11 +276,17 @@ class JobStore:
                 if out and max_bytes is not None and total > max_bytes:
                     break
                 fields = {name: row[name] for name in row.keys() if name != "bytes"}  # noqa: SIM118
-                meta = fields.pop("meta")
-                out.append(
-                    SpooledDocument(**fields, meta=None if meta is None else json.loads(meta))
-                )
+                meta, spooled = fields.pop("meta"), fields.pop("spooled")
+                fields["meta"] = None if meta is None else json.loads(meta)
+                file = None if spooled is None else self._spool.path(spooled)
+                out.append(SpooledDocument(**fields, file=file))
         return out
+
+
+def _content(document: UploadedDocument) -> tuple[bytes | None, str | None]:
+    """The columns `content` and `spooled`."""
+    content = document.content
+    return (content, None) if isinstance(content, bytes) else (None, content.path.name)
 
 
 def _update_documents(

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
 from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS, UTF8_KINDS
 from service.gateway.http.json_body import validated
 from service.gateway.schemas import DocumentIn
@@ -68,7 +68,7 @@ class UploadValidator:
                 "document once",
                 field=f"{place}.doc_id",
             )
-        self.check_size(len(document.content), document.kind, place)
+        self.check_size(document.size, document.kind, place)
         return document
 
     def check_number(self, documents: int) -> None:
@@ -90,8 +90,22 @@ class UploadValidator:
             )
 
 
+def check_utf8(content: bytes | SpooledFile) -> None:
+    """Raise UnicodeDecodeError if it is not UTF-8. Blocks for content in a file."""
+    if isinstance(content, bytes):
+        content.decode()
+    else:
+        content.check_utf8()
+
+
 def file_document(
-    name: str, collection: str, kind: str, content: bytes, title: str, metadata: dict[str, Any]
+    name: str,
+    collection: str,
+    kind: str,
+    content: bytes | SpooledFile,
+    *,
+    title: str,
+    metadata: dict[str, Any],
 ) -> UploadedDocument:
     """A file as a document called `name`.
 
@@ -103,7 +117,7 @@ def file_document(
     """
     if kind in UTF8_KINDS:
         try:
-            content = content.decode("utf-8-sig").encode()
+            check_utf8(content)
         except UnicodeDecodeError as error:
             raise MalformedBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
     if kind == "text" and not title:

@@ -27,7 +27,7 @@ _SETTINGS = {
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a text in UTF-8; its title is its first heading."""
-    text = content.decode()
+    text = content.decode("utf-8-sig")
     tree = publish_doctree(text, settings_overrides=_SETTINGS)
     titles = [
         title.rawsource.strip() or title.astext()
