@@ -33,13 +33,15 @@ class Account:
     @property
     def failed(self) -> int:
         """Documents that failed so far."""
-        return len(self._failed) + sum(job["progress"]["failed"] for job in self.jobs.values())
+        return len(self._failed) + self._count("failed")
 
     @property
     def ended(self) -> int:
         """Documents of which it is known what became of them; skipped ones are no documents."""
-        counts = (job["progress"] for job in self.jobs.values())
-        return len(self._failed) + sum(c["done"] + c["failed"] + c["cancelled"] for c in counts)
+        return len(self._failed) + sum(map(self._count, ("done", "failed", "cancelled")))
+
+    def _count(self, part: str) -> int:
+        return sum(int(job["progress"][part]) for job in self.jobs.values())
 
     def found(self) -> None:
         """One more document was read, and will be sent."""

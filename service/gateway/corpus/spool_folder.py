@@ -10,6 +10,7 @@ documents need no file: they are in the row itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterable
@@ -122,7 +123,8 @@ class Upload:
 
     async def close(self) -> None:
         for writer in self._writers:
-            await writer.close()
+            with contextlib.suppress(OSError):  # no room for the rest of what is not needed
+                await writer.close()
         names = [writer.name for writer in self._writers]
         await asyncio.to_thread(self._spool.discard_unclaimed, names)
 
