@@ -19,6 +19,7 @@ from service.records import ColdMode
 from service.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
+MIN_SECRET_CHARS = 16
 
 
 def default_data_dir() -> Path:
@@ -203,6 +204,14 @@ class Settings(BaseSettings):
     job_retention_days: float = Field(
         30.0, ge=0, description="then ended jobs and their idempotency keys are forgotten; 0: never"
     )
+    webhook_url: str = Field(
+        "", description="told of every ingest job that ends, http(s)://…; empty: nobody is"
+    )
+    webhook_secret: str = Field(
+        "",
+        validate_default=True,
+        description="signs what webhook_url is sent; 16 characters or more",
+    )
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 
@@ -213,7 +222,14 @@ class Settings(BaseSettings):
             raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
         return value
 
-    @field_validator("embedder_url", "reranker_url", "otlp_endpoint")
+    @field_validator("webhook_secret")
+    @classmethod
+    def _long_enough(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("webhook_url") and len(value) < MIN_SECRET_CHARS:
+            raise ValueError(f"must have at least {MIN_SECRET_CHARS} characters with webhook_url")
+        return value
+
+    @field_validator("embedder_url", "reranker_url", "otlp_endpoint", "webhook_url")
     @classmethod
     def _http_scheme(cls, value: str) -> str:
         if value and not value.startswith(("http://", "https://")):

@@ -18,14 +18,19 @@ from service.gateway.disk_guard import DiskGuard
 
 VERSION = 5
 # Large content is in a file of the spool folder. Whatever makes a row forget its file, also the
-# end of its job, leaves the name here until the file is removed.
-_SPOOLED = """
+# end of its job, leaves the name in freed_files until the file is removed. `events` is what is owed
+# to the webhook.
+_NEW_IN_5 = """
 CREATE TABLE freed_files (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TRIGGER freed_by_update AFTER UPDATE OF spooled ON documents
     WHEN OLD.spooled IS NOT NULL AND NEW.spooled IS NULL
     BEGIN INSERT OR IGNORE INTO freed_files VALUES (OLD.spooled); END;
 CREATE TRIGGER freed_by_delete AFTER DELETE ON documents WHEN OLD.spooled IS NOT NULL
     BEGIN INSERT OR IGNORE INTO freed_files VALUES (OLD.spooled); END;
+CREATE TABLE events (
+    event_id TEXT PRIMARY KEY, body BLOB NOT NULL, attempts INTEGER NOT NULL,
+    created REAL NOT NULL, due REAL NOT NULL
+);
 """
 _TABLES = f"""
 CREATE TABLE jobs (
@@ -61,7 +66,7 @@ CREATE TABLE receipts (
     receipt_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, collection TEXT NOT NULL,
     doc_ids TEXT NOT NULL, documents INTEGER NOT NULL, chunks INTEGER NOT NULL,
     kv TEXT NOT NULL, unreached TEXT NOT NULL, created REAL NOT NULL, completed REAL
-);{_SPOOLED}"""
+);{_NEW_IN_5}"""
 # The first release had no tenants and kept a document as one JSON text.
 _FROM_1 = f"""
 ALTER TABLE jobs RENAME TO jobs_1;
@@ -101,7 +106,7 @@ DROP TABLE contents_1;
 
 _FROM_2 = "ALTER TABLE purges ADD COLUMN copies TEXT NOT NULL DEFAULT '[]'"
 _FROM_3 = "ALTER TABLE documents ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0"
-_FROM_4 = "ALTER TABLE documents ADD COLUMN spooled TEXT;" + _SPOOLED
+_FROM_4 = "ALTER TABLE documents ADD COLUMN spooled TEXT;" + _NEW_IN_5
 
 
 class JobDatabase:

@@ -12,17 +12,20 @@ MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 
 
-def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
-    """Compute the states of jobs from those of their documents."""
-    for job_id in set(job_ids):
-        cancelled = write.execute(
-            "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
-        ).fetchone()["cancelled"]
-        state = _job_state(_counts(write, "state", job_id), bool(cancelled))
+def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> list[str]:
+    """Compute the states of jobs from those of their documents; returns those that end by it."""
+    ended: list[str] = []
+    for job_id in sorted(set(job_ids)):
+        query = "SELECT cancelled, state FROM jobs WHERE job_id = ?"
+        job = write.execute(query, (job_id,)).fetchone()
+        state = _job_state(_counts(write, "state", job_id), bool(job["cancelled"]))
+        if job["state"] in OPEN_STATES and state not in OPEN_STATES:
+            ended.append(job_id)
         write.execute(
             "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
             (state, time.time(), job_id),
         )
+    return ended
 
 
 def load_job(read: sqlite3.Connection, row: sqlite3.Row, max_errors: int = MAX_ERRORS) -> Job:

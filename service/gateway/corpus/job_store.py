@@ -29,6 +29,7 @@ from service.gateway.corpus.job_records import (
 )
 from service.gateway.corpus.job_state import MAX_ERRORS, load_job, update_job_states
 from service.gateway.corpus.spool_folder import SpoolFolder
+from service.gateway.corpus.webhooks.event_store import add_events
 
 # Frees the space of a document that is no longer needed here.
 _FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"
@@ -37,9 +38,13 @@ _FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"
 class JobStore:
     """Thread-safe; every call blocks. The database must have been started."""
 
-    def __init__(self, database: JobDatabase, spool: SpoolFolder) -> None:
+    def __init__(
+        self, database: JobDatabase, spool: SpoolFolder, *, with_events: bool = False
+    ) -> None:
+        """`with_events`: for each job that ends an event is owed to the webhook."""
         self._database = database
         self._spool = spool
+        self._with_events = with_events
 
     def start(self) -> None:
         """Forget what a process that died had not accepted; before there are uploads."""
@@ -146,7 +151,7 @@ class JobStore:
                 "WHERE job_id = ? AND state IN ('pending', 'indexed')",
                 (job_id,),
             )
-            update_job_states(write, [job_id])
+            self._update_states(write, [job_id])
 
     def cancel_documents(
         self, tenant: str, collection: str, doc_ids: Sequence[str] | None
@@ -174,7 +179,7 @@ class JobStore:
                 "error = 'deleted before it was indexed' WHERE number = ?",
                 [(row["number"],) for row in rows],
             )
-            update_job_states(write, [row["job_id"] for row in rows])
+            self._update_states(write, [row["job_id"] for row in rows])
         return sorted({row["doc_id"] for row in rows})
 
     # -- documents -------------------------------------------------------------------------------
@@ -211,11 +216,11 @@ class JobStore:
                 [(number,) for number, *_ in documents],
             )
             assignment = f"state = 'indexed', {_FREE}, change = ?, chunks = ?, tokens = ?"
-            _update_documents(write, assignment, values)
+            self._update_documents(write, assignment, values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
         with self._database.transaction() as write:
-            _update_documents(write, "state = 'done'", [(number,) for number in numbers])
+            self._update_documents(write, "state = 'done'", [(number,) for number in numbers])
 
     def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
         """Documents cannot be stored.
@@ -226,7 +231,7 @@ class JobStore:
         """
         values = [(state, error, number) for number, error in documents]
         with self._freeing() as write:
-            _update_documents(write, f"state = ?, {_FREE}, error = ?", values)
+            self._update_documents(write, f"state = ?, {_FREE}, error = ?", values)
 
     def stored_by(self, tenant: str, job_id: str) -> tuple[int, int]:
         """(documents, bytes) that a tenant will have once this job is done, and all before it."""
@@ -261,6 +266,27 @@ class JobStore:
                     "DELETE FROM freed_files WHERE name = ?", [(name,) for name in freed]
                 )
 
+    def _update_documents(
+        self, write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """Update documents that were not cancelled; the last value of each row is the number."""
+        write.executemany(
+            f"UPDATE documents SET {assignment} "
+            "WHERE number = ? AND state IN ('pending', 'indexed')",
+            values,
+        )
+        rows = write.execute(
+            "SELECT DISTINCT job_id FROM documents "
+            "WHERE number IN (SELECT value FROM json_each(?))",
+            (json.dumps([row[-1] for row in values]),),
+        )
+        self._update_states(write, [row["job_id"] for row in rows.fetchall()])
+
+    def _update_states(self, write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+        ended = update_job_states(write, job_ids)
+        if self._with_events:
+            add_events(write, ended)
+
     def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
         out: list[SpooledDocument] = []
         total = 0
@@ -287,18 +313,3 @@ def _content(document: UploadedDocument) -> tuple[bytes | None, str | None]:
     """The columns `content` and `spooled`."""
     content = document.content
     return (content, None) if isinstance(content, bytes) else (None, content.path.name)
-
-
-def _update_documents(
-    write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]
-) -> None:
-    """Update documents that were not cancelled; the last value of each row is the number."""
-    write.executemany(
-        f"UPDATE documents SET {assignment} WHERE number = ? AND state IN ('pending', 'indexed')",
-        values,
-    )
-    rows = write.execute(
-        "SELECT DISTINCT job_id FROM documents WHERE number IN (SELECT value FROM json_each(?))",
-        (json.dumps([row[-1] for row in values]),),
-    )
-    update_job_states(write, [row["job_id"] for row in rows.fetchall()])
