@@ -46,8 +46,9 @@ def run(args: argparse.Namespace, metadata: dict[str, Any]) -> int:
     Raises:
         CommandError: The service refuses for a reason that will not pass by itself.
     """
-    if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait:
-        raise WrongArgument("--watch takes one folder, and not --no-wait")
+    fetches = args.urls is not None or args.sitemap is not None
+    if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait or fetches:
+        raise WrongArgument("--watch takes one folder, and neither URLs nor --no-wait")
     watch = Watch(args, metadata)
     while True:
         watch.round()

@@ -347,7 +347,8 @@ def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
     with database.transaction() as write:
         for trigger in ("freed_by_update", "freed_by_delete"):
             write.execute(f"DROP TRIGGER {trigger}")
-        write.execute("DROP TABLE freed_files")
+        for table in ("freed_files", "events"):
+            write.execute(f"DROP TABLE {table}")
         write.execute("ALTER TABLE documents DROP COLUMN spooled")
         write.execute("ALTER TABLE documents DROP COLUMN tokens")
         write.execute("PRAGMA user_version = 3")
