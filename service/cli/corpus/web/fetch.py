@@ -20,7 +20,7 @@ MAX_REDIRECTS = 5
 TIMEOUT_S = 10.0  # to connect, and for every read
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # holds an IPv4 address of any kind
-_HEADERS = {"User-Agent": "kvstitch-ingest", "Accept-Encoding": "identity"}
+_HEADERS = [("User-Agent", "kvstitch-ingest"), ("Accept-Encoding", "identity")]
 
 
 class NotFetched(Exception):

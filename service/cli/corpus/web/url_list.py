@@ -39,9 +39,7 @@ def of_sitemap(url: str, fetcher: Fetcher) -> Iterator[str]:
         if seen > MAX_SITEMAPS:
             raise CommandError(f"{url} names more than {MAX_SITEMAPS} sitemaps: give some of them")
         root = _parsed(waiting.pop(0), fetcher)
-        found = [
-            (loc.text or "").strip() for loc in root.iterfind(f"{_NAMESPACE}*/{_NAMESPACE}loc")
-        ]
+        found = [(loc.text or "").strip() for loc in root.iterfind(_LOC)]
         if root.tag.endswith("}sitemapindex") or root.tag == "sitemapindex":
             waiting += found
         else:
