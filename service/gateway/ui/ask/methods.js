@@ -1,6 +1,6 @@
 // The fields that choose a method, made from what the service offers.
 
-import { byId, el } from "./dom.js";
+import { byId, el } from "../lib/dom.js";
 
 /** The parameter that says how much is recomputed: [name, facts] of the one that takes "auto". */
 const repair = (fusion) => Object.entries(fusion?.parameters ?? {}).find(([, facts]) => facts.auto);
@@ -50,6 +50,7 @@ export function methodFields(title, chosen) {
     value() {
       const usual = offered.defaults.fusion;
       const method = field("fusion").value;
+      if (!method) return {}; // the methods are not known yet: the service's default
       const fusion = method === usual.method ? { ...usual } : { method };
       const [ratio] = repair(offered.fusion.find((method) => method.name === fusion.method)) ?? [];
       if (ratio) delete fusion[ratio];
@@ -65,6 +66,7 @@ export function methodFields(title, chosen) {
 
 /** A method in words: "a3, ratio 0.15, then snapkv of 64". */
 export function methodName({ fusion, eviction }) {
+  if (!fusion) return "the service's default";
   const { method, ...parameters } = fusion;
   const given = Object.entries(parameters).map(([parameter, value]) => `, ${parameter} ${value}`).join("");
   const evicts = eviction ? `, then ${eviction.method}${eviction.budget ? ` of ${eviction.budget}` : ""}` : "";

@@ -1,16 +1,18 @@
 // The Ask tab: one question with one or two methods, one after the other so that neither slows
 // the other down.
 
-import { getJson, send, stream } from "./api.js";
+import { getJson, send, stream } from "../lib/api.js";
+import { byId, el, fill } from "../lib/dom.js";
+import { preferences } from "../lib/preferences.js";
 import { answer } from "./answer.js";
-import { byId, el, fill } from "./dom.js";
 import { methodFields, methodName } from "./methods.js";
 
 const PATH = "v1/rag/generate";
 
 /** Returns a function that loads methods and collections from the service. */
 export function ask() {
-  const first = methodFields("Method A", "");
+  const [kind, preferred] = preferences.get("method").split(":");
+  const first = methodFields("Method A", kind === "method" ? preferred : "");
   const second = methodFields("Method B", "vanilla");
   byId("methods").append(first.node, second.node);
   const compare = byId("compare");
@@ -23,6 +25,9 @@ export function ask() {
 
   let running = null;
   byId("stop").addEventListener("click", () => running?.abort());
+  byId("panel-ask").addEventListener("keydown", (event) => {
+    if (event.key === "Escape") running?.abort();
+  });
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     if (!running) runAll(compare.checked ? [first, second] : [first]);
@@ -32,6 +37,10 @@ export function ask() {
     event.preventDefault();
     byId("ask").requestSubmit();
   });
+
+  document.addEventListener("collections", ({ detail }) =>
+    fill(byId("collections"), detail.map((c) => el("option", { value: c.collection }))),
+  );
 
   async function runAll(chosen) {
     running = new AbortController();
@@ -62,8 +71,6 @@ export function ask() {
       byId("top-k").placeholder = status.prompt.top_k;
       byId("max-tokens").placeholder = status.prompt.max_tokens;
     }
-    const known = await getJson("admin/collections").catch(() => ({ collections: [] }));
-    fill(byId("collections"), known.collections.map((c) => el("option", { value: c.collection })));
   };
 }
 

@@ -1,8 +1,8 @@
 // The Tiers tab: contents and health of the KV store's tiers, and a few figures of the worker.
 
-import { getJson } from "./api.js";
-import { byId, el, fill, whileShown } from "./dom.js";
-import { bytes, count, percent } from "./format.js";
+import { getJson } from "../lib/api.js";
+import { byId, el, fill, whileShown } from "../lib/dom.js";
+import { bytes, count, percent } from "../lib/format.js";
 
 const NAMES = { memory: "RAM", ssd: "SSD", redis: "Redis" };
 
@@ -40,9 +40,9 @@ function rowOf([name, tier]) {
     el("td", {}, el("span", { class: `badge ${well ? "succeeded" : "failed"}` }, well ? "healthy" : "unreachable")),
     el("td", { class: "number" }, count(tier.entries ?? 0)),
     el("td", { class: "number" }, bytes(used)),
-    el("td", { class: "number" }, capacity ? bytes(capacity) : "no limit"),
-    el("td", { class: "nowrap" }, full === null ? "" : [meter, ` ${percent(full)}`]),
-    el("td", { class: "number" }, count(tier.evictions ?? 0)),
+    el("td", { class: "number wide-only" }, capacity ? bytes(capacity) : "no limit"),
+    el("td", { class: "nowrap wide-only" }, full === null ? "" : [meter, ` ${percent(full)}`]),
+    el("td", { class: "number wide-only" }, count(tier.evictions ?? 0)),
   );
 }
 

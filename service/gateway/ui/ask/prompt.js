@@ -1,21 +1,23 @@
 // Shows the prompt: a row per segment, with every token marked by what happened to it.
 
-import { el, fill } from "./dom.js";
+import { el, fill } from "../lib/dom.js";
 import { SOURCES, countsOf, inWords, tokensOf } from "./fates.js";
-import { count, percent, plural } from "./format.js";
+import { count, percent, plural } from "../lib/format.js";
 
 /** `passages` is called before the first token, `show` at the end of the answer. */
 export function promptStrip(id) {
   const detail = el("p", { class: "detail", role: "status" });
   const rows = el("div", { class: "rows" });
   const table = el("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Counts of tokens" });
-  const heading = el("h3", { id: `${id}-prompt` }, "Prompt");
-  const node = el("section", { class: "card prompt", "aria-labelledby": `${id}-prompt`, hidden: true });
-  node.append(el("header", {}, heading, legend()), detail, rows, table);
+  const heading = el("h3", { id: `${id}-prompt` }, "Prompt, token by token");
+  const summary = el("summary", {}, heading);
+  const node = el("details", { class: "card prompt", "aria-labelledby": `${id}-prompt`, hidden: true });
+  node.append(summary, legend(), detail, rows, table);
   const passages = new Map();
 
   function light(index) {
     const row = passages.get(index);
+    node.open = true;
     const lit = !row.classList.contains("lit");
     for (const other of passages.values()) other.classList.remove("lit");
     row.classList.toggle("lit", lit);

@@ -1,7 +1,7 @@
 // Shows one answer while it comes in: its text, its citations, its cost, and its prompt.
 
-import { el, fill } from "./dom.js";
-import { count, percent, plural, time } from "./format.js";
+import { el, fill } from "../lib/dom.js";
+import { count, percent, plural, time } from "../lib/format.js";
 import { promptStrip } from "./prompt.js";
 import { waterfall } from "./waterfall.js";
 

@@ -1,9 +1,10 @@
-// The service's HTTP API. The API key is kept in this tab's session and sent only to this service.
+// The service's HTTP API. The API key is sent only to this service.
 
-const ROOT = new URL("..", document.baseURI);
-const KEY = "kvstitch.key";
+import { key } from "./key.js";
 
-/** An error response; `status` 401 means that an API key is needed. */
+export const ROOT = new URL("..", document.baseURI);
+
+/** An error response; `status` is 0 where none came, 401 where an API key is needed. */
 export class ApiError extends Error {
   constructor(message, status, code) {
     super(message);
@@ -12,14 +13,22 @@ export class ApiError extends Error {
   }
 }
 
-export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
-};
+export const authorization = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+
+/** The error of a response with this status and parsed body; a refused key is told to the page. */
+export function refusal(status, told, fallback) {
+  // Routes under /v1 report errors in `error`, the others as problem+json.
+  const message = told?.error?.message ?? told?.detail ?? told?.title ?? fallback;
+  if (status === 401) {
+    document.dispatchEvent(new CustomEvent("key-wanted", { detail: { sent: Boolean(key.get()) } }));
+  }
+  return new ApiError(message, status, told?.error?.code ?? told?.code);
+}
+
+export const unreachable = () => new ApiError("the service does not answer", 0, "unreachable");
 
 async function request(path, { method = "GET", body, signal } = {}) {
-  const headers = {};
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+  const headers = authorization();
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
@@ -31,18 +40,18 @@ async function request(path, { method = "GET", body, signal } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("the service does not answer", 0, "unreachable");
+    throw unreachable();
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  // Routes under /v1 report errors in `error`, the others as problem+json.
-  const message = told.error?.message ?? told.detail ?? told.title ?? response.statusText;
-  if (response.status === 401) document.dispatchEvent(new CustomEvent("key-wanted"));
-  throw new ApiError(message, response.status, told.error?.code ?? told.code);
+  throw refusal(response.status, await response.json().catch(() => null), response.statusText);
 }
 
 export const getJson = async (path, options) => (await request(path, options)).json();
 export const send = (path, method, body) => getJson(path, { method, body });
+
+/** The path of a document; ids may hold slashes. */
+export const documentPath = (docId, collection, of = "documents") =>
+  `admin/${of}/${docId.split("/").map(encodeURIComponent).join("/")}?${new URLSearchParams({ collection })}`;
 
 /** Calls `on(event, data)` for every server-sent event of a streamed answer. */
 export async function stream(path, body, signal, on) {
@@ -50,9 +59,15 @@ export async function stream(path, body, signal, on) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
+    let part;
+    try {
+      part = await reader.read();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError("the connection broke off", 0, "unreachable");
+    }
+    if (part.done) return;
+    held += part.value;
     const frames = held.split("\n\n");
     held = frames.pop();
     for (const frame of frames) deliver(frame, on);

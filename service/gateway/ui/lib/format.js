@@ -23,3 +23,20 @@ export const moment = (unix) =>
   new Date(1000 * unix).toLocaleString("sv", { dateStyle: "short", timeStyle: "medium" });
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+
+/** A duration that is an estimate: "about 40 s", "about 5 min". */
+export function about(seconds) {
+  if (seconds < 1) return "less than 1 s";
+  if (seconds < 90) return `about ${Math.ceil(seconds)} s`;
+  if (seconds < 5400) return `about ${Math.round(seconds / 60)} min`;
+  return `about ${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** Where the code point number `at` of a text begins, in UTF-16 units: the API counts code points. */
+export function unitsAt(text, at) {
+  let units = 0;
+  for (let points = 0; points < at && units < text.length; points += 1) {
+    units += text.codePointAt(units) > 0xffff ? 2 : 1;
+  }
+  return units;
+}

@@ -1,6 +1,6 @@
 // Tabs as WAI-ARIA describes them: arrow keys, Home and End select; the address keeps the choice.
 
-/** A panel gets the event "shown" when it is selected. */
+/** A panel gets the event "shown" when it is selected. Returns a function that selects by name. */
 export function tabs(list) {
   const all = [...list.querySelectorAll("[role=tab]")];
   // With a slash, so that it is not the id of an element, to which the browser would scroll.
@@ -15,6 +15,7 @@ export function tabs(list) {
       panel(other).hidden = !chosen;
     }
     if (focus) tab.focus();
+    tab.scrollIntoView({ block: "nearest", inline: "nearest" });
     history.replaceState(null, "", address(tab));
     panel(tab).dispatchEvent(new Event("shown"));
   }
@@ -30,5 +31,8 @@ export function tabs(list) {
     event.preventDefault();
     choose(all[(to + all.length) % all.length], { focus: true });
   });
-  choose(all.find((tab) => address(tab) === location.hash) ?? all[0]);
+  const addressed = () => all.find((tab) => address(tab) === location.hash);
+  window.addEventListener("hashchange", () => addressed() && choose(addressed()));
+  choose(addressed() ?? all[0]);
+  return (name) => choose(document.getElementById(`tab-${name}`));
 }

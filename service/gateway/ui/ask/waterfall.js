@@ -1,7 +1,7 @@
 // Shows how the time to the first token was spent, beside the expected time of a full prefill.
 
-import { el } from "./dom.js";
-import { time } from "./format.js";
+import { el } from "../lib/dom.js";
+import { time } from "../lib/format.js";
 
 const STAGES = [
   ["embed", "Embed question"],

@@ -12,13 +12,14 @@ export const SOURCES = {
 /** One entry per token of a segment. */
 export function tokensOf(segment, { layers, kv_heads: heads }) {
   const everywhere = layers * heads;
+  const points = [...segment.text]; // `starts` counts code points
   const out = [];
   for (const run of segment.runs) {
     for (let i = 0; i < run.tokens; i += 1) {
       const at = out.length;
       out.push({
         at,
-        text: segment.text.slice(segment.starts[at], segment.starts[at + 1] ?? segment.text.length),
+        text: points.slice(segment.starts[at], segment.starts[at + 1] ?? points.length).join(""),
         source: run.source,
         computed: run.computed_layers,
         kept: run.entries / everywhere,
