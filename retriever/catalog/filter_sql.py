@@ -22,9 +22,7 @@ def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
     condition, values = _sql(doc_filter.where)
     if doc_filter.named:
         part = doc_filter.named.casefold()
-        condition = (
-            f"(instr(casefold(doc_id), ?) OR instr(casefold(title), ?)) AND {condition}"
-        )
+        condition = f"(instr(casefold(doc_id), ?) OR instr(casefold(title), ?)) AND {condition}"
         values = [part, part, *values]
     if doc_filter.doc_ids is not None:
         condition = f"doc_id IN (SELECT value FROM json_each(?)) AND {condition}"

@@ -254,5 +254,10 @@ def test_nothing_else_may_run(console: Console, service: Service) -> None:
     assert console.wrong  # what the other tests look at does see it
     console.wrong.clear()
     assert service.http.get("/ui/nothing.js").status_code == 404
-    for path in ("/ui/../gateway.py", "/ui/%2e%2e/api.py", "/ui/lib/..%2f..%2f..%2fapi.py", "/ui/lib"):
+    for path in (
+        "/ui/../gateway.py",
+        "/ui/%2e%2e/api.py",
+        "/ui/lib/..%2f..%2f..%2fapi.py",
+        "/ui/lib",
+    ):
         assert service.http.get(path).status_code == 404, path

@@ -9,7 +9,17 @@ import pytest
 from tests.e2e.console.browser import Console
 
 NAMED = {
-    *("button", "checkbox", "combobox", "dialog", "group", "meter", "progressbar", "radio", "region"),
+    *(
+        "button",
+        "checkbox",
+        "combobox",
+        "dialog",
+        "group",
+        "meter",
+        "progressbar",
+        "radio",
+        "region",
+    ),
     *("spinbutton", "tab", "tabpanel", "table", "tablist", "textbox", "article", "option"),
 }
 

@@ -17,7 +17,9 @@ SECOND = "And which animal does it keep?"
 
 
 @pytest.fixture
-def console(browser: Browser, service: Service, request: pytest.FixtureRequest) -> Iterator[Console]:
+def console(
+    browser: Browser, service: Service, request: pytest.FixtureRequest
+) -> Iterator[Console]:
     look: Look = getattr(request, "param", {})
     console = Console(browser, service, **look)
     yield console
@@ -107,7 +109,7 @@ def test_it_is_kept_in_the_tab_until_it_is_cleared(console: Console, service: Se
     assert page.evaluate("localStorage.length") == 0 and len(kept(page)) == 1
     page.reload()
     assert page.locator(".exchange .markdown").text_content() == text
-    page.locator(".chip").first.click()
+    page.locator(".exchange .chip").first.click()
     assert page.locator(".passage blockquote").text_content()
     console.wait_until_served()
     page.get_by_role("button", name="Clear").click()
@@ -130,7 +132,7 @@ def test_stopping_and_making_anew(console: Console) -> None:
     came = text.text_content()
     assert came and kept(page)[0]["answer"]["state"] == "stopped"  # type: ignore[index]
     page.evaluate("localStorage.clear()")
-    page.get_by_label("Method").and_(page.locator("#chat-method")).select_option("profile:exact")
+    page.locator("#chat-method").select_option("profile:exact")
     exchange.get_by_role("button", name="Regenerate").click()
     exchange.locator(".figures-line").filter(has_text="vanilla").wait_for()
     assert console.asked[-1]["profile"] == "exact"
@@ -188,7 +190,7 @@ def test_the_collection_is_chosen_here(console: Console, service: Service) -> No
     try:
         page = console.ready("chat")
         page.locator("#chat-collection option[value=lonely]").wait_for(state="attached")
-        page.get_by_label("From", exact=True).and_(page.locator("select")).select_option("lonely")
+        page.locator("#chat-collection").select_option("lonely")
         exchange = console.chat("What is here?")
         assert exchange.locator(".chip").all_text_contents() == ["[1] solo"]
     finally:

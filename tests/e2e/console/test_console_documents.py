@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.e2e.conftest import Documents
 from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import BOTH, Look
-from tests.e2e.conftest import Documents
 from tests.e2e.service import Service
 
 
@@ -30,7 +30,9 @@ def stocked(
 
 
 @pytest.fixture
-def console(browser: Browser, stocked: Service, request: pytest.FixtureRequest) -> Iterator[Console]:
+def console(
+    browser: Browser, stocked: Service, request: pytest.FixtureRequest
+) -> Iterator[Console]:
     look: Look = getattr(request, "param", {})
     console = Console(browser, stocked, **look)
     console.ready("documents")
@@ -191,7 +193,9 @@ def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocke
         }"""
     )
     line = '{"doc_id": "long-%d", "collection": "long", "text": "%s"}\n'
-    rows = "".join(line % (n, f"Sentence {n}. The goat of number {n} is green. " * 60) for n in range(60))
+    rows = "".join(
+        line % (n, f"Sentence {n}. The goat of number {n} is green. " * 60) for n in range(60)
+    )
     session = console.context.new_cdp_session(page)
     slow = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 60_000}
     session.send("Network.enable")
@@ -205,21 +209,21 @@ def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocke
     said = page.evaluate("window.said")
     shares = [int(text.split()[1]) for text in said if text.startswith("sending")]
     assert len(set(shares)) > 2 and shares == sorted(shares), said
-    assert any(re.fullmatch(r"being read: \d+ of 60 documents, .* left", text) for text in said), said
+    assert any(re.fullmatch(r"being read: \d+ of 60 documents, .* left", text) for text in said), (
+        said
+    )
     stocked.http.delete("/admin/collections/long")
 
 
 @pytest.mark.parametrize("console", BOTH, indirect=True)
-def test_a_document_is_deleted_only_when_that_is_meant(
-    console: Console, stocked: Service
-) -> None:
+def test_a_document_is_deleted_only_when_that_is_meant(console: Console, stocked: Service) -> None:
     """By keyboard alone; the receipt stays until it is dismissed."""
     page, keyboard = console.page, console.page.keyboard
     for doc_id in ("a/b c?", "another"):
         stocked.ingest([{"doc_id": doc_id, "text": f"{doc_id} goes.", "collection": "doomed"}])
     page.get_by_role("button", name="Refresh").press("Enter")
     page.locator("#documents-collection option[value=doomed]").wait_for(state="attached")
-    console.panel.get_by_label("Collection", exact=True).select_option("doomed")
+    page.locator("#documents-collection").select_option("doomed")
     status(page, "2 documents")
     page.get_by_role("button", name="Delete a/b c?").focus()
     keyboard.press("Enter")

@@ -133,7 +133,7 @@ def test_markup_in_titles_and_answers_is_shown_as_text(console: Console, service
     try:
         page = console.ready("documents")
         page.locator("#documents-collection option[value=evil]").wait_for(state="attached")
-        console.panel.get_by_label("Collection", exact=True).select_option("evil")
+        page.locator("#documents-collection").select_option("evil")
         page.get_by_role("button", name=title).click()
         reader = page.get_by_role("dialog")
         reader.locator(".document-text").wait_for()
