@@ -68,19 +68,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (
-        rag,
-        openai,
-        models,
-        ingest,
-        jobs,
-        documents,
-        collections,
-        gate,
-        health,
-        docs,
-        root,
-    ):
+    corpus = (ingest, jobs, documents, collections)
+    for module in (rag, openai, models, *corpus, gate, health, docs, root):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

@@ -76,7 +76,7 @@ def test_evicted_tokens_are_shown(console: Console) -> None:
 
 
 def test_every_field_reaches_the_service(console: Console) -> None:
-    page = console.ready()
+    console.ready()
     console.panel.get_by_label("Collection").fill("default")
     console.panel.get_by_label("Retrieval").select_option("sparse")
     console.panel.get_by_label("Missing KV").select_option("as stored")

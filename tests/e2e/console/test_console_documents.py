@@ -187,9 +187,11 @@ def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocke
         """() => {
             window.said = [];
             new MutationObserver(() => {
-                const status = document.querySelector(".upload [role=status]");
-                if (status && window.said.at(-1) !== status.textContent) window.said.push(status.textContent);
-            }).observe(document.getElementById("uploads"), { childList: true, subtree: true, characterData: true });
+                const said = document.querySelector(".upload [role=status]")?.textContent;
+                if (said && window.said.at(-1) !== said) window.said.push(said);
+            }).observe(document.getElementById("uploads"), {
+                childList: true, subtree: true, characterData: true,
+            });
         }"""
     )
     line = '{"doc_id": "long-%d", "collection": "long", "text": "%s"}\n'

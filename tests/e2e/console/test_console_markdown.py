@@ -14,8 +14,8 @@ from tests.e2e.service import Service
 RENDER = """async (text) => {
     const { markdown } = await import("/ui/markdown/markdown.js");
     const node = document.createElement("div");
-    const cite = (n) => n <= 2 ? Object.assign(document.createElement("b"), { textContent: n }) : null;
-    markdown(node, cite).show(text);
+    const mark = (n) => Object.assign(document.createElement("b"), { textContent: n });
+    markdown(node, (n) => (n <= 2 ? mark(n) : null)).show(text);
     return node.innerHTML;
 }"""
 

@@ -25,6 +25,7 @@ MAX_FILTER_CHARS = 8192
 async def documents(
     principal: Administering,
     service: DocumentsDep,
+    *,
     collection: CollectionName = "default",
     limit: Limit = 100,
     cursor: str | None = None,

@@ -103,5 +103,5 @@ def test_everybody_means_without_credentials(folder: Path, data: Path) -> None:
     "wrong", ["app.example", "https://app.example/", "https://a.b/c", "https://"]
 )
 def test_what_is_no_origin_is_refused(wrong: str) -> None:
-    with pytest.raises(InvalidSetting, match="KVSTITCH_CORS_ORIGINS.*scheme://host"):
+    with pytest.raises(InvalidSetting, match=r"KVSTITCH_CORS_ORIGINS.*scheme://host"):
         load(cors_origins=f"https://fine.example,{wrong}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from contextlib import closing
 from http.client import HTTPConnection
 from os.path import normpath
 from pathlib import Path, PurePosixPath
@@ -77,10 +78,10 @@ def test_the_page_names_only_files_that_are_there() -> None:
 def test_no_path_leads_out_of_the_folder(rig: Rig, path: str) -> None:
     """Sent as it is written: a client's library would tidy it up."""
     address = rig.http.base_url.host, rig.http.base_url.port
-    connection = HTTPConnection(*address)
-    connection.request("GET", path)
-    reply = connection.getresponse()
-    assert reply.status == 404, (path, reply.read())
+    with closing(HTTPConnection(*address)) as connection:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        assert reply.status == 404, (path, reply.read())
 
 
 def test_the_root_leads_to_the_console(rig: Rig) -> None:
