@@ -13,10 +13,10 @@ from tests.e2e.console.looks import BOTH
 from tests.e2e.service import Service
 
 ANSWERS = {
-    "Which animal does Ines Morrow keep?": "goat",
-    "Where is the head office of Harlow Works?": "Vienna",
-    "What is the symbol of Port Calder?": "eagle",
-    "Which colour does Ines Morrow wear?": "purple",
+    "Which animal does Quentin Bruvik keep?": "goat",
+    "Which tree grows in Saint Zelmund?": "oak",
+    "Where does the Brave Bruand return every winter?": "Kyoto",
+    "Who started Velulf Group?": "Albert",
 }
 
 
@@ -32,20 +32,20 @@ def test_from_nothing_to_an_answer(
         load = console.panel.get_by_role("button", name="Load sample documents")
         load.focus()
         page.keyboard.press("Enter")
-        first = page.get_by_role("button", name="Which animal does Ines Morrow keep?")
+        first = page.get_by_role("button", name="Which animal does Quentin Bruvik keep?")
         expect(first).to_be_focused(timeout=60_000)
         assert load.is_hidden()
         page.keyboard.press("Enter")
         exchange = console.exchange(1)
         expect(exchange.locator(".markdown")).to_have_text("goat")
-        expect(exchange.locator(".chip").first).to_contain_text("Ines Morrow")
+        expect(exchange.locator(".chip").first).to_contain_text("Quentin Bruvik")
         for number, (question, answer) in enumerate(list(ANSWERS.items())[1:], 2):
             page.get_by_role("button", name="Clear").click()
             page.get_by_role("button", name=question).click()
             expect(console.exchange(1).locator(".markdown")).to_have_text(answer)
             assert console.asked[number - 1]["collection"] == "samples"
         console.choose_tab("Documents")
-        expect(page.locator("#documents tr")).to_have_count(4)
+        expect(page.locator("#documents tr")).to_have_count(5)
         page.get_by_role("button", name="Delete the collection").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()
         console.panel.get_by_text("There are no documents yet.").wait_for()

@@ -83,8 +83,10 @@ def test_bash_completes_while_one_types(bash_file: Path) -> None:
     """A terminal, and the Tab key."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {"PS1": "> ", "PATH": ""})
+        os.environ |= {"PS1": "> ", "TERM": "dumb"}
+        os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
     try:
+        read_until(terminal, "> ")
         os.write(terminal, f"source {bash_file}\n".encode())
         os.write(terminal, b"kvstitch docu\tdele\t--ye\t")
         read_until(terminal, "kvstitch documents delete --yes ")
@@ -146,7 +148,7 @@ def test_zsh_offers_what_bash_does(tmp_path: Path) -> None:
         os.write(terminal, f"autoload -U compinit; compinit -D; source {file}\n".encode())
         read_until(terminal, "source.*\n.*> ")
         os.write(terminal, b"kvstitch jo\tlist --state succ\t")
-        read_until(terminal, "jobs list --state succeeded")
+        read_until(terminal, "jobs +list --state succeeded")
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
