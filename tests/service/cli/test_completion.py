@@ -148,7 +148,7 @@ def test_zsh_offers_what_bash_does(tmp_path: Path) -> None:
         os.write(terminal, f"autoload -U compinit; compinit -D; source {file}\n".encode())
         read_until(terminal, "source.*\n.*> ")
         os.write(terminal, b"kvstitch jo\tlist --state succ\t")
-        read_until(terminal, "jobs +list --state succeeded")
+        read_until(terminal, "bs.+list --state succeeded")
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
