@@ -3,7 +3,7 @@
 import { documentPath, getJson } from "../lib/api.js";
 import { read } from "../lib/dialogs.js";
 import { el } from "../lib/dom.js";
-import { count, moment, unitsAt } from "../lib/format.js";
+import { count, moment, plural, unitsAt } from "../lib/format.js";
 
 const AT_ONCE = 200_000; // characters that are shown before one asks for the rest
 
@@ -27,7 +27,7 @@ function facts(document, collection) {
   const rows = [
     ["Document", document.doc_id],
     ["Collection", collection],
-    ["Size", `${count(document.num_chars)} characters, ${count(document.num_tokens)} tokens, ${count(document.num_chunks)} chunks`],
+    ["Size", `${plural(document.num_chars, "character")}, ${plural(document.num_tokens, "token")}, ${plural(document.num_chunks, "chunk")}`],
     ["Updated", moment(document.updated)],
     ["Pinned", document.pinned ? "yes" : "no"],
     ...Object.entries(document.metadata)
