@@ -236,14 +236,14 @@ def test_the_largest_filter_runs(catalog: Catalog) -> None:
 def test_names_are_looked_for_in_id_and_title(catalog: Catalog) -> None:
     """In whatever case, also beyond ASCII; no character stands for others; with any filter."""
     for doc_id, title, lang in (("a/1", "Straße", "de"), ("B_2", "ÉTÉ", "fr"), ("c%3", "", "de")):
-        put(catalog, doc_id, {"named": lang}, title)
+        put(catalog, doc_id, {"tongue": lang}, title)
 
     def found(named: str, **only: Any) -> list[str]:
-        where = parse_filter({"named": {"exists": True}, **only})
+        where = parse_filter({"tongue": {"exists": True}, **only})
         page = catalog.page(doc_filter=DocFilter(where=where, named=named))
         return [info.doc_id for info in page.documents]
 
     assert found("STRASSE") == ["a/1"] and found("été") == ["B_2"] and found("b_") == ["B_2"]
     assert found("%") == ["c%3"] and found("_") == ["B_2"] and found("'") == []
-    assert found("") == ["B_2", "a/1", "c%3"] and found("", named="de") == ["a/1", "c%3"]
-    assert found("3", named="fr") == []
+    assert found("") == ["B_2", "a/1", "c%3"] and found("", tongue="de") == ["a/1", "c%3"]
+    assert found("3", tongue="fr") == []
