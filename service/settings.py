@@ -245,7 +245,6 @@ class Settings(BaseSettings):
                 )
         return value
 
-
     @field_validator("webhook_secret")
     @classmethod
     def _long_enough(cls, value: str, info: ValidationInfo) -> str:
