@@ -29,7 +29,7 @@ from service.gateway.corpus.jobs.job_records import (
 )
 from service.gateway.corpus.jobs.job_state import MAX_ERRORS, load_job, update_job_states
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
-from service.gateway.corpus.webhooks.event_store import add_events
+from service.gateway.corpus.jobs.webhook_events import add_events
 
 # Frees the space of a document that is no longer needed here.
 _FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"

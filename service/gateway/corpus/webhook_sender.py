@@ -16,7 +16,7 @@ import time
 import httpx
 
 from service.gateway.corpus.background_loop import BackgroundLoop
-from service.gateway.corpus.webhooks.event_store import Event, EventStore
+from service.gateway.corpus.jobs.webhook_events import Event, EventStore
 from service.gateway.prometheus import GatewayMetrics
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
-from service.gateway.corpus.webhooks.event_store import EventStore
-from service.gateway.corpus.webhooks.sender import WebhookSender
+from service.gateway.corpus.jobs.webhook_events import EventStore
+from service.gateway.corpus.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.settings import load
 from tests.service.gateway.rig import DOCUMENTS, running, until

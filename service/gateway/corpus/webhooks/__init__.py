@@ -1,1 +1,0 @@
-"""Tells a URL of the operator's that a job has ended."""
