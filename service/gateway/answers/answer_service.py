@@ -81,7 +81,7 @@ class AnswerService:
         return AnswerStream(
             worker=self._worker,
             model=self._prompts.model,
-            text=self._prompts.answer_text(request.stop),
+            text=self._prompts.answer_text(request.stop, request.tools),
             tokenizer=self._prompts.tokenizer,
             metrics=self._metrics,
             prepared=prepared,

@@ -15,6 +15,9 @@ from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
+from service.gateway.prompts.tool_conversation import tool_conversation
+from service.gateway.tool_calls.forms import ToolForm
+from service.gateway.tool_calls.tools import ToolSet
 from service.prompt import Turn, document_ids, system_ids
 from service.records import Chunk
 from service.settings import Settings
@@ -62,6 +65,9 @@ class PromptBuilder:
         self.end_ids = folder.end_ids
         self.system = system_ids(self.format, self.tokenizer)
         self._conversations = conversation_format(self.format, folder)
+        self._with_tools = tool_conversation(
+            self._conversations, folder, self.tokenizer.added_texts, settings.tool_form
+        )
         self._segment_ids = SegmentIdCache()
 
     @property
@@ -90,19 +96,55 @@ class PromptBuilder:
     def segments(self, chunks: Sequence[TextChunk]) -> list[Chunk]:
         return [Chunk(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
 
-    def encode_question(self, turns: Sequence[Turn]) -> list[int]:
+    @property
+    def tool_form(self) -> ToolForm:
+        """The form in which the model writes calls of tools."""
+        return self._with_tools.form
+
+    def encode_question(self, turns: Sequence[Turn], tools: ToolSet | None = None) -> list[int]:
         """Q of a normalised conversation and the words that begin its answer, as token ids.
+
+        Args:
+            turns: The conversation.
+            tools: That the answer may call; it may begin with such a call, so that it is not begun
+                with words.
 
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
         """
+        if tools is not None or _about_tools(turns):
+            written = self._with_tools.question(turns, tools)
+            return self.tokenizer.encode_template(written.template, **written.texts)
         template = self._conversations.template(tuple(turn.role for turn in turns))
         template += self.format.answer_prefix
         texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
         return self.tokenizer.encode_template(template, **texts)
 
+    def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
+        """The whole prompt of a conversation with tools and without documents.
+
+        Returns:
+            Its ids, to which no S belongs; None where the prompt is S and Q as usual.
+
+        Raises:
+            InvalidRequest: The model's chat template cannot write this conversation.
+        """
+        if tools is None and not _about_tools(turns):
+            return None
+        written = self._with_tools.alone(turns, tools)
+        if written is None:
+            return None
+        ids = self.tokenizer.encode_template(written.template, **written.texts)
+        bos = self.tokenizer.bos
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
     def plan(
-        self, documents: Sequence[Chunk], question: list[int], *, max_context: int
+        self,
+        documents: Sequence[Chunk],
+        question: list[int],
+        *,
+        max_context: int,
+        alone: bool = False,
     ) -> PromptPlan:
         """Put the segments together.
 
@@ -110,18 +152,25 @@ class PromptBuilder:
             documents: From `segments`, in the order in which they are to stand in the prompt.
             question: From `encode_question`.
             max_context: Tokens that the model takes.
+            alone: The question is the whole prompt, from `encode_alone`.
 
         Raises:
             PromptTooLong: The context would have no room for even one token of the answer.
         """
-        self.check_length(documents, question, max_context=max_context)
-        return PromptPlan(self.system, list(documents), question)
+        self.check_length(documents, question, max_context=max_context, alone=alone)
+        return PromptPlan([] if alone else self.system, list(documents), question)
 
     def check_length(
-        self, documents: Sequence[Chunk], question: list[int], *, max_context: int
+        self,
+        documents: Sequence[Chunk],
+        question: list[int],
+        *,
+        max_context: int,
+        alone: bool = False,
     ) -> None:
         """Raise PromptTooLong as `plan` does."""
-        tokens = len(self.system) + sum(len(d.ids) for d in documents) + len(question)
+        system = 0 if alone else len(self.system)
+        tokens = system + sum(len(d.ids) for d in documents) + len(question)
         if tokens >= max_context:
             raise PromptTooLong(
                 f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an "
@@ -130,17 +179,26 @@ class PromptBuilder:
                 field="question" if len(question) >= max_context else "top_k",
             )
 
-    def estimate(self, turns: Sequence[Turn], top_k: int) -> int:
+    def estimate(self, turns: Sequence[Turn], top_k: int, tools: ToolSet | None = None) -> int:
         """About how many tokens a prompt will have, known before any work is done."""
-        chars = sum(len(turn.text) for turn in turns)
+        chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
         question = chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + top_k * self.format.chunk_tokens + question
 
-    def answer_text(self, stops: Sequence[str]) -> AnswerText:
-        """Collects one answer's text; ends at the model's stop strings or at one of `stops`."""
+    def answer_text(self, stops: Sequence[str], tools: ToolSet | None = None) -> AnswerText:
+        """Collects one answer's text; ends at the model's stop strings or at one of `stops`.
+
+        An answer that must be a call ends with the call: the model's stop strings could cut it.
+        """
+        own = () if tools is not None and tools.forced else self.format.stop
         return AnswerText(
-            self.tokenizer.decode,
+            self.tokenizer.decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
-            [*self.format.stop, *stops],
-            prefix=self.format.answer_prefix,
+            [*own, *stops],
+            prefix=self.format.answer_prefix if tools is None else "",
         )
+
+
+def _about_tools(turns: Sequence[Turn]) -> bool:
+    """Whether earlier turns hold calls or what they gave."""
+    return any(turn.calls or turn.role == "tool" for turn in turns)
