@@ -81,7 +81,13 @@ class AnswerService:
         return AnswerStream(
             worker=self._worker,
             model=self._prompts.model,
-            text=self._prompts.answer_text(request.stop, request.tools),
+            text=self._prompts.answer_text(
+                request.stop,
+                request.tools,
+                free=request.guided is None,
+                own_stops=not request.ignore_eos,
+                min_tokens=request.min_tokens,
+            ),
             tokenizer=self._prompts.tokenizer,
             metrics=self._metrics,
             prepared=prepared,

@@ -101,13 +101,19 @@ class PromptBuilder:
         """The form in which the model writes calls of tools."""
         return self._with_tools.form
 
-    def encode_question(self, turns: Sequence[Turn], tools: ToolSet | None = None) -> list[int]:
-        """Q of a normalised conversation and the words that begin its answer, as token ids.
+    def encode_question(
+        self,
+        turns: Sequence[Turn],
+        tools: ToolSet | None = None,
+        *,
+        begin_answer: bool = True,
+    ) -> list[int]:
+        """Q of a normalised conversation, as token ids.
 
         Args:
             turns: The conversation.
-            tools: That the answer may call; it may begin with such a call, so that it is not begun
-                with words.
+            tools: That the answer may call. It may begin with a call, so it is never begun.
+            begin_answer: Whether the words that the format begins answers with follow.
 
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
@@ -116,7 +122,8 @@ class PromptBuilder:
             written = self._with_tools.question(turns, tools)
             return self.tokenizer.encode_template(written.template, **written.texts)
         template = self._conversations.template(tuple(turn.role for turn in turns))
-        template += self.format.answer_prefix
+        if begin_answer:
+            template += self.format.answer_prefix
         texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
         return self.tokenizer.encode_template(template, **texts)
 
@@ -185,17 +192,32 @@ class PromptBuilder:
         question = chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + top_k * self.format.chunk_tokens + question
 
-    def answer_text(self, stops: Sequence[str], tools: ToolSet | None = None) -> AnswerText:
-        """Collects one answer's text; ends at the model's stop strings or at one of `stops`.
+    def answer_text(
+        self,
+        stops: Sequence[str],
+        tools: ToolSet | None = None,
+        *,
+        free: bool = True,
+        own_stops: bool = True,
+        min_tokens: int = 0,
+    ) -> AnswerText:
+        """Collects one answer's text.
 
-        An answer that must be a call ends with the call: the model's stop strings could cut it.
+        Args:
+            stops: Strings at which it ends.
+            tools: That it may call.
+            free: Whether the answer may be anything. If not, its form says where it ends, and the
+                prompt has not begun it.
+            own_stops: Whether a free answer ends at the model's own stop strings, too.
+            min_tokens: Tokens before which no string ends it.
         """
-        own = () if tools is not None and tools.forced else self.format.stop
+        own = self.format.stop if free and own_stops else ()
         return AnswerText(
             self.tokenizer.decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
             [*own, *stops],
-            prefix=self.format.answer_prefix if tools is None else "",
+            prefix=self.format.answer_prefix if free and tools is None else "",
+            min_tokens=min_tokens,
         )
 
 
