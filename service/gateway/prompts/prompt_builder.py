@@ -120,11 +120,12 @@ class PromptBuilder:
         """
         if tools is not None or _about_tools(turns):
             written = self._with_tools.question(turns, tools)
-            return self.tokenizer.encode_template(written.template, **written.texts)
-        template = self._conversations.template(tuple(turn.role for turn in turns))
-        if begin_answer:
+            template, texts = written.template, written.texts
+        else:
+            template = self._conversations.template(tuple(turn.role for turn in turns))
+            texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
+        if begin_answer and tools is None:
             template += self.format.answer_prefix
-        texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
         return self.tokenizer.encode_template(template, **texts)
 
     def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
@@ -213,7 +214,9 @@ class PromptBuilder:
         """
         own = self.format.stop if free and own_stops else ()
         return AnswerText(
-            self.tokenizer.decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
+            self.tokenizer.decode
+            if tools is None
+            else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
             [*own, *stops],
             prefix=self.format.answer_prefix if free and tools is None else "",

@@ -104,7 +104,9 @@ class PlainToolConversation:
 
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
         written = self._as_text(turns, tools)
-        return WrittenText(self.plain.template(tuple(turn.role for turn in written)), _texts(written))
+        return WrittenText(
+            self.plain.template(tuple(turn.role for turn in written)), _texts(written)
+        )
 
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
         if self.template is None:

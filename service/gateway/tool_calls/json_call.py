@@ -44,7 +44,7 @@ class CallReader:
 
     @property
     def streamable(self) -> bool:
-        """Whether what `arguments` holds is final: an object's text, not a string that holds one."""
+        """Whether what `arguments` holds is final: an object's text, not a string with one."""
         return self.name is not None and self.arguments.startswith("{")
 
     def feed(self, char: str) -> None:

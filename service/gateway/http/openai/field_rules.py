@@ -1,4 +1,4 @@
-"""What becomes of a field of a request: it is honoured, noted or refused, never ignored in silence."""
+"""What becomes of a field of a request: it is honoured, noted or refused, never just ignored."""
 
 from __future__ import annotations
 

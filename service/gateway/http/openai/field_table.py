@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from service.gateway.http.openai.field_rules import Rules, honoured, noted, refused
 
-_TEXT = {"type": "text"}
-
 # What clients and user interfaces send by themselves, and what changes nothing about an answer.
 _BOOKKEEPING: Rules = {
     "user": noted("limits and tenants follow the API key"),
@@ -35,23 +33,21 @@ _SAMPLED: Rules = {
     "seed": honoured("of several answers the n-th has seed + n"),
     "stop": honoured("up to 16 strings"),
     "n": honoured("up to 16 answers"),
-}
-_SAMPLING_TO_COME: Rules = {
-    "presence_penalty": refused("", 0),
-    "frequency_penalty": refused("", 0),
-    "logit_bias": refused("", {}),
-    "top_k": refused("", 0, -1),
-    "min_p": refused("", 0),
-    "repetition_penalty": refused("", 1),
-    "stop_token_ids": refused("", []),
-    "ignore_eos": refused("", False),
-    "min_tokens": refused("", 0),
-    "response_format": refused("", _TEXT),
-    "structured_outputs": refused(""),
-    "guided_json": refused(""),
-    "guided_regex": refused(""),
-    "guided_choice": refused("", []),
-    "guided_grammar": refused(""),
+    "presence_penalty": honoured(""),
+    "frequency_penalty": honoured(""),
+    "logit_bias": honoured("up to 1,024 tokens"),
+    "response_format": honoured("text, json_object, json_schema"),
+    "top_k": honoured("of the sampler; `kvstitch.top_k` is the number of passages"),
+    "min_p": honoured(""),
+    "repetition_penalty": honoured(""),
+    "min_tokens": honoured(""),
+    "ignore_eos": honoured(""),
+    "stop_token_ids": honoured("up to 128"),
+    "structured_outputs": honoured("json, json_object, regex, choice, grammar"),
+    "guided_json": honoured("the older name of `structured_outputs.json`"),
+    "guided_regex": honoured("the older name of `structured_outputs.regex`"),
+    "guided_choice": honoured("the older name of `structured_outputs.choice`"),
+    "guided_grammar": honoured("the older name of `structured_outputs.grammar`"),
 }
 # Of vLLM's own fields those that are not honoured, in both kinds of requests.
 _VLLM: Rules = {
@@ -92,7 +88,6 @@ _VLLM: Rules = {
 CHAT: Rules = {
     **_SAMPLED,
     **_BOOKKEEPING,
-    **_SAMPLING_TO_COME,
     **_VLLM,
     "messages": honoured("texts, tool calls and their results; the last one is answered"),
     "max_completion_tokens": honoured("goes before `max_tokens`"),
@@ -131,7 +126,6 @@ COMPLETION: Rules = {
     "service_tier": _BOOKKEEPING["service_tier"],
     "prompt_cache_key": _BOOKKEEPING["prompt_cache_key"],
     "safety_identifier": _BOOKKEEPING["safety_identifier"],
-    **_SAMPLING_TO_COME,
     **_VLLM,
     "prompt": honoured("a text, or a list of up to 16, each of which is answered"),
     "logprobs": honoured("0 to 5"),
@@ -179,4 +173,20 @@ TOOL: Rules = {
     "function": honoured(""),
     "defer_loading": refused("all tools are told to the model", False),
     "cache_control": noted("prompts are cached by their tokens"),
+}
+RESPONSE_FORMAT: Rules = {
+    "type": honoured("text, json_object, json_schema"),
+    "json_schema": honoured("its `schema`"),
+}
+STRUCTURED_OUTPUTS: Rules = {
+    "json": honoured("a schema"),
+    "json_object": honoured(""),
+    "regex": honoured(""),
+    "choice": honoured(""),
+    "grammar": honoured("Lark or GBNF"),
+    "disable_fallback": noted("there is one backend", True, False),
+    "disable_any_whitespace": noted("blanks are few anyway", False),
+    "disable_additional_properties": refused("say so in the schema", False),
+    "whitespace_pattern": refused("blanks are few anyway"),
+    "structural_tag": refused("use `tools`"),
 }

@@ -150,5 +150,3 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     kvstitch: Details
-
-

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from service.gateway.schemas.fields import Stops, Unicode
 from service.gateway.schemas.generate import (
@@ -33,6 +33,36 @@ class Extension(Choices):
     include_citations: bool = Field(True, description="the answer's kvstitch object holds them")
 
 
+class JsonSchemaFormat(BaseModel):
+    model_config = LENIENT
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What an answer must be."""
+
+    model_config = LENIENT
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's: exactly one of these."""
+
+    model_config = LENIENT
+
+    json_: dict[str, JsonValue] | Unicode | None = Field(None, alias="json")
+    regex: Unicode | None = None
+    choice: list[Unicode] | None = None
+    grammar: Unicode | None = None
+    json_object: bool | None = None
+
+
 class CommonRequest(BaseModel):
     """What every request for an answer has."""
 
@@ -55,6 +85,23 @@ class SampledRequest(CommonRequest):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stops = Field(default_factory=list)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="answers to each prompt")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = Field(None, description="token id: from -100 to 100")
+    response_format: ResponseFormat | None = None
+    top_k: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="vLLM's: of the sampler; 0 and -1: all"
+    )
+    min_p: float | None = Field(None, ge=0, le=1, description="vLLM's")
+    repetition_penalty: float | None = Field(None, gt=0, le=10, description="vLLM's")
+    min_tokens: int | None = Field(None, ge=0, description="vLLM's")
+    ignore_eos: bool | None = Field(None, description="vLLM's")
+    stop_token_ids: list[int] | None = Field(None, max_length=128, description="vLLM's")
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's")
+    guided_json: dict[str, JsonValue] | Unicode | None = Field(None, description="vLLM's")
+    guided_regex: Unicode | None = Field(None, description="vLLM's")
+    guided_choice: list[Unicode] | None = Field(None, description="vLLM's")
+    guided_grammar: Unicode | None = Field(None, description="vLLM's")
 
 
 class Details(BaseModel):
