@@ -27,6 +27,7 @@ from service.gateway.http.routes import (
     models,
     openai,
     rag,
+    responses,
 )
 from service.gateway.http.services import GatewayServices
 
@@ -64,7 +65,19 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (rag, openai, models, ingest, jobs, documents, collections, gate, health, docs):
+    for module in (
+        rag,
+        openai,
+        responses,
+        models,
+        ingest,
+        jobs,
+        documents,
+        collections,
+        gate,
+        health,
+        docs,
+    ):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

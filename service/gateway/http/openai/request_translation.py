@@ -25,6 +25,7 @@ from service.gateway.http.openai.field_table import (
 )
 from service.gateway.http.openai.model_presets import preset_fusion
 from service.gateway.http.openai.structured_output import WantedForm, wanted_form, with_tools
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.conversation import ConversationRequest
 from service.gateway.schemas.openai.chat import ChatRequest
@@ -55,6 +56,10 @@ class Served:
     model: str
     tool_form: ToolForm
     ready: Ready
+
+
+def served_by(prompts: PromptBuilder, ready: Ready) -> Served:
+    return Served(prompts.model, prompts.tool_form, ready)
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,7 @@ def test_presence_is_taken_off_once_and_frequency_every_time() -> None:
 
 def test_the_repetition_penalty_counts_the_prompt_and_both_signs() -> None:
     assert adjusted(Sampling(repetition_penalty=2.5), 3, prompt=(1, 3)) == [2, 1, 1]
-    negative = Sampler(
-        s := Sampling(repetition_penalty=2.0), LogitAdjustments.of(s, (1,), ())
-    )
+    negative = Sampler(s := Sampling(repetition_penalty=2.0), LogitAdjustments.of(s, (1,), ()))
     assert negative(torch.tensor([-1.5, -1.0])) == 0  # -1 becomes -2
 
 
