@@ -31,6 +31,7 @@ test: setup
 	scripts/install-chromium.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
+	scripts/install-clients.sh
 	$(VENV)/python -m pytest -n 2 --dist loadfile
 
 check: setup

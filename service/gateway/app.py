@@ -65,19 +65,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (
-        rag,
-        openai,
-        responses,
-        models,
-        ingest,
-        jobs,
-        documents,
-        collections,
-        gate,
-        health,
-        docs,
-    ):
+    answering = (rag, openai, responses, models)
+    for module in (*answering, ingest, jobs, documents, collections, gate, health, docs):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

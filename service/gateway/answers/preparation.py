@@ -38,8 +38,8 @@ MAX_INLINE_CHARS_PER_TOKEN = 32
 # all KV in memory).
 PREFETCH_MIN_CHARS = 1000
 
-# Tokens of an answer that may be a call or must have a form, where the request does not say: cut off
-# it is worth nothing, and models' defaults are made for sentences.
+# Tokens of an answer that may be a call or must have a form, where the request does not say: it is
+# worth nothing if it is cut off, and models' defaults are made for sentences.
 STRUCTURED_MAX_TOKENS = 512
 
 SendHint = Callable[[Prefetch], None]

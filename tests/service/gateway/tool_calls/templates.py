@@ -1,5 +1,7 @@
 """Chat templates in the manner of models that take tools; written for these tests."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 # As Qwen and Hermes do: tools in the system message, calls in tags, results as user turns.
