@@ -121,6 +121,9 @@ class CallParser:
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """What is left of an answer that has ended; `cut`: before its end."""
         out: list[Piece] = []
+        if cut and self._reader is not None and self._reader.streamable:
+            if self._wanted(self._reader.name):
+                self._pass_on(self._reader, out)
         if self._reader is not None and self._sent >= 0:
             if not cut:
                 self.warnings.append(_incomplete(self._reader.name))

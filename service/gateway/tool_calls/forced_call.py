@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from service.gateway.tool_calls.closed_schema import closed
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import Tool, ToolSet
 
@@ -31,8 +32,6 @@ def call_grammar(form: ToolForm, tools: ToolSet, *, or_json: dict[str, Any] | No
 def _call_rule(number: int, tool: Tool, form: ToolForm) -> str:
     before, after = form.call_text(tool.name, "\0").split("\0")
     parameters = {"type": "object", **(tool.parameters or {})}
-    if "properties" in parameters:
-        parameters.setdefault("additionalProperties", False)
     arguments = f"args{number}"
     return (
         f"call{number}: {json.dumps(before)} {arguments} {json.dumps(after)}\n"
@@ -41,4 +40,4 @@ def _call_rule(number: int, tool: Tool, form: ToolForm) -> str:
 
 
 def _schema(schema: dict[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _COMPACT})
+    return json.dumps({**closed(schema), "x-guidance": _COMPACT})

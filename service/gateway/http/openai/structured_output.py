@@ -8,6 +8,7 @@ from typing import Any
 
 from service.errors import InvalidRequest
 from service.gateway.schemas.openai.common import ResponseFormat, SampledRequest, StructuredOutputs
+from service.gateway.tool_calls.closed_schema import closed
 from service.gateway.tool_calls.forced_call import call_grammar
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import ToolSet
@@ -93,7 +94,7 @@ def named_schema(field: str, schema: dict[str, Any] | None) -> WantedForm:
     """JSON of a schema, which must be there."""
     if schema is None:
         raise InvalidRequest(f"{field} is missing: send the schema", field=field)
-    return WantedForm(field, {"json_schema": schema})
+    return WantedForm(field, {"json_schema": closed(schema)})
 
 
 def _of_structured_outputs(wanted: StructuredOutputs | None) -> WantedForm | None:
@@ -129,7 +130,7 @@ def _schema(field: str, value: dict[str, Any] | str | None) -> WantedForm | None
             raise InvalidRequest(f"{field} is not JSON: {error}", field=field) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{field} must be a JSON schema, an object", field=field)
-    return WantedForm(field, {"json_schema": value})
+    return named_schema(field, value)
 
 
 def _plain(field: str, name: str, value: Any) -> WantedForm | None:

@@ -121,9 +121,17 @@ def test_an_answer_without_calls_is_as_ever(rig: Rig) -> None:
 
 
 def test_a_cut_call_has_the_finish_reason_length(rig: Rig) -> None:
-    cut = ask(rig, OSLO[:40], max_tokens=39)["choices"][0]
+    cut = ask(rig, OSLO[:30], max_tokens=29)["choices"][0]
     assert cut["finish_reason"] == "length" and "tool_calls" not in cut["message"]
-    assert OSLO.startswith(cut["message"]["content"])
+    assert cut["message"]["content"] == OSLO[:30]
+    in_arguments = OSLO[: OSLO.index('lo"}}')]
+    cut = ask(rig, in_arguments, max_tokens=len(in_arguments) - 1)["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert cut["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Os'
+    *chunks, finish = streamed(rig, in_arguments)
+    pieces = [call for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"city": "Os'
+    assert any("not the JSON" in text for text in finish["kvstitch"]["warnings"])
 
 
 def test_one_call_where_only_one_may_be(rig: Rig) -> None:
