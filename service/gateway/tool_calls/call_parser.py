@@ -121,14 +121,14 @@ class CallParser:
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """What is left of an answer that has ended; `cut`: before its end."""
         out: list[Piece] = []
-        if cut and self._reader is not None and self._reader.streamable:
-            if self._wanted(self._reader.name):
-                self._pass_on(self._reader, out)
-        if self._reader is not None and self._sent >= 0:
+        reader = self._reader
+        if cut and reader is not None and reader.streamable and self._wanted(reader.name):
+            self._pass_on(reader, out)
+        if reader is not None and self._sent >= 0:
             if not cut:
-                self.warnings.append(_incomplete(self._reader.name))
-        elif self._raw.strip(_BETWEEN):
-            if not cut:
+                self.warnings.append(_incomplete(reader.name))
+        elif self._raw.strip(_BETWEEN) or (self._inside and not self.answer.calls):
+            if self._raw.strip(_BETWEEN) and not cut:
                 self.warnings.append(_NO_CALL)
             out.append(Text(self._raw + self._held))
         elif not self._inside and not (self.answer.calls and not self._held.strip()):
@@ -179,23 +179,23 @@ class CallParser:
             if form.bare_names:  # newer forms of Mistral repeat the mark
                 rest = held.lstrip(_BETWEEN.replace("[", ""))
                 if rest.startswith(form.opens):
-                    self._raw, self._held = form.opens, rest[len(form.opens) :]
+                    self._take(len(held) - len(rest) + len(form.opens))
                     return
                 if rest and form.opens.startswith(rest):
                     return
             if blank:
-                self._raw, self._held = self._raw + held[:blank], held[blank:]
+                self._take(blank)
                 return
             if form.closes and form.closes.startswith(held[: len(form.closes)]):
                 if held.startswith(form.closes):
                     self._inside = False
-                    if self._raw.strip(_BETWEEN) == form.opens:
+                    if self._raw.strip(_BETWEEN):
                         out.append(Text(self._raw + form.closes))
                         self.warnings.append("an empty tool call stays text")
                     self._raw, self._held = "", held[len(form.closes) :]
                 return
             if form.closes and held.startswith(form.opens):  # the mark, repeated without its end
-                self._raw, self._held = form.opens, held[len(form.opens) :]
+                self._take(len(form.opens))
                 return
             if form.closes and form.opens.startswith(held):
                 return
@@ -204,10 +204,14 @@ class CallParser:
             self._reader, self._sent, self._name = CallReader(name), -1, ""
             return
         if form.bare_names and (held[0].isalnum() or held[0] in "_.-[]"):
-            self._name, self._raw = self._name + held[0], self._raw + held[0]
-            self._held = held[1:]
+            self._name += held[0]
+            self._take(1)
             return
         self._no_call(out)
+
+    def _take(self, length: int) -> None:
+        """So much of what is held belongs to what may be a call."""
+        self._raw, self._held = self._raw + self._held[:length], self._held[length:]
 
     def _no_call(self, out: list[Piece], why: str = _NO_CALL) -> None:
         """What stands where a call should is text."""
@@ -226,10 +230,10 @@ class CallParser:
         for at, char in enumerate(self._held, 1):
             reader.feed(char)
             if reader.complete or reader.broken:
-                self._raw, self._held = self._raw + self._held[:at], self._held[at:]
+                self._take(at)
                 self._end_call(reader, out)
                 return
-        self._raw, self._held = self._raw + self._held, ""
+        self._take(len(self._held))
         if self._early and reader.streamable and self._wanted(reader.name):
             self._pass_on(reader, out)
 

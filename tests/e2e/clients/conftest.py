@@ -1,4 +1,4 @@
-"""A live service with the demo model, and the environments of the clients that are run against it."""
+"""A live service with the demo model, and the environments of the clients that run against it."""
 
 from __future__ import annotations
 

@@ -3,11 +3,18 @@
 import asyncio
 import json
 import sys
+from typing import Literal
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner
-from agents import function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
-from typing_extensions import Literal
 
 set_tracing_disabled(True)
 question = "Which animal does Quentin Bruvik keep?"

@@ -2,11 +2,11 @@
 
 import json
 import sys
+from typing import Literal
 
 import instructor
 from openai import OpenAI
 from pydantic import BaseModel
-from typing_extensions import Literal
 
 
 class Keeps(BaseModel):

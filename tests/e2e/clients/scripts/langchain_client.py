@@ -2,12 +2,12 @@
 
 import json
 import sys
+from typing import Literal
 
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from typing_extensions import Literal
 
 question = "Which animal does Quentin Bruvik keep?"
 

@@ -2,12 +2,12 @@
 
 import json
 import sys
+from typing import Literal
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
-from typing_extensions import Literal
 
 question = "Which animal does Quentin Bruvik keep?"
 

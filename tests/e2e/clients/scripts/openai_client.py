@@ -2,10 +2,10 @@
 
 import json
 import sys
+from typing import Literal
 
 from openai import OpenAI
 from pydantic import BaseModel
-from typing_extensions import Literal
 
 
 class Keeps(BaseModel):
@@ -26,7 +26,9 @@ tools = [{"type": "function", "function": function}]
 flat = [{"type": "function", **function, "strict": True}]
 out = {}
 
-out["chat"] = client.chat.completions.create(model="demo_model", messages=ask).choices[0].message.content
+out["chat"] = (
+    client.chat.completions.create(model="demo_model", messages=ask).choices[0].message.content
+)
 two = client.chat.completions.create(model="demo_model", messages=ask, n=2, temperature=0.0, seed=1)
 out["n"] = [choice.message.content for choice in two.choices]
 
@@ -65,7 +67,9 @@ out["response_stream"] = [kinds[0], kinds[-1], final.output_text]
 out["response_parsed"] = client.responses.parse(
     model="demo_model", input=question, text_format=Keeps
 ).output_parsed.animal
-first = client.responses.create(model="demo_model", input=question, tools=flat, tool_choice="required")
+first = client.responses.create(
+    model="demo_model", input=question, tools=flat, tool_choice="required"
+)
 item = first.output[0]
 out["response_call"] = [item.type, item.arguments]
 given = {"type": "function_call_output", "call_id": item.call_id, "output": "4 degrees"}

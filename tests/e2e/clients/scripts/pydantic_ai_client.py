@@ -2,12 +2,12 @@
 
 import json
 import sys
+from typing import Literal
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from typing_extensions import Literal
 
 question = "Which animal does Quentin Bruvik keep?"
 
