@@ -52,13 +52,12 @@ class WrittenText:
 
 
 class ToolConversation(Protocol):
-    """How a model's conversations with tools are written.
+    """How a model's conversations with tools are written."""
 
-    Attributes:
-        form: In which the model writes calls.
-    """
-
-    form: ToolForm
+    @property
+    def form(self) -> ToolForm:
+        """In which the model writes calls."""
+        ...
 
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
         """Q of a normalised conversation, to stand behind documents.

@@ -85,9 +85,8 @@ def _of_response_format(wanted: ResponseFormat | None) -> WantedForm | None:
         return None
     if wanted.type == "json_object":
         return WantedForm("response_format", {"json_object": True})
-    return named_schema(
-        "response_format.json_schema.schema", wanted.json_schema and wanted.json_schema.schema_
-    )
+    schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+    return named_schema("response_format.json_schema.schema", schema)
 
 
 def named_schema(field: str, schema: dict[str, Any] | None) -> WantedForm:
