@@ -40,6 +40,7 @@ check: setup
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 	$(VENV)/python -m service.metrics_docs --check
+	$(VENV)/python -m service.gateway.http.openai.field_docs --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 
 # Writes the files that are generated from code: the dashboards and docs/metrics.md.
