@@ -159,7 +159,7 @@ class TemplateToolConversation:
                 messages[0]["content"] += f"Question: {{t{number}}}"
                 open_turn = False
             else:
-                messages.append(self._message(number, turn, protected))
+                messages.append(self._message(number, turns, protected))
                 open_turn = False
         rendered = self._rendered(messages, None)
         system, _, question = rendered.partition(DOCUMENTS_MARK)
@@ -171,7 +171,7 @@ class TemplateToolConversation:
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
         protected = ProtectedText(self._added_texts)
         definitions = None if tools is None else protected.protect(json.loads(tools.text))
-        messages = [self._message(number, turn, protected) for number, turn in enumerate(turns)]
+        messages = [self._message(number, turns, protected) for number in range(len(turns))]
         rendered = self._rendered(messages, definitions)
         return WrittenText(rendered, protected.texts | self._own_texts(rendered, turns))
 
@@ -186,7 +186,10 @@ class TemplateToolConversation:
             # Llama 3's takes one call at a time.
             return render_messages(self._template, _one_call_each(messages), definitions)
 
-    def _message(self, number: int, turn: Turn, protected: ProtectedText) -> dict[str, Any]:
+    def _message(
+        self, number: int, turns: Sequence[Turn], protected: ProtectedText
+    ) -> dict[str, Any]:
+        turn = turns[number]
         content = f"{{t{number}}}" if turn.text else ""
         message: dict[str, Any] = {"role": turn.role, "content": content}
         if turn.calls:
@@ -201,6 +204,9 @@ class TemplateToolConversation:
                 for call in turn.calls
             ]
         if turn.role == "tool":
+            called = (call for earlier in turns for call in earlier.calls)
+            names = (call.name for call in called if call.id == turn.call_id)
+            message["name"] = protected.protect(next(names, ""))
             message["tool_call_id"] = template_id(turn.call_id, self.form)
         return message
 
@@ -246,13 +252,12 @@ def _tools_text(template: ChatTemplate, definitions: list[dict[str, Any]]) -> st
     after = _PIECES.split(template.render(messages, definitions))
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     marks = {piece for piece in before if _PIECES.fullmatch(piece) and piece != "\n"}
-    return "".join(
-        piece
+    parts = [
+        "".join(piece for piece in after[start:end] if piece not in marks)
         for kind, _, _, start, end in matcher.get_opcodes()
         if kind in ("insert", "replace")
-        for piece in after[start:end]
-        if piece not in marks
-    ).strip()
+    ]
+    return "\n".join(part for part in parts if part.strip()).strip()
 
 
 def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
