@@ -82,7 +82,10 @@ class TranslatedRequest:
 
     def renamed(self, error: KvstitchError) -> KvstitchError:
         """The error with the client's name of the field."""
-        error.field = self.as_sent(error.field)
+        ours, sent = error.field, self.as_sent(error.field)
+        if ours and sent and error.message.startswith(ours):
+            error.message = sent + error.message.removeprefix(ours)
+        error.field = sent
         return error
 
 

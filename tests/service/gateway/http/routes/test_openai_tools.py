@@ -173,6 +173,13 @@ def test_a_call_can_be_enforced(rig: Rig) -> None:
     assert "get_weather" in either and either != any_tool
 
 
+def test_a_schema_that_cannot_be_enforced_in_full_is_no_error(rig: Rig) -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "clock", "parameters": unique}}
+    found = ask(rig, NOON, tools=[tool], tool_choice="required")
+    assert called(found["choices"][0]["message"]) == [("clock", {})]
+
+
 def test_results_of_tools_are_part_of_the_conversation(rig: Rig) -> None:
     rig.ingest()
     calls = ask(rig, OSLO)["choices"][0]["message"]
