@@ -28,6 +28,8 @@ from service.gateway.http.routes import (
     openai,
     rag,
     responses,
+    retrieval_models,
+    search,
 )
 from service.gateway.http.services import GatewayServices
 
@@ -65,8 +67,10 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    answering = (rag, openai, responses, models)
-    for module in (*answering, ingest, jobs, documents, collections, gate, health, docs):
+    for module in (
+        *(rag, search, retrieval_models, openai, responses, models),
+        *(ingest, jobs, documents, collections, gate, health, docs),
+    ):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]
