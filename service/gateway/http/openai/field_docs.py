@@ -24,6 +24,7 @@ TABLES: dict[str, Rules] = {
     "/v1/chat/completions": field_table.CHAT,
     "/v1/completions": field_table.COMPLETION,
     "/v1/responses": field_table.RESPONSES,
+    "/v1/embeddings": field_table.EMBEDDINGS,
     "A message of a chat": field_table.MESSAGE,
     "A part of a message's content": field_table.CONTENT_PART,
     "A tool": field_table.TOOL,

@@ -231,3 +231,19 @@ TEXT_OPTIONS: Rules = {
     "format": honoured("text, json_object, json_schema"),
     "verbosity": refused("say in a message how long the answer should be", "medium"),
 }
+EMBEDDINGS: Rules = {
+    "input": honoured("a text, or a list of texts; token ids are refused"),
+    "model": honoured("the embedder's name"),
+    "encoding_format": honoured("float or base64"),
+    "dimensions": honoured("the embedder's own"),
+    "user": honoured("accepted; limits and tenants follow the API key"),
+    "truncate_prompt_tokens": refused("a long text is embedded in windows"),
+    "truncation_side": refused("a long text is embedded in windows"),
+    "add_special_tokens": refused("the embedder's own are added", True),
+    "normalize": refused("vectors have the length 1", True),
+    "embed_dtype": refused("vectors are float32", "float32"),
+    "endianness": refused("vectors are little-endian", "native", "little"),
+    "input_type": refused("queries and passages are embedded alike"),
+    "priority": refused("requests are served in the order in which they come", 0),
+    "request_id": refused("send the header X-Request-Id"),
+}

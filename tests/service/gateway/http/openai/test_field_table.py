@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai.types import chat, completion_create_params
+from openai.types import EmbeddingCreateParams, chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from openai.types.shared_params import FunctionDefinition
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai import field_docs, field_table
 from service.gateway.http.openai.field_rules import Rules, check_fields, noted, refused
+from service.gateway.schemas.embeddings import EmbeddingsRequest
 from service.gateway.schemas.openai import responses
 from service.gateway.schemas.openai.chat import (
     ChatMessage,
@@ -71,6 +72,7 @@ def own(params: Any) -> set[str]:
         (field_table.CHAT, own(CHAT_PARAMS) | words(VLLM_BOTH, VLLM_CHAT)),
         (field_table.COMPLETION, own(TEXT_PARAMS) | words(VLLM_BOTH, VLLM_TEXT)),
         (field_table.RESPONSES, own(RESPONSE_PARAMS)),
+        (field_table.EMBEDDINGS, own(EmbeddingCreateParams)),
         (
             field_table.MESSAGE,
             own(chat.ChatCompletionUserMessageParam)
@@ -95,6 +97,7 @@ def test_every_known_field_has_a_rule(rules: Rules, known: set[str]) -> None:
         (field_table.CHAT, ChatRequest),
         (field_table.COMPLETION, CompletionRequest),
         (field_table.RESPONSES, responses.ResponsesRequest),
+        (field_table.EMBEDDINGS, EmbeddingsRequest),
         (field_table.MESSAGE, ChatMessage),
         (field_table.CONTENT_PART, ContentPart),
         (field_table.TOOL, ToolDefinition),
