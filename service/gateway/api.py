@@ -7,7 +7,7 @@ Anything that is not listed in `__all__` may change at any time.
 
 from __future__ import annotations
 
-from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_records import SpooledDocument
 from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from service.gateway.prompts.format import (

@@ -26,7 +26,7 @@ from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.metrics import JOB_STATES

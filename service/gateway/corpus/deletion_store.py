@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget, Receipt
-from service.gateway.corpus.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.messages import Chunk
 
 _MAX_DOC_IDS = 100

@@ -15,7 +15,7 @@ from service.gateway.auth.access import Principal
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.deletion_records import Receipt
 from service.gateway.corpus.deletion_store import DeletionStore
-from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.retrieval.async_retriever import AsyncRetriever

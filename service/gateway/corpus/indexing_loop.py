@@ -19,8 +19,8 @@ from retriever import Document, EmbeddedDocument, IngestResult, Scope
 from service.errors import KvstitchError
 from service.gateway.corpus.background_loop import BackgroundLoop
 from service.gateway.corpus.corpus_gauges import CorpusGauges
-from service.gateway.corpus.job_records import SpooledDocument
-from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.jobs.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from retriever import Scope
 from service.gateway.corpus.deletion_records import PurgeTarget
-from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_records import SpooledDocument
 from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL
 
 T = TypeVar("T")

@@ -31,8 +31,8 @@ from service.errors import (
 from service.gateway.corpus.background_loop import BackgroundLoop
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.deletion_records import PurgeTarget
-from service.gateway.corpus.job_records import SpooledDocument
-from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.jobs.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.precompute_calls import (
     BATCH_CHUNKS,
     CALLS_UNDER_WAY,

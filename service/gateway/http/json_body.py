@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.errors import BodyTooLarge, MalformedBody
 from service.gateway.body_errors import from_validation, not_utf8
-from service.gateway.corpus.job_records import SpooledFile
+from service.gateway.corpus.jobs.job_records import SpooledFile
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")

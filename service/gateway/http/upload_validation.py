@@ -8,7 +8,7 @@ from typing import Any
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
 from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS, UTF8_KINDS
 from service.gateway.http.json_body import validated
 from service.gateway.schemas import DocumentIn

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.body_errors import NOT_UTF8, from_validation
-from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.jobs.spool_folder import Upload
 from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
-from service.gateway.corpus.spool_folder import Upload
 from service.gateway.http.json_body import (
     has_more_values,
     in_thread_if_long,

@@ -9,7 +9,7 @@ from typing import Any
 
 from retriever import Document, Mark
 from service.errors import InvalidRequest
-from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_records import SpooledDocument
 from service.gateway.corpus.parsing import sandbox
 from service.gateway.corpus.parsing.parsed_file import AS_THEY_ARE, MAX_MARKS, ParsedFile
 from service.gateway.corpus.parsing.sandbox import GONE

@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import Job
-from service.gateway.corpus.job_state import load_job
+from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_records import Job
+from service.gateway.corpus.jobs.job_state import load_job
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from retriever import Scope
 from service.errors import DiskFull
-from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_records import SpooledDocument
 from service.gateway.corpus.precompute_calls import (
     BATCH_CHUNKS,
     CHOOSING_DOCUMENTS,

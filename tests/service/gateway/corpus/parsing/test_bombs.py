@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retriever import Document
 from service.errors import InvalidRequest
-from service.gateway.corpus.job_records import SpooledDocument
+from service.gateway.corpus.jobs.job_records import SpooledDocument
 from service.gateway.corpus.parsing import sandbox
 from service.gateway.corpus.parsing.formats import html, markdown
 from service.gateway.corpus.parsing.parsed_file import Bounds

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidSetting
-from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import UploadedDocument
-from service.gateway.corpus.job_store import JobStore
-from service.gateway.corpus.spool_folder import SpoolFolder
+from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_records import UploadedDocument
+from service.gateway.corpus.jobs.job_store import JobStore
+from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.gateway.corpus.webhooks.event_store import EventStore
 from service.gateway.corpus.webhooks.sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
-from service.gateway.corpus.job_store import JobStore
-from service.gateway.corpus.spool_folder import INLINE_BYTES, SpoolFolder
+from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.jobs.job_store import JobStore
+from service.gateway.corpus.jobs.spool_folder import INLINE_BYTES, SpoolFolder
 from tests.service.gateway.corpus.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running, until
 

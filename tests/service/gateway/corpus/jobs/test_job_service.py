@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 
 from retriever.testing import HashingEmbedder
-from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import UploadedDocument
-from service.gateway.corpus.job_store import JobStore
-from service.gateway.corpus.spool_folder import SpoolFolder
+from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_records import UploadedDocument
+from service.gateway.corpus.jobs.job_store import JobStore
+from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Precompute, Purge
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until

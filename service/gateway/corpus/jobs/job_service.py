@@ -16,9 +16,9 @@ from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.indexing_loop import IndexingLoop
-from service.gateway.corpus.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
-from service.gateway.corpus.job_state import MAX_ERRORS
-from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.jobs.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
+from service.gateway.corpus.jobs.job_state import MAX_ERRORS
+from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.corpus.token_rate import TokenRate
 from service.gateway.disk_guard import DiskGuard

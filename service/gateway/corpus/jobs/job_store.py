@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from service.gateway.corpus.job_database import JobDatabase
-from service.gateway.corpus.job_records import (
+from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.corpus.jobs.job_records import (
     OPEN_STATES,
     Job,
     JobPage,
@@ -27,8 +27,8 @@ from service.gateway.corpus.job_records import (
     SpooledFile,
     UploadedDocument,
 )
-from service.gateway.corpus.job_state import MAX_ERRORS, load_job, update_job_states
-from service.gateway.corpus.spool_folder import SpoolFolder
+from service.gateway.corpus.jobs.job_state import MAX_ERRORS, load_job, update_job_states
+from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.gateway.corpus.webhooks.event_store import add_events
 
 # Frees the space of a document that is no longer needed here.

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import aiofiles
 
-from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
 from service.gateway.disk_guard import DiskGuard
 
 INLINE_BYTES = 1 << 17  # shorter documents are kept in the database: a file costs two syncs

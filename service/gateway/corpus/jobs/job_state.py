@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
-from service.gateway.corpus.job_records import OPEN_STATES, DocumentError, Job
+from service.gateway.corpus.jobs.job_records import OPEN_STATES, DocumentError, Job
 
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess

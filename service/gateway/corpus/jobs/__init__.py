@@ -1,0 +1,1 @@
+"""Jobs: what was handed in, kept until it is done."""
