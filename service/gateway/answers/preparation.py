@@ -39,6 +39,10 @@ MAX_INLINE_CHARS_PER_TOKEN = 32
 # all KV in memory).
 PREFETCH_MIN_CHARS = 1000
 
+# Tokens of an answer that may be a call or must have a form, where the request does not say: it is
+# worth nothing if it is cut off, and models' defaults are made for sentences.
+STRUCTURED_MAX_TOKENS = 512
+
 SendHint = Callable[[Prefetch], None]
 
 
@@ -144,6 +148,8 @@ class RequestPreparer:
         A token has at least one byte, so a question of fewer bytes surely fits.
         """
         question_bytes = sum(len(turn.text.encode()) for turn in validated.turns)
+        tools = validated.request.tools
+        question_bytes += 0 if tools is None else len(tools.text.encode())
         if question_bytes <= validated.max_context // 2:
             return None
         question = self._question(validated)
@@ -152,7 +158,9 @@ class RequestPreparer:
 
     def _question(self, validated: ValidatedRequest) -> list[int]:
         guided = validated.request.guided is not None
-        return self._prompts.encode_question(validated.turns, begin_answer=not guided)
+        return self._prompts.encode_question(
+            validated.turns, validated.request.tools, begin_answer=not guided
+        )
 
     def _inline_passages(
         self, documents: Sequence[InlineDocument], max_context: int
@@ -179,13 +187,16 @@ class RequestPreparer:
         if validated.search is not None:  # else they came with the request, in its order
             passages = self._prompts.format.in_prompt_order(passages)
         documents = self._behind.in_prompt([passage.chunk for passage in passages])
-        question = found.question
+        alone = None
+        if not documents:
+            alone = self._prompts.encode_alone(validated.turns, request.tools)
+        question = found.question if alone is None else alone
         if question is None:
             chars = sum(len(turn.text) for turn in validated.turns)
             if documents and send_hint is not None and chars > PREFETCH_MIN_CHARS:
                 send_hint(self._hint(validated, documents))
             question = self._question(validated)
-        plan = self._prompt_plan(validated, documents, question)
+        plan = self._prompt_plan(validated, documents, question, alone=alone is not None)
         plan_s = time.perf_counter() - started
         max_tokens, lowered = self._max_tokens(validated, plan)
         warnings = [*result.warnings, *lowered]
@@ -223,10 +234,17 @@ class RequestPreparer:
         )
 
     def _prompt_plan(
-        self, validated: ValidatedRequest, documents: list[Chunk], question: list[int]
+        self,
+        validated: ValidatedRequest,
+        documents: list[Chunk],
+        question: list[int],
+        *,
+        alone: bool,
     ) -> PromptPlan:
         try:
-            return self._prompts.plan(documents, question, max_context=validated.max_context)
+            return self._prompts.plan(
+                documents, question, max_context=validated.max_context, alone=alone
+            )
         except PromptTooLong as error:
             if validated.request.inline_documents is None:
                 raise
@@ -241,7 +259,10 @@ class RequestPreparer:
         wanted = validated.request.max_tokens
         room = min(validated.max_context - plan.tokens, self._settings.max_tokens_limit)
         if wanted is None:
-            return min(self._prompts.format.max_tokens, room), []
+            usual = self._prompts.format.max_tokens
+            if validated.request.tools is not None or validated.request.guided is not None:
+                usual = max(usual, STRUCTURED_MAX_TOKENS)
+            return min(usual, room), []
         if wanted <= room:
             return wanted, []
         return room, [
