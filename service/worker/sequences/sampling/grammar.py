@@ -49,7 +49,7 @@ class Grammars:
         return LLTokenizer(
             self._file.read_text(encoding="utf-8"),
             n_vocab=self._vocabulary,
-            eos_token=self._end_ids,
+            eos_token=self._end_ids or None,  # None: as tokenizer.json has it
         )
 
 

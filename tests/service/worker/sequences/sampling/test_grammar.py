@@ -83,6 +83,12 @@ def test_a_choice_and_an_expression(grammars: Grammars, tokenizer: Tokenizer) ->
         assert text[3] == "-" and text[:3].isdigit() and text.endswith("x")
 
 
+def test_a_model_without_end_tokens(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(DEMO / "tokenizer.json", VOCABULARY, ())
+    choice = LLMatcher.grammar_from_lark('start: "Paris" | "Rome"')
+    assert sampled(grammars.compile(choice), tokenizer, 1) in ("Paris", "Rome")
+
+
 def test_a_grammar_that_cannot_be_followed_says_so(grammars: Grammars) -> None:
     broken = Sampler(Sampling(), grammar=grammars.compile('{"grammars": [{"nothing": 1}]}'))
     with pytest.raises(InvalidRequest, match="guided: the grammar cannot be followed") as caught:
