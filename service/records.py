@@ -35,11 +35,24 @@ class Method:
 
 @dataclass(frozen=True)
 class Sampling:
-    max_tokens: int = 128
+    """How an answer's tokens are chosen. repetition_penalty counts prompt and answer, the other two
+    the answer. ignore_end: the model's own end tokens end nothing; stop_ids do, besides them."""
+
+    max_tokens: int = 128  # 0: the prompt is computed and kept, nothing is answered
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
     seed: int | None = None  # None: drawn by the worker
     logprobs: int | None = None  # of every token, and of this many most likely ones; None: none
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)  # by token id
+    min_tokens: int = 0
+    ignore_end: bool = False
+    stop_ids: list[int] = field(default_factory=list)
+    grammar: str = ""  # what the answer must match, in llguidance's form; empty: anything
 
 
 ColdMode = Literal["in_context", "as_stored"]

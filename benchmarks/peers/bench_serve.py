@@ -3,11 +3,12 @@
     python -m benchmarks.peers.bench_serve --model FOLDER [--prompts 16] [--into docs/peers.md]
 
 Starts the servers and asks them the same generated prompts, which hold no documents, through
-/v1/chat/completions, one server after the other. Writes bench_serve.json with everything that the tool reports, and a page.
+/v1/chat/completions, one server after the other. Writes bench_serve.json with everything that the
+tool reports, and a page.
 
 The tool takes the first chunk of a stream for the first token. It need not hold text: the first
-text is in the second chunk of every server. So TTFT and TPOT are computed here from the tool's times
-of the chunks.
+text is in the second chunk of every server. So TTFT and TPOT are computed here from the tool's
+times of the chunks.
 """
 
 from __future__ import annotations

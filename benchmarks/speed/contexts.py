@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from service.records import Sampling
-from service.worker.api import Decoder, DecoderAdapter, KVPool, Sampler, SequenceKV, kv_pool, sample
+from service.worker.api import Decoder, DecoderAdapter, KVPool, SequenceKV, kv_pool
 
 
 @dataclass
@@ -56,9 +55,8 @@ def evict(context: Context, share: float, room: int, seed: int) -> None:
 
 def decode(decoder: Decoder, contexts: list[Context], steps: int) -> None:
     """Decodes `steps` tokens greedily for every context."""
-    greedy = [Sampler(Sampling(max_tokens=steps))] * len(contexts)
     for _ in range(steps):
-        tokens = sample(greedy, decoder.step(contexts))
+        tokens = decoder.step(contexts).argmax(-1).tolist()
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)
             context.position += 1

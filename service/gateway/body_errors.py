@@ -72,7 +72,9 @@ def _undecodable_field(value: Any, path: str = "") -> str | None:
 def _field_path(loc: Sequence[int | str]) -> str:
     """("body", "documents", 0, "text") as "documents[0].text"."""
     out = ""
-    for part in loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc:
+    end = len(loc) - (loc[-1:] == ("[key]",))  # a wrong name in an object: the name is enough
+    start = int(bool(loc) and loc[0] in ("body", "query", "path", "header"))
+    for part in loc[start:end]:
         if isinstance(part, int):
             out += f"[{part}]"
         elif part.startswith(("constrained-", "list[", "function-")) or part in ("str", "int"):

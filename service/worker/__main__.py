@@ -41,6 +41,7 @@ from service.worker.methods.registry import (
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
+from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
@@ -127,6 +128,9 @@ def serve(settings: WorkerSettings) -> int:
             prefix_cache=settings.prefix_cache,
             draft_tokens=settings.draft_tokens,
             checks=gate_settings(settings),
+            grammars=Grammars(
+                Path(settings.model) / "tokenizer.json", adapter.vocabulary, adapter.end_ids
+            ),
         )
         ready = m.Ready(
             model=model_info(settings, adapter, model_fingerprint, engine.pool.tokens),

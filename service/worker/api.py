@@ -69,7 +69,6 @@ from service.worker.model.attention import (
 )
 from service.worker.model.load import default_pool_tokens
 from service.worker.model.load import load as load_model
-from service.worker.sequences.sampler import Sampler, sample
 
 __all__ = [
     "A3",
@@ -94,7 +93,6 @@ __all__ = [
     "QuestionScout",
     "Request",
     "SamKV",
-    "Sampler",
     "ScratchKV",
     "SequenceKV",
     "StagedSegment",
@@ -126,7 +124,6 @@ __all__ = [
     "prefill_sparse",
     "ragged_attention_gpu",
     "read_calibration",
-    "sample",
     "set_threads",
     "start_up_check",
     "weighted_values",

@@ -81,7 +81,12 @@ class AnswerService:
         return AnswerStream(
             worker=self._worker,
             model=self._prompts.model,
-            text=self._prompts.answer_text(request.stop),
+            text=self._prompts.answer_text(
+                request.stop,
+                free=request.guided is None,
+                own_stops=not request.ignore_eos,
+                min_tokens=request.min_tokens,
+            ),
             tokenizer=self._prompts.tokenizer,
             metrics=self._metrics,
             prepared=prepared,

@@ -19,6 +19,7 @@ from retriever import Passage
 from service.errors import NotFound, PromptTooLong
 from service.gateway.answers import response
 from service.gateway.answers.inline_documents import inline_passages
+from service.gateway.answers.token_choice import sampling
 from service.gateway.answers.validation import ValidatedRequest
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
@@ -26,7 +27,7 @@ from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalR
 from service.gateway.schemas import Citation
 from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Chunk, Generate, Prefetch, Sampling
+from service.messages import Chunk, Generate, Prefetch
 from service.settings import Settings
 
 # Inline documents with more characters per token of context than this cannot fit, and are refused
@@ -143,9 +144,13 @@ class RequestPreparer:
         question_bytes = sum(len(turn.text.encode()) for turn in validated.turns)
         if question_bytes <= validated.max_context // 2:
             return None
-        question = self._prompts.encode_question(validated.turns)
+        question = self._question(validated)
         self._prompts.check_length([], question, max_context=validated.max_context)
         return question
+
+    def _question(self, validated: ValidatedRequest) -> list[int]:
+        guided = validated.request.guided is not None
+        return self._prompts.encode_question(validated.turns, begin_answer=not guided)
 
     def _inline_passages(
         self, documents: Sequence[InlineDocument], max_context: int
@@ -186,7 +191,7 @@ class RequestPreparer:
             chars = sum(len(turn.text) for turn in validated.turns)
             if documents and send_hint is not None and chars > PREFETCH_MIN_CHARS:
                 send_hint(self._hint(validated, documents))
-            question = self._prompts.encode_question(validated.turns)
+            question = self._question(validated)
         plan = self._prompt_plan(validated, documents, question)
         plan_s = time.perf_counter() - started
         max_tokens, lowered = self._max_tokens(validated, plan)
@@ -200,9 +205,7 @@ class RequestPreparer:
             question=plan.question,
             fusion=validated.fusion,
             eviction=validated.eviction,
-            sampling=Sampling(
-                max_tokens, request.temperature, request.top_p, request.seed, request.logprobs
-            ),
+            sampling=sampling(request, max_tokens),
             prefix_mode=self._prompts.prefix_mode,
             tenant=validated.scope.tenant,
             traceparent=traceparent,

@@ -64,9 +64,13 @@ class StopStrings:
         self.stopped = False
         self.passed = 0
 
-    def push(self, text: str) -> str:
-        """The text that may be sent now; empty once `stopped`."""
-        passed = self._push(text)
+    def push(self, text: str, *, ending: bool = True) -> str:
+        """The text that may be sent now; empty once `stopped`.
+
+        Args:
+            ending: Whether a stop string that is complete now ends the answer.
+        """
+        passed = self._push(text) if ending else text
         self.passed += len(passed)
         return passed
 
@@ -117,7 +121,13 @@ class AnswerText:
     """
 
     def __init__(
-        self, decode: Decode, skip: Collection[int], stops: Sequence[str], *, prefix: str = ""
+        self,
+        decode: Decode,
+        skip: Collection[int],
+        stops: Sequence[str],
+        *,
+        prefix: str = "",
+        min_tokens: int = 0,
     ) -> None:
         """Start an empty answer.
 
@@ -126,11 +136,13 @@ class AnswerText:
             skip: Ids that yield no text, e.g. those that end an answer.
             stops: Strings that end an answer.
             prefix: The words with which the prompt has begun the answer.
+            min_tokens: Tokens before which no stop string ends the answer.
         """
         self._detokenizer = Detokenizer(decode, skip)
         self._stops = StopStrings(stops)
         self._prefix = prefix.lstrip()
         self._prefix_length = len(self._prefix)
+        self._unending = min_tokens
         self._blanks = 0  # characters before the answer, which were dropped
         self.text = ""
         self.last_span = range(0)
@@ -144,7 +156,8 @@ class AnswerText:
         self.text += prefix
         new = self._detokenizer.push(token)
         self.last_span = range(self.last_span.stop, self.last_span.stop + len(new))
-        return prefix + self._emit(self._stops.push(new))
+        self._unending -= 1
+        return prefix + self._emit(self._stops.push(new, ending=self._unending < 0))
 
     def finish(self) -> str:
         return self._emit(self._stops.finish())

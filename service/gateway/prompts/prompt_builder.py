@@ -90,14 +90,18 @@ class PromptBuilder:
     def segments(self, chunks: Sequence[TextChunk]) -> list[Chunk]:
         return [Chunk(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
 
-    def encode_question(self, turns: Sequence[Turn]) -> list[int]:
-        """Q of a normalised conversation and the words that begin its answer, as token ids.
+    def encode_question(self, turns: Sequence[Turn], *, begin_answer: bool = True) -> list[int]:
+        """Q of a normalised conversation, as token ids.
+
+        Args:
+            begin_answer: Whether the words that the format begins answers with follow.
 
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
         """
         template = self._conversations.template(tuple(turn.role for turn in turns))
-        template += self.format.answer_prefix
+        if begin_answer:
+            template += self.format.answer_prefix
         texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
         return self.tokenizer.encode_template(template, **texts)
 
@@ -136,11 +140,28 @@ class PromptBuilder:
         question = chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + top_k * self.format.chunk_tokens + question
 
-    def answer_text(self, stops: Sequence[str]) -> AnswerText:
-        """Collects one answer's text; ends at the model's stop strings or at one of `stops`."""
+    def answer_text(
+        self,
+        stops: Sequence[str],
+        *,
+        free: bool = True,
+        own_stops: bool = True,
+        min_tokens: int = 0,
+    ) -> AnswerText:
+        """Collects one answer's text.
+
+        Args:
+            stops: Strings at which it ends.
+            free: Whether the answer may be anything. If not, its form says where it ends, and the
+                prompt has not begun it.
+            own_stops: Whether a free answer ends at the model's own stop strings, too.
+            min_tokens: Tokens before which no string ends it.
+        """
+        own = self.format.stop if free and own_stops else ()
         return AnswerText(
             self.tokenizer.decode,
             self.end_ids,
-            [*self.format.stop, *stops],
-            prefix=self.format.answer_prefix,
+            [*own, *stops],
+            prefix=self.format.answer_prefix if free else "",
+            min_tokens=min_tokens,
         )

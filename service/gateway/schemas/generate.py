@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
-from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
+from service.gateway.schemas.fields import STRICT, NewDocId, StrictModel, Title, Unicode
+from service.gateway.schemas.logprobs import TokenLogprob
+from service.gateway.schemas.sampling import SamplingFields
 from service.gateway.schemas.tokens import TokenReport
 from service.prompt import Turn
 from service.records import ColdMode, GateStateName
@@ -102,7 +103,7 @@ class Choices(StrictModel):
     include_text: bool = Field(False, description="citations hold the passage's text")
 
 
-class GenerateRequest(Choices):
+class GenerateRequest(Choices, SamplingFields):
     """POST /v1/rag/generate. Fields left out take the model's defaults."""
 
     model_config = ConfigDict(
@@ -117,19 +118,7 @@ class GenerateRequest(Choices):
         Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
         | SkipJsonSchema[None]
     ) = None
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(0.0, ge=0, le=10, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
-    stop: Stops = Field(default_factory=list, description="a string or a list of strings")
     stream: bool = False
-    logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_LOGPROBS,
-        description="log-probabilities of the answer's tokens, and of this many most likely ones "
-        "in the place of each; none: none",
-    )
     include_tokens: bool = Field(
         False, description="the answer's cache report says what became of every prompt token"
     )

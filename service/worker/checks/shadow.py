@@ -20,7 +20,7 @@ from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sampler import Sampler
+from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.sequence import Sequence
 
 

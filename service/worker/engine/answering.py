@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from service.errors import KvstitchError
 from service.worker.core.request import Event, TokenEvent
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.kv.pool import KVPool
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.sequences.draft import Drafter
-from service.worker.sequences.logprobs import token_logprobs
 from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.sampling.logprobs import token_logprobs
 from service.worker.sequences.sequence import Sequence
 
 MOST_ROWS = 8
@@ -27,6 +28,7 @@ class Answering:
         draft_tokens: most tokens of a draft; 0 for no drafts.
         send: takes token events.
         finish: is called with a sequence whose answer is complete, and the reason.
+        fail: is called with a sequence whose next token cannot be chosen, and the error.
 
     Attributes:
         steps: decode steps so far.
@@ -41,37 +43,46 @@ class Answering:
         draft_tokens: int,
         send: Callable[[Event], None],
         finish: Callable[[Sequence, str], None],
+        fail: Callable[[Sequence, Exception], None],
     ) -> None:
         self._decoder = Decoder(adapter, pool)
-        self._end_ids = adapter.end_ids
         self._draft_tokens = draft_tokens
         self._send = send
         self._finish = finish
+        self._fail = fail
         self.steps = 0
         self.drafts = {"accepted": 0, "rejected": 0}
 
     def first_token(self, sequence: Sequence, logits: Tensor) -> None:
-        """Samples and sends the first token.
+        """Samples and sends the first token, unless nothing is to be answered.
 
         Args:
             logits: of the prompt's last row `[vocabulary]`.
         """
-        self._emit(sequence, [sequence.sampler(logits)], logits[None])
+        if sequence.max_tokens:
+            self._emit(sequence, [sequence.sampler(logits)], logits[None])
+        else:
+            self._finish(sequence, "length")
 
     def step(self, running: list[Sequence]) -> None:
         """Runs one decode step, which yields at least one token for each sequence."""
         drafts = [self._draft(sequence, len(running)) for sequence in running]
         logits = self._decoder.step(running, drafts)
         self.steps += 1
-        likeliest = None
-        if any(sequence.sampler.greedy for sequence in running):
-            likeliest = logits.argmax(-1).tolist()  # one copy from the device for all
+        # One copy from the device for all.
+        likeliest = logits.argmax(-1).tolist() if any(map(_takes_likeliest, running)) else []
+        if not all(map(_takes_likeliest, running)):
+            logits = logits.cpu()
         first = 0
         for sequence, draft in zip(running, drafts, strict=True):
             rows = slice(first, first + 1 + len(draft))
             first = rows.stop
-            own = likeliest[rows] if likeliest and sequence.sampler.greedy else None
-            tokens = self._sampled(sequence, draft, logits[rows], own)
+            own = likeliest[rows] if _takes_likeliest(sequence) else None
+            try:
+                tokens = self._sampled(sequence, draft, logits[rows], own)
+            except KvstitchError as error:
+                self._fail(sequence, error)
+                continue
             self._checked(sequence, draft, len(tokens) - 1)
             sequence.decode_steps += 1
             self._emit(sequence, tokens, logits[rows][: len(tokens)])
@@ -81,6 +92,8 @@ class Answering:
         most = min(self._draft_tokens, MOST_ROWS // running - 1, left)
         if most <= 0:
             return []
+        if forced := sequence.sampler.forced(most):
+            return forced
         if sequence.drafter is None:
             sequence.drafter = Drafter(prompt_tokens(sequence.request).tolist())
         return sequence.drafter.draft(sequence.tokens, most)
@@ -93,7 +106,9 @@ class Answering:
         for number, row in enumerate(logits):
             token = sequence.sampler(row) if likeliest is None else likeliest[number]
             tokens.append(token)
-            if token in self._end_ids or number >= len(draft) or token != draft[number]:
+            if token in sequence.end_ids or sequence.sampler.complete:
+                break
+            if number >= len(draft) or token != draft[number]:
                 break
         return tokens
 
@@ -101,9 +116,10 @@ class Answering:
         """Gives up the KV of rejected tokens."""
         if not draft:
             return
-        assert sequence.kv is not None and sequence.drafter is not None
+        assert sequence.kv is not None
         sequence.kv.shrink(len(draft) - accepted)
-        sequence.drafter.checked(len(draft), accepted)
+        if sequence.drafter is not None:
+            sequence.drafter.checked(len(draft), accepted)
         self.drafts["accepted"] += accepted
         self.drafts["rejected"] += len(draft) - accepted
 
@@ -115,7 +131,7 @@ class Answering:
         """
         counts = [sequence.request.sampling.logprobs] * len(tokens)
         for token, logprobs in zip(tokens, token_logprobs(counts, tokens, logits), strict=True):
-            if token in self._end_ids:
+            if token in sequence.end_ids:
                 self._finish(sequence, "stop")
                 return
             sequence.tokens.append(token)
@@ -123,3 +139,9 @@ class Answering:
             if len(sequence.tokens) >= sequence.max_tokens:
                 self._finish(sequence, "length")
                 return
+        if sequence.sampler.complete:
+            self._finish(sequence, "stop")
+
+
+def _takes_likeliest(sequence: Sequence) -> bool:
+    return sequence.sampler.takes_likeliest

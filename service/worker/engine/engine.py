@@ -38,6 +38,7 @@ from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.prefix_cache import PrefixCache, holds, prompt_tokens
 from service.worker.sequences.report import report
+from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.engine")
@@ -57,6 +58,7 @@ class Engine:
         prefix_cache: whether answered prompts are kept for requests that begin with them.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
+        grammars: compiles what answers must match; None: no request may ask for that.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Engine:
         prefix_cache: bool = False,
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._adapter = adapter
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
@@ -104,6 +107,7 @@ class Engine:
             draft_tokens=draft_tokens,
             send=lambda event: self._events.append(event),
             finish=self._finish,
+            fail=self._fail,
         )
         self.gate = (
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
@@ -115,6 +119,7 @@ class Engine:
             self._facts,
             pool_tokens=pool_tokens,
             replace=self.gate.replacement if self.gate else None,
+            grammars=grammars,
         )
         self._explainer = Explainer(
             adapter,

@@ -6,13 +6,13 @@ model's context, and the size of the KV pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
 from service.parameters import AUTO
-from service.records import Chunk
+from service.records import Chunk, Sampling
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
 from service.worker.gate.method_trust import GatedMethod
@@ -20,7 +20,10 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.sampler import Sampler
+from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.sampling.grammar import FIELD, Grammars
+from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
+from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.sequence import Sequence
 
 Replace = Callable[[str, FusionMethod], GatedMethod | None]
@@ -34,6 +37,7 @@ class Admission:
         pool_tokens: size of the KV pool in tokens.
         replace: from a method's name and the method, the one that the correctness gate allows
             instead; None if there is no gate.
+        grammars: compiles what answers must match; None if there is no tokenizer.
     """
 
     def __init__(
@@ -44,12 +48,14 @@ class Admission:
         *,
         pool_tokens: int,
         replace: Replace | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._adapter = adapter
         self._facts = facts
         self._addressing = addressing
         self._pool_tokens = pool_tokens
         self._replace = replace
+        self._grammars = grammars
 
     def addresses(
         self, system: Many[int], documents: Many[Chunk], prefix_mode: str, tenant: str
@@ -101,13 +107,15 @@ class Admission:
         gated = self._replace(request.fusion.name, fusion) if self._replace else None
         if gated is not None:
             fusion = gated.fusion
+        end_ids = self._end_ids(request.sampling)
         sequence = Sequence(
             request,
             fusion,
             eviction or None,
             addresses,
             max_tokens=request.sampling.max_tokens,
-            sampler=Sampler(request.sampling),
+            sampler=self._sampler(request, end_ids),
+            end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
         )
@@ -115,6 +123,32 @@ class Admission:
             sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
         return sequence
+
+    def _end_ids(self, sampling: Sampling) -> frozenset[int]:
+        """Tokens that end the answer."""
+        for name, ids in (
+            ("stop_token_ids", sampling.stop_ids),
+            ("logit_bias", sampling.logit_bias),
+        ):
+            for token in ids:
+                if not 0 <= token < self._adapter.vocabulary:
+                    raise InvalidRequest(
+                        f"{name}: there is no token {token}, the model's vocabulary has "
+                        f"{self._adapter.vocabulary}",
+                        field=name,
+                    )
+        own = () if sampling.ignore_end else self._adapter.end_ids
+        return frozenset((*own, *sampling.stop_ids))
+
+    def _sampler(self, request: Request, end_ids: Collection[int]) -> Sampler:
+        sampling = request.sampling
+        grammar = None
+        if sampling.grammar:
+            if self._grammars is None:
+                raise InvalidRequest(f"{FIELD}: this worker has no tokenizer", field=FIELD)
+            grammar = self._grammars.compile(sampling.grammar)
+        prompt = prompt_tokens(request).tolist()
+        return Sampler(sampling, LogitAdjustments.of(sampling, prompt, end_ids), grammar)
 
     def _fit_context(self, sequence: Sequence) -> None:
         limit = min(self._adapter.max_context, self._pool_tokens)

@@ -24,7 +24,7 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 from service.worker.sequences.draft import Drafter
-from service.worker.sequences.sampler import Sampler
+from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.stage_clock import StageClock
 from service.worker.sequences.token_trace import TokenTracer
 
@@ -76,6 +76,7 @@ class Sequence:
     Attributes:
         addresses: addresses of the segments' chunks.
         max_tokens: most answer tokens.
+        end_ids: tokens that end the answer; they are not sent.
         warnings: for the user, sent with the report.
         auto_ratio: whether the planner chooses the repair ratio.
         gated: the correctness gate's decision about the method; None if the method is not checked.
@@ -115,6 +116,7 @@ class Sequence:
     addresses: list[Address | None]
     max_tokens: int
     sampler: Sampler
+    end_ids: frozenset[int] = frozenset()
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
     gated: GatedMethod | None = None

@@ -31,7 +31,7 @@ from tests.service.gateway.rig import Rig
         ({"top_k": "3"}, 422, "top_k", "integer"),
         ({"documents": ["oslo", "atlantis"]}, 404, "documents", "atlantis"),
         ({"documents": []}, 422, "documents", "leave it out"),
-        ({"max_tokens": 0}, 422, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": -1}, 422, "max_tokens", "greater than or equal to 0"),
         ({"temperature": -1}, 422, "temperature", "greater than or equal to 0"),
         ({"stop": ["a"] * 17}, 422, "stop", "16"),
         ({"stop": ""}, 422, "stop[0]", "at least 1 character"),

@@ -15,6 +15,7 @@ from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, 
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
+from service.worker.sequences.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [Chunk(1, D1), Chunk(2, D2), Chunk(3, D3)]
@@ -111,6 +112,7 @@ def rig(
     draft_tokens: int = 0,
     checks: GateSettings | None = None,
     decode: bool = True,
+    grammars: Grammars | None = None,
 ) -> Iterator[Rig]:
     """An engine with a store.
 
@@ -136,6 +138,7 @@ def rig(
             prefix_cache=prefix_cache,
             draft_tokens=draft_tokens,
             checks=checks,
+            grammars=grammars,
         )
         try:
             yield Rig(engine, store)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps, run
@@ -58,8 +58,18 @@ class DecoderAdapter:
             for alone in (at.o_proj, mlp.down_proj):
                 fuse(alone)
         fuse(model.lm_head)
+        self._let_go_of_the_file()
         self.max_context = self._max_context()
         self.rope = RotaryTable.of(config, model.model.rotary_emb, self.max_context, self.device)
+
+    def _let_go_of_the_file(self) -> None:
+        """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
+        mapped file, and a single one keeps the whole file in the process's memory."""
+        linear = (m for m in self.model.modules() if isinstance(m, nn.Linear))
+        fused = {id(parameter) for module in linear for parameter in module.parameters()}
+        for parameter in self.model.parameters():
+            if id(parameter) not in fused and parameter.device.type == "cpu":
+                parameter.data = parameter.data.clone()
 
     def _max_context(self) -> int:
         """Largest prompt plus answer, in tokens, for which the model attends to everything."""

@@ -60,6 +60,16 @@ def computed(report: Report) -> int:
     return report.prompt_tokens - report.cached_tokens
 
 
+@pytest.mark.parametrize("method", [VANILLA, PIE], ids=lambda m: m.name)
+def test_a_prompt_can_be_prepared_without_an_answer(kept: Rig, fresh: Rig, method: Method) -> None:
+    nothing, prepared = kept.answer(method, DOCUMENTS, question=ASKED, max_tokens=0)
+    assert nothing == [] and prepared.completion_tokens == 0
+    assert kept.done("r1").finish_reason == "length"
+    answer, report = kept.answer(method, DOCUMENTS, question=ASKED)
+    assert report.reused_tokens == report.prompt_tokens == prepared.prompt_tokens
+    assert answer == fresh.answer(method, DOCUMENTS, question=ASKED)[0]
+
+
 @pytest.mark.parametrize("method", [VANILLA, PIE, A3, SCOUT], ids=lambda m: m.name)
 def test_the_same_prompt_again_computes_nothing(kept: Rig, method: Method) -> None:
     first, before = kept.answer(method, DOCUMENTS, question=ASKED)

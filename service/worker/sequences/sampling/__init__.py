@@ -1,0 +1,1 @@
+"""How answer tokens are chosen."""
