@@ -22,6 +22,7 @@ from retriever.documents import (
 from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.ingest import EmbeddedDocument, IngestResult
+from retriever.marks import Mark, MarkKind, Place
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
@@ -47,7 +48,10 @@ __all__ = [
     "IngestResult",
     "Kind",
     "LocalEmbedder",
+    "Mark",
+    "MarkKind",
     "Passage",
+    "Place",
     "Reranked",
     "Reranker",
     "Retriever",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from retriever.errors import InvalidDocument
 from retriever.filters import MATCH_ALL, Filter
+from retriever.marks import Mark
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
@@ -28,12 +29,14 @@ class Document:
         text: the text.
         title: the title, which becomes part of every chunk.
         metadata: JSON that filters can use.
+        marks: where pages and headings begin, sorted by `start`.
     """
 
     doc_id: str
     text: str
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Chunk:
         char_end: end (excluded) in the document.
         tokens: tokens of the rendered segment, counted by the serving tokenizer.
         revision: revision of the document.
+        page: page or slide on which it begins, or its sheet; None if the document names none.
+        heading: the last heading at or before its first character; None if there is none.
     """
 
     chunk_id: int
@@ -61,6 +66,8 @@ class Chunk:
     char_end: int
     tokens: int
     revision: str
+    page: str | None = None
+    heading: str | None = None
 
 
 SearchMode = Literal["dense", "sparse", "hybrid"]
@@ -192,11 +199,19 @@ def validate_document(document: Document) -> None:
         raise InvalidDocument("metadata holds a NUL character; leave it out")
     if _depth(document.metadata) > MAX_METADATA_DEPTH:
         raise InvalidDocument(f"metadata is nested deeper than {MAX_METADATA_DEPTH}")
+    starts = [mark.start for mark in document.marks]
+    if starts != sorted(starts) or (
+        starts and not 0 <= starts[0] <= starts[-1] <= len(document.text)
+    ):
+        raise InvalidDocument("marks must be sorted, and lie within the text")
 
 
 def document_revision(document: Document, chunking: str) -> str:
-    """sha256 of text, title, metadata and the fingerprint of the chunking parameters."""
-    parts = [document.text, document.title, canonical_metadata(document.metadata), chunking]
+    """sha256 of text, title, metadata, marks and the fingerprint of the chunking parameters."""
+    parts: list[Any] = [document.text, document.title, canonical_metadata(document.metadata)]
+    parts.append(chunking)
+    if document.marks:  # without any the hash is that of earlier releases
+        parts.append([[mark.start, mark.kind, mark.label] for mark in document.marks])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -34,6 +34,7 @@ from retriever.embedders.base import Embedder, space_of
 from retriever.errors import EmbedderMismatch, InvalidQuery, RetrieverError
 from retriever.index_mirror import IndexMirror
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
+from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.search.read_write_lock import ReadWriteLock
@@ -253,6 +254,10 @@ class Retriever:
     def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
         """All chunks of a document in reading order; none if there is no such document."""
         return self._catalog.chunks_of(doc_id, scope=scope)
+
+    def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
+        """Page and heading of a character of a document, e.g. of a quotation within a chunk."""
+        return self._catalog.marks_at(doc_id, start, scope=scope)
 
     def get_chunks(self, chunk_ids: Collection[int]) -> list[Chunk]:
         """Chunks in the order of the ids; ids that no longer exist are left out.

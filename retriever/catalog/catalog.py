@@ -29,6 +29,7 @@ from retriever.documents import (
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import InvalidVectors
+from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search import bm25
 
@@ -162,7 +163,15 @@ class Catalog:
             query = "SELECT text FROM documents WHERE scope_id = ? AND doc_id = ?"
             text = read.execute(query, key).fetchone()["text"]
             info = queries.info(found)
-            return StoredDocument(Document(doc_id, text, info.title, info.metadata), info)
+            marks = queries.marks_of(read, key[0], doc_id)
+            return StoredDocument(Document(doc_id, text, info.title, info.metadata, marks), info)
+
+    def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
+        """Page and heading of a character of a document; of none if it does not exist."""
+        with self._database.read() as read:
+            key = (start, start, queries.find_scope(read, scope), doc_id)
+            found = read.execute(queries.PLACE, key).fetchone()
+        return Place() if found is None else Place(**found)
 
     def page(
         self,

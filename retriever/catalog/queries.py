@@ -17,6 +17,7 @@ from retriever.catalog.catalog_records import CatalogState
 from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.marks import Mark
 from retriever.scope import Scope
 from retriever.search import bm25
 
@@ -27,11 +28,28 @@ INFO = """
                AS num_tokens
     FROM documents
 """
-CHUNK = """
+# The last mark at or before a character of a document: a heading, or a page, slide or sheet.
+_MARK = """
+    (SELECT label FROM marks WHERE marks.document = {document} AND is_heading = {is_heading}
+     AND start <= {start} ORDER BY start DESC LIMIT 1)
+"""
+
+
+def _place(document: str, start: str) -> str:
+    """SQL of the columns `page` and `heading` of a character."""
+    page = _MARK.format(document=document, is_heading=0, start=start)
+    heading = _MARK.format(document=document, is_heading=1, start=start)
+    return f"{page} AS page, {heading} AS heading"
+
+
+CHUNK = f"""
     SELECT chunk_id, doc_id, ordinal, chunks.text AS text, title, char_start, char_end, tokens,
-           revision
+           revision, {_place("chunks.document", "char_start")}
     FROM chunks JOIN documents USING (document)
 """
+PLACE = (
+    f"SELECT {_place('documents.document', '?')} FROM documents WHERE scope_id = ? AND doc_id = ?"
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,10 @@ def insert(
         ),
     )
     number = inserted.lastrowid
+    write.executemany(
+        "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?)",
+        [(number, m.kind == "heading", m.start, m.kind, m.label) for m in document.marks],
+    )
     words: list[bm25.ChunkWords] = []
     for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
         text = document.text[span.start : span.end]
@@ -130,6 +152,14 @@ def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
 def chunks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
     query = CHUNK + "WHERE scope_id = ? AND doc_id = ? ORDER BY ordinal"
     return [Chunk(**row) for row in connection.execute(query, (scope_id, doc_id))]
+
+
+def marks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> tuple[Mark, ...]:
+    query = (
+        "SELECT start, kind, label FROM marks JOIN documents USING (document) "
+        "WHERE scope_id = ? AND doc_id = ? ORDER BY start, is_heading"
+    )
+    return tuple(Mark(**row) for row in connection.execute(query, (scope_id, doc_id)))
 
 
 def rows_where_in(

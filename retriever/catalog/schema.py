@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
+from retriever.documents import canonical_metadata
 from retriever.errors import CatalogUnsupported
 from retriever.search import bm25
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # `state` has one row. With each change the generation rises by one and the token is new, so that a
 # restored backup that reaches the same generation again is still recognised as different.
@@ -95,6 +97,18 @@ CREATE TABLE primers (
 CREATE INDEX primers_by_chunk ON primers (chunk_id);
 """
 
+# Where pages, slides, sheets and headings begin in a document's text (see marks.py).
+_MARKS = """
+CREATE TABLE marks (
+    document INTEGER NOT NULL REFERENCES documents ON DELETE CASCADE,
+    is_heading INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    label TEXT NOT NULL,
+    PRIMARY KEY (document, is_heading, start)
+) WITHOUT ROWID;
+"""
+
 # The first release had no tenants, so everything it stored belongs to the default scope. `vectors`
 # refers to the table `chunks` by name and stays unchanged. The update of sqlite_sequence makes sure
 # that no chunk id is used twice.
@@ -143,12 +157,15 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            _run(connection, _STATE + _DOCUMENTS + _VECTORS + _COMPANIONS)
-        elif version == 1:
-            _run(connection, _FROM_1 + _COMPANIONS)
-            _index_words(connection)
-        elif version == 2:
-            _run(connection, _COMPANIONS)
+            _run(connection, _STATE + _DOCUMENTS + _VECTORS + _COMPANIONS + _MARKS)
+        elif version in (1, 2, 3):
+            if version == 1:
+                _run(connection, _FROM_1)
+                _index_words(connection)
+            if version < 3:
+                _run(connection, _COMPANIONS)
+            _run(connection, _MARKS)
+            _marks_from_outlines(connection)
         elif version != SCHEMA_VERSION:
             raise CatalogUnsupported(
                 f"{path} has schema version {version}, this release reads up to {SCHEMA_VERSION}"
@@ -166,6 +183,29 @@ def _run(connection: sqlite3.Connection, script: str) -> None:
     """Run the statements one by one, because executescript() would commit in between."""
     for statement in script.split(";"):
         connection.execute(statement)
+
+
+def _marks_from_outlines(connection: sqlite3.Connection) -> None:
+    """Earlier releases kept pages and headings in the metadata, as `outline`."""
+    query = (
+        "SELECT document, num_chars, metadata FROM documents "
+        "WHERE json_type(metadata, '$.outline') = 'object'"
+    )
+    for document, num_chars, text in connection.execute(query).fetchall():
+        metadata = json.loads(text)
+        outline = metadata.pop("outline")
+        if not outline.keys() <= {"pages", "headings"}:
+            continue  # it is the user's own
+        rows = [(0, start, "page", str(n)) for n, start in enumerate(outline.get("pages", []), 1)]
+        rows += [(1, start, "heading", label) for start, _, label in outline.get("headings", [])]
+        connection.executemany(
+            "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?)",
+            [(document, *row) for row in rows if row[1] < num_chars and row[3]],
+        )
+        connection.execute(
+            "UPDATE documents SET metadata = ? WHERE document = ?",
+            (canonical_metadata(metadata), document),
+        )
 
 
 def _index_words(connection: sqlite3.Connection) -> None:

@@ -196,7 +196,7 @@ def test_a_catalog_of_version_2_gets_the_tables(tmp_path: Path) -> None:
     retriever.ingest(corpus(3))
     retriever.close()
     with sqlite3.connect(tmp_path / "catalog.db") as connection:
-        for table in ("accompanied", "companions", "primers"):
+        for table in ("accompanied", "companions", "primers", "marks"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 2")
     retriever = Retriever.in_folder(tmp_path, HashingEmbedder(), ChunkSettings(WordCounter(), 64))

@@ -43,7 +43,7 @@ def listing(args: argparse.Namespace) -> int:
             *(str(one[name]) for name in ("num_chars", "num_chunks", "num_tokens")),
             "yes" if one["pinned"] else "",
             moment(one["updated"]),
-            plain(_metadata(one)),
+            plain(json.dumps(one["metadata"])[:200]),
         )
     console().print(shown)
     if len(found) == limit:
@@ -67,7 +67,7 @@ def show(args: argparse.Namespace) -> int:
             value = moment(value)
         elif name == "text":
             value = value if len(value) <= 400 else f"{value[:400]}… (--text shows all)"
-        elif name == "metadata":
+        elif name in ("metadata", "marks"):
             value = json.dumps(value, ensure_ascii=False)
         shown.add_row(name, plain(value))
     console().print(shown)
@@ -207,8 +207,3 @@ def _path(route: str, name: str) -> str:
 
 def _query(args: argparse.Namespace) -> dict[str, str]:
     return {"collection": args.collection} if args.collection else {}
-
-
-def _metadata(one: dict[str, Any]) -> str:
-    """Metadata without the outline, which is long and meant for citations."""
-    return json.dumps({k: v for k, v in one["metadata"].items() if k != "outline"})[:200]

@@ -15,6 +15,7 @@ from service.gateway.schemas.admin import (
     JobOut,
     JobProgress,
     JobState,
+    MarkOut,
     PrecomputeRequest,
     ReceiptOut,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "JobOut",
     "JobProgress",
     "JobState",
+    "MarkOut",
     "MethodChoice",
     "PrecomputeRequest",
     "PromptTokensDetails",

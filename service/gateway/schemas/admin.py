@@ -79,6 +79,14 @@ class JobList(BaseModel):
     next_cursor: str | None
 
 
+class MarkOut(BaseModel):
+    """Where a page, slide, sheet or heading begins: its first character in the text."""
+
+    start: int
+    kind: Literal["page", "slide", "sheet", "heading"]
+    label: str = Field(description="number of the page or slide, name of the sheet, the heading")
+
+
 class DocumentOut(BaseModel):
     doc_id: str
     title: str
@@ -91,6 +99,7 @@ class DocumentOut(BaseModel):
     num_tokens: int
     pinned: bool
     text: str | None = None
+    marks: list[MarkOut] | None = Field(None, description="of a single document, as is its text")
 
 
 class DocumentList(BaseModel):

@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from retriever import Document
+from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.parsing import sandbox
-from service.gateway.corpus.parsing.parsed_file import ParsedFile
-
-OUTLINE = "outline"
+from service.gateway.corpus.parsing.parsed_file import AS_THEY_ARE, MAX_MARKS, ParsedFile
 
 
 class DocumentParser:
@@ -22,32 +20,29 @@ class DocumentParser:
         self._limits = limits
 
     async def document(self, item: SpooledDocument) -> Document:
-        """The document with its text.
+        """The document with its text, and marks where pages and headings begin.
 
-        Without a title it gets the one in the file, else the file's name. The metadata says as
-        `outline` where pages and headings begin.
+        Without a title it gets the one in the file, else the file's name.
 
         Raises:
             InvalidRequest: The file cannot be parsed; the message says why.
         """
-        assert item.meta is not None and item.content is not None
+        assert item.kind is not None and item.meta is not None and item.content is not None
         title: str = item.meta["title"]
         metadata: dict[str, Any] = item.meta["metadata"]
         if item.kind == "text":
             return Document(item.doc_id, item.content.decode(), title, metadata)
-        parsed = await self._parse(item.kind or "", item.content)
+        parsed = await sandbox.parse(item.kind, item.content, self._limits)
+        if item.kind in AS_THEY_ARE:
+            parsed = replace(parsed, text=item.content.decode())
         if not parsed.text.strip():
             raise InvalidRequest("the file holds no text")
-        if parsed.outline:
-            metadata = {OUTLINE: parsed.outline, **metadata}
         name = PurePath(item.doc_id).stem
-        return Document(item.doc_id, parsed.text, title or parsed.title[:2048] or name, metadata)
+        title = title or parsed.title[:2048] or name
+        return Document(item.doc_id, parsed.text, title, metadata, _marks(parsed))
 
-    async def _parse(self, kind: str, content: bytes) -> ParsedFile:
-        match kind:
-            case "md":
-                parsed = await sandbox.parse(kind, content, self._limits)
-                return replace(parsed, text=content.decode())
-            case "html" | "pdf":
-                return await sandbox.parse(kind, content, self._limits)
-        raise InvalidRequest(f"files of kind {kind!r} cannot be read")
+
+def _marks(parsed: ParsedFile) -> tuple[Mark, ...]:
+    """The marks that say something: with a label, and with text behind them."""
+    said = [Mark(*mark) for mark in parsed.marks if mark[2] and mark[0] < len(parsed.text)]
+    return tuple(sorted(said, key=lambda mark: mark.start)[:MAX_MARKS])

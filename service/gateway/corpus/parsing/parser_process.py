@@ -14,17 +14,20 @@ import os
 import resource
 import sys
 from dataclasses import asdict, replace
+from importlib import import_module
 from typing import Any
 
 from service.errors import InvalidRequest
+from service.gateway.corpus.parsing.parsed_file import AS_THEY_ARE, Bounds, ParsedFile
 
 PRIORITY = 10  # answers come first
+MODULES = {"html": "html", "md": "markdown", "pdf": "pdf"}
 
 
 def main() -> None:
     os.nice(PRIORITY)
     kind, *limits = sys.argv[1:]
-    max_pages, max_chars, cpu_s, memory = map(int, limits)
+    pages, chars, cpu_s, memory = map(int, limits)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -32,7 +35,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     answer: dict[str, Any]
     try:
-        answer = _parse(kind, sys.stdin.buffer.read(), max_pages, max_chars)
+        answer = _parse(kind, sys.stdin.buffer.read(), Bounds(pages, chars))
     except InvalidRequest as error:
         answer = {"error": error.message}
     except MemoryError:
@@ -44,21 +47,14 @@ def main() -> None:
     sys.stdout.buffer.write(json.dumps(answer).encode())
 
 
-def _parse(kind: str, content: bytes, max_pages: int, max_chars: int) -> dict[str, Any]:
-    if kind == "pdf":
-        from service.gateway.corpus.parsing import pdf
-
-        return asdict(pdf.parse(content, max_pages, max_chars))
-    if kind == "md":
-        from service.gateway.corpus.parsing import markdown
-
-        # The caller has the text; only what was found in it goes back.
-        return asdict(replace(markdown.parse(content.decode()), text=""))
-    from service.gateway.corpus.parsing import html
-
-    parsed = html.parse(content)
-    if len(parsed.text) > max_chars:
-        raise InvalidRequest(f"its text has more than {max_chars} characters: split it")
+def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
+    if kind not in MODULES:
+        raise InvalidRequest(f"files of kind {kind!r} cannot be read")
+    # Only this format's libraries are loaded: each takes a part of a second.
+    module = import_module(f"service.gateway.corpus.parsing.formats.{MODULES[kind]}")
+    parsed: ParsedFile = module.parse(content, bounds)
+    if kind in AS_THEY_ARE:  # the caller has the text
+        parsed = replace(parsed, text="")
     return asdict(parsed)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
+from service.gateway.corpus.parsing.parsed_file import ParsedFile
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FileLimits:
     """What one file may take.
 
     Attributes:
-        pages: Pages of a PDF.
+        pages: Pages of a PDF, slides, sheets, chapters.
         chars: Characters of its text.
         cpu_s: Seconds of CPU.
         memory_bytes: Memory of the parser process.
@@ -34,8 +34,9 @@ class FileLimits:
 
     @property
     def output_bytes(self) -> int:
-        """The longest output of the parser process: JSON takes up to 12 bytes per character."""
-        return 12 * self.chars + 64 * self.pages + 65_536
+        """The longest output of the parser process: JSON takes up to 12 bytes per character, and
+        all of them may be headings."""
+        return 24 * self.chars + 64 * self.pages + 65_536
 
     @property
     def wall_s(self) -> float:
@@ -52,7 +53,7 @@ async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
     answer = await _run(kind, content, limits)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
-    return ParsedFile(**{**answer, "headings": [Heading(**h) for h in answer["headings"]]})
+    return ParsedFile(answer["text"], answer["title"], [tuple(mark) for mark in answer["marks"]])
 
 
 async def _run(kind: str, content: bytes, limits: FileLimits) -> dict[str, Any]:

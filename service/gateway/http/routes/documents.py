@@ -12,7 +12,7 @@ from service.gateway.corpus.deletion_records import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.retrieval.document_scope import document_scope, metadata_filter
-from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, ReceiptOut
+from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, MarkOut, ReceiptOut
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 
@@ -39,7 +39,8 @@ async def document(
 ) -> DocumentOut:
     """A document with its text."""
     stored = await service.get(document_scope(principal.tenant, collection), doc_id)
-    return _info(stored.info, stored.document.text)
+    marks = [MarkOut(**asdict(mark)) for mark in stored.document.marks]
+    return _info(stored.info, stored.document.text, marks)
 
 
 @router.delete("/documents/{doc_id:path}")
@@ -105,5 +106,8 @@ def receipt_out(receipt: Receipt) -> ReceiptOut:
     return ReceiptOut.model_validate({**asdict(receipt), "state": state})
 
 
-def _info(info: DocumentInfo, text: str | None = None) -> DocumentOut:
-    return DocumentOut(**{**asdict(info), "metadata": dict(info.metadata), "text": text})
+def _info(
+    info: DocumentInfo, text: str | None = None, marks: list[MarkOut] | None = None
+) -> DocumentOut:
+    fields = {**asdict(info), "metadata": dict(info.metadata)}
+    return DocumentOut(**fields, text=text, marks=marks)

@@ -11,7 +11,8 @@ import pytest
 from tests.service.gateway.corpus.pdfs import make_pdf
 from tests.service.gateway.rig import Rig
 
-HEAD = {"headings": [[0, 1, "Head"]]}
+HEAD = [{"start": 0, "kind": "heading", "label": "Head"}]
+PAGES = [{"start": s, "kind": "page", "label": n} for s, n in ((0, "1"), (6, "2"))]
 HTML = (
     "<html><head><title>The  Kettle</title><style>p{}</style></head><body><nav>menu</nav>"
     "<h2>Parts <i>list</i></h2><p>It has a lid\n and a <b>handle</b>.</p><script>evil()</script>"
@@ -20,15 +21,15 @@ HTML = (
 
 
 @pytest.mark.parametrize(
-    ("media_type", "content", "text", "title", "outline"),
+    ("media_type", "content", "text", "title", "marks"),
     [
         ("text/markdown", b"# Head\n\nbody", "# Head\n\nbody", "Head", HEAD),
         ("text/html", b"<h1>Head</h1><p>body", "Head\nbody", "Head", HEAD),
-        ("application/pdf", make_pdf(["One.", "Two."]), "One.\n\nTwo.", "a", {"pages": [0, 6]}),
+        ("application/pdf", make_pdf(["One.", "Two."]), "One.\n\nTwo.", "a", PAGES),
     ],
 )  # fmt: skip
 def test_a_file_as_the_body(
-    rig: Rig, media_type: str, content: bytes, text: str, title: str, outline: dict[str, Any]
+    rig: Rig, media_type: str, content: bytes, text: str, title: str, marks: list[Any]
 ) -> None:
     response = rig.http.post(
         "/admin/precompute",
@@ -40,7 +41,7 @@ def test_a_file_as_the_body(
     assert rig.finished(response.json()["job_id"])["state"] == "succeeded"
     stored = rig.http.get("/admin/documents/docs/a.x", params={"collection": "files"}).json()
     assert (stored["text"], stored["title"]) == (text, title)
-    assert stored["metadata"] == {"outline": outline}
+    assert (stored["metadata"], stored["marks"]) == ({}, marks)
     assert rig.http.get("/admin/documents/docs/a.x").status_code == 404, "another collection"
 
 

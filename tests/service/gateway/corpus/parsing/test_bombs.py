@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from retriever import Document
 from service.errors import InvalidRequest
 from service.gateway.corpus.job_records import SpooledDocument
-from service.gateway.corpus.parsing import html, markdown, sandbox
+from service.gateway.corpus.parsing import sandbox
+from service.gateway.corpus.parsing.formats import html, markdown
+from service.gateway.corpus.parsing.parsed_file import Bounds
 from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from tests.service.gateway.corpus.pdfs import make_pdf
 
+BOUNDS = Bounds(10, 10_000)
 LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=2, memory_bytes=512 << 20)
 ONE = make_pdf(["x"])
 
@@ -177,17 +180,18 @@ TAGS = st.sampled_from(
 @given(page=st.lists(TAGS | st.text(max_size=6), max_size=20).map("".join))
 def test_any_html(page: str) -> None:
     try:
-        parsed = html.parse(page.encode("utf-8", "replace"))
+        parsed = html.parse(page.encode("utf-8", "replace"), BOUNDS)
     except InvalidRequest:
         return
-    assert all(parsed.text[h.start :].startswith(h.title) for h in parsed.headings)
+    for start, _, label in parsed.marks:
+        assert " ".join(parsed.text[start:].split("\n")[0].split()) == label
 
 
 @settings(max_examples=200, deadline=None)
 @given(content=st.binary(max_size=200))
 def test_any_bytes_as_html(content: bytes) -> None:
     try:
-        html.parse(content)
+        html.parse(content, BOUNDS)
     except InvalidRequest as error:
         assert error.message
 
@@ -198,9 +202,9 @@ MARKS = st.sampled_from(["# ", "\n", "\r\n", "\r", "```\n", "===\n", "- ", "> ",
 @settings(max_examples=300, deadline=None)
 @given(text=st.lists(MARKS | st.text(max_size=6), max_size=20).map("".join))
 def test_any_markdown(text: str) -> None:
-    parsed = markdown.parse(text)
+    parsed = markdown.parse(text.encode(), BOUNDS)
     assert parsed.text == text
-    assert all(0 <= h.start <= len(text) and 1 <= h.level <= 6 for h in parsed.headings)
+    assert all(0 <= start <= len(text) for start, *_ in parsed.marks)
 
 
 @settings(max_examples=12, deadline=None)

@@ -7,10 +7,13 @@ import zlib
 import pytest
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing import html, markdown, sandbox
+from service.gateway.corpus.parsing import sandbox
+from service.gateway.corpus.parsing.formats import html, markdown
+from service.gateway.corpus.parsing.parsed_file import Bounds
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from tests.service.gateway.corpus.pdfs import make_pdf
 
+BOUNDS = Bounds(10, 10_000)
 LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=5, memory_bytes=512 << 20)
 MARKDOWN = "intro\r\n\r\n# Kettle #\r\n\r\n```\n# no heading\n```\n\nParts\n-----\n\ntext"
 HTML = (
@@ -21,14 +24,14 @@ HTML = (
 
 
 def test_markdown_keeps_its_text_and_finds_its_headings() -> None:
-    parsed = markdown.parse(MARKDOWN)
+    parsed = markdown.parse(MARKDOWN.encode(), BOUNDS)
     assert parsed.text == MARKDOWN and parsed.title == "Kettle"
-    assert [(h.level, h.title) for h in parsed.headings] == [(1, "Kettle"), (2, "Parts")]
-    assert [MARKDOWN[h.start :][:5] for h in parsed.headings] == ["# Ket", "Parts"]
+    assert [mark[1:] for mark in parsed.marks] == [("heading", "Kettle"), ("heading", "Parts")]
+    assert [MARKDOWN[start:][:5] for start, *_ in parsed.marks] == ["# Ket", "Parts"]
 
 
 def test_html_becomes_what_a_reader_sees() -> None:
-    parsed = html.parse(HTML.encode())
+    parsed = html.parse(HTML.encode(), BOUNDS)
     assert parsed.title == "The Kettle"
     assert parsed.text.split("\n") == [
         "Parts list",
@@ -46,17 +49,18 @@ def test_html_becomes_what_a_reader_sees() -> None:
 
 def test_html_in_its_own_charset() -> None:
     page = '<meta charset="iso-8859-1"><p>Grüße</p>'
-    assert html.parse(page.encode("latin-1")).text == "Grüße"
+    assert html.parse(page.encode("latin-1"), BOUNDS).text == "Grüße"
     with pytest.raises(InvalidRequest, match="send it as UTF-8"):
-        html.parse("<p>Grüße</p>".encode("latin-1"))
+        html.parse("<p>Grüße</p>".encode("latin-1"), BOUNDS)
     with pytest.raises(InvalidRequest, match="'martian' is not known"):
-        html.parse(b"<meta charset=martian><p>x")
+        html.parse(b"<meta charset=martian><p>x", BOUNDS)
 
 
 async def test_pdf_has_pages_and_a_title() -> None:
     parsed = await sandbox.parse("pdf", make_pdf(["First page.", "Second."], title="T"), LIMITS)
     assert parsed.text == "First page.\n\nSecond." and parsed.title == "T"
-    assert [parsed.text[start:][:5] for start in parsed.pages] == ["First", "Secon"]
+    assert parsed.marks == [(0, "page", "1"), (13, "page", "2")]
+    assert parsed.text[13:] == "Second."
 
 
 def bomb() -> bytes:

@@ -1,4 +1,4 @@
-"""HTML to the text that a reader sees, one block per line. Runs in the parser process.
+"""HTML to the text that a reader sees, one block per line.
 
 The tree is walked without recursion, because pages may nest as deep as their author likes.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing.parsed_file import Heading, ParsedFile
+from service.gateway.corpus.parsing.parsed_file import Bounds, Mark, ParsedFile, heading
 
 _INVISIBLE = [
     "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
@@ -52,11 +52,11 @@ def decode(content: bytes) -> str:
         ) from None
 
 
-def parse(content: bytes) -> ParsedFile:
-    """Parse a page.
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a page; its title is that of its head, else its first heading of level 1.
 
     Raises:
-        InvalidRequest: It cannot be decoded.
+        InvalidRequest: It cannot be decoded, or exceeds a limit.
     """
     tree = LexborHTMLParser(decode(content))
     named = tree.css_first("title")
@@ -67,9 +67,9 @@ def parse(content: bytes) -> ParsedFile:
     lines = _LineCollector()
     for entering, node in _walk(tree.body):
         lines.visit(entering, node)
-    text, headings = lines.finish()
-    top = next((h.title for h in headings if h.level == 1), "")
-    return ParsedFile(text, title or top, headings=headings)
+    parsed = lines.finish(title)
+    bounds.check_chars(len(parsed.text))
+    return parsed
 
 
 class _LineCollector:
@@ -81,7 +81,8 @@ class _LineCollector:
         self._line = ""
         self._level = 0  # of the heading around the current text, 0 outside
         self._preformatted = 0
-        self._headings: list[Heading] = []
+        self._top = ""  # the first heading of level 1
+        self._marks: list[Mark] = []
 
     def visit(self, entering: bool, node: LexborNode) -> None:
         tag = node.tag or ""
@@ -100,9 +101,9 @@ class _LineCollector:
             if _HEADING.fullmatch(tag):
                 self._level = int(tag[1]) if entering else 0
 
-    def finish(self) -> tuple[str, list[Heading]]:
+    def finish(self, title: str) -> ParsedFile:
         self._end()
-        return "\n".join(self._lines), self._headings
+        return ParsedFile("\n".join(self._lines), title or self._top, self._marks)
 
     def _text(self, text: str) -> None:
         if self._preformatted:
@@ -121,7 +122,9 @@ class _LineCollector:
         if not line or line == "-":
             return
         if self._level:
-            self._headings.append(Heading(self._size, self._level, line))
+            self._marks.append(heading(self._size, line))
+            if self._level == 1:
+                self._top = self._top or line
         self._lines.append(line)
         self._size += len(line) + 1
 

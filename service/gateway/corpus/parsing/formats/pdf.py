@@ -1,4 +1,4 @@
-"""PDF: the text of its pages. Runs in the parser process."""
+"""PDF: the text of its pages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from io import BytesIO
 from pypdf import PdfReader
 
 from service.errors import InvalidRequest
-from service.gateway.corpus.parsing.parsed_file import ParsedFile
+from service.gateway.corpus.parsing.parsed_file import Bounds, Mark, ParsedFile
 
 
-def parse(content: bytes, max_pages: int, max_chars: int) -> ParsedFile:
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a file.
 
     Raises:
@@ -21,22 +21,20 @@ def parse(content: bytes, max_pages: int, max_chars: int) -> ParsedFile:
     if reader.is_encrypted and not reader.decrypt(""):
         raise InvalidRequest("it is encrypted: remove the password first")
     count = len(reader.pages)
-    if count > max_pages:
-        raise InvalidRequest(f"it has {count} pages, the limit is {max_pages}: split it")
-    starts: list[int] = []
+    bounds.check_pages(count, "pages")
+    marks: list[Mark] = []
     parts: list[str] = []
     size = 0
-    for page in reader.pages:
-        starts.append(size)
+    for number, page in enumerate(reader.pages, 1):
+        marks.append((size, "page", str(number)))
         parts.append(_valid(page.extract_text()).strip() + "\n\n")
         size += len(parts[-1])
-        if size > max_chars + 2 * count:
-            raise InvalidRequest(f"its text has more than {max_chars} characters: split it")
+        bounds.check_chars(size - 2 * number)
     text = "".join(parts).rstrip()
     if not text:
         raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
     title = (reader.metadata.title if reader.metadata else None) or ""
-    return ParsedFile(text, _valid(str(title)).strip(), [min(start, len(text)) for start in starts])
+    return ParsedFile(text, _valid(str(title)).strip(), marks)
 
 
 def _valid(text: str) -> str:

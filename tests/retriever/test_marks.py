@@ -1,0 +1,102 @@
+"""Pages and headings: kept with a document, found for a chunk and for any character."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retriever import ChunkSettings, Document, Mark, Place, Retriever, Scope
+from retriever.errors import InvalidDocument
+from retriever.testing import HashingEmbedder, WordCounter
+
+INTRO, ONE, TWO = "before all\n\n", "the red fox hunts\n\n", "an owl sleeps\n\n"
+MARKS = (
+    Mark(12, "page", "1"),
+    Mark(12, "heading", "Fox"),
+    Mark(31, "page", "2"),
+    Mark(36, "heading", "Sleep"),
+)
+DOCUMENT = Document("d", INTRO + ONE + TWO, "T", {}, MARKS)
+
+
+def opened(folder: Path) -> Retriever:
+    retriever = Retriever.in_folder(folder, HashingEmbedder(), ChunkSettings(WordCounter(), 4))
+    retriever.start()
+    return retriever
+
+
+def test_chunks_and_characters_know_their_page_and_heading(tmp_path: Path) -> None:
+    retriever = opened(tmp_path)
+    scope = Scope("tenant", "manuals")
+    retriever.ingest([DOCUMENT], scope=scope)
+    retriever.ingest([replace(DOCUMENT, marks=())], scope=Scope())
+    stored = retriever.get_document("d", scope=scope)
+    assert stored is not None and stored.document == DOCUMENT
+    chunks = retriever.chunks_of("d", scope=scope)
+    assert [(c.text.strip(), c.page, c.heading) for c in chunks] == [
+        ("before all", None, None),
+        ("the red fox hunts", "1", "Fox"),
+        ("an owl sleeps", "2", "Fox"),
+    ]
+    (hit,) = retriever.search("owl", 1, scope=scope, mode="sparse")
+    assert (hit.chunk.page, hit.chunk.heading) == ("2", "Fox")
+    assert retriever.get_chunks([hit.chunk.chunk_id]) == [hit.chunk]
+    places = [retriever.marks_at("d", start, scope=scope) for start in (11, 12, 35, 36, 999)]
+    assert places == [
+        Place(None, None), Place("1", "Fox"), Place("2", "Fox"), Place("2", "Sleep"),
+        Place("2", "Sleep"),
+    ]  # fmt: skip
+    assert retriever.marks_at("d", 40) == Place() == retriever.marks_at("other", 0, scope=scope)
+    retriever.delete(["d"], scope=scope)
+    with sqlite3.connect(tmp_path / "catalog.db") as connection:
+        assert connection.execute("SELECT count(*) FROM marks").fetchone() == (0,)
+    retriever.close()
+
+
+def test_other_marks_are_another_revision(tmp_path: Path) -> None:
+    retriever = opened(tmp_path)
+    statuses = [
+        retriever.ingest([replace(DOCUMENT, marks=marks)])[0].status
+        for marks in ((), MARKS, MARKS, MARKS[:1])
+    ]
+    assert statuses == ["created", "updated", "unchanged", "updated"]
+    retriever.close()
+
+
+@pytest.mark.parametrize("marks", [MARKS[::-1], (Mark(-1, "page", "1"),), (Mark(99, "page", "1"),)])
+def test_marks_out_of_order_or_of_the_text(tmp_path: Path, marks: tuple[Mark, ...]) -> None:
+    retriever = opened(tmp_path)
+    (result,) = retriever.ingest([replace(DOCUMENT, marks=marks)])
+    assert isinstance(result.error, InvalidDocument) and "marks" in str(result.error)
+    retriever.close()
+
+
+def test_outlines_of_version_3_become_marks(tmp_path: Path) -> None:
+    """An `outline` of the user's own stays in the metadata."""
+    retriever = opened(tmp_path)
+    outline = {"pages": [0, 12], "headings": [[12, 2, "Fox"]]}
+    plain = replace(DOCUMENT, marks=())
+    retriever.ingest(
+        [
+            replace(plain, metadata={"outline": outline, "year": 2024}),
+            replace(plain, doc_id="own", metadata={"outline": {"by": "me"}}),
+        ]
+    )
+    retriever.close()
+    with sqlite3.connect(tmp_path / "catalog.db") as connection:
+        connection.execute("DROP TABLE marks")
+        connection.execute("PRAGMA user_version = 3")
+    for _ in range(2):  # the second time it is a file of this release
+        retriever = opened(tmp_path)
+        stored = retriever.get_document("d")
+        assert stored is not None and stored.document.metadata == {"year": 2024}
+        assert stored.document.marks == (
+            Mark(0, "page", "1"), Mark(12, "page", "2"), Mark(12, "heading", "Fox"),
+        )  # fmt: skip
+        assert retriever.marks_at("d", 20) == Place("2", "Fox")
+        own = retriever.get_document("own")
+        assert own is not None and own.document.metadata == {"outline": {"by": "me"}}
+        retriever.close()
