@@ -17,12 +17,14 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── NotFound                  404  not_found               unknown document, job or receipt
 │   └── ModelNotFound         404  model_not_found         a model name that is not served
 ├── Conflict                  409  conflict                forbidden in the current state
-│   └── NotCalibrated         409  not_calibrated          `kvstitch tune` was not run for this
+│   ├── NotCalibrated         409  not_calibrated          `kvstitch tune` was not run for this
+│   └── NoReranker            409  no_reranker             KVSTITCH_RERANKER_URL is not set
 ├── BodyTimeout               408  body_timeout            the body came in too slowly
 ├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
 ├── WorkerUnavailable         503  worker_unavailable      the worker is starting or gone
 │   └── TierUnreached         503  worker_unavailable      a storage tier did not take a purge
+├── RerankerFailed            503  reranker_failed         the reranker's endpoint failed or is late
 ├── DiskFull                  507  disk_full               nothing can be stored until there is room
 ├── DeadlineExceeded          504  deadline_exceeded       no token before the client's deadline
 ├── WorkerFault               500  worker_fault            the engine failed on this request
@@ -54,11 +56,13 @@ __all__ = [
     "ModelNotFound",
     "ModelRefused",
     "ModelUnavailable",
+    "NoReranker",
     "NotCalibrated",
     "NotFound",
     "Overloaded",
     "PromptTooLong",
     "QuotaExceeded",
+    "RerankerFailed",
     "TierUnreached",
     "Unauthenticated",
     "UnknownHost",
@@ -192,6 +196,10 @@ class NotCalibrated(Conflict):
     code = "not_calibrated"
 
 
+class NoReranker(Conflict):
+    code = "no_reranker"
+
+
 class Overloaded(KvstitchError):
     code = "overloaded"
     status = 503
@@ -204,6 +212,11 @@ class WorkerUnavailable(KvstitchError):
 
 class TierUnreached(WorkerUnavailable):
     pass
+
+
+class RerankerFailed(KvstitchError):
+    code = "reranker_failed"
+    status = 503
 
 
 class DiskFull(KvstitchError):

@@ -159,6 +159,11 @@ class Settings(BaseSettings):
     # Limits of one call.
     max_top_k: int = Field(64, ge=1)
     max_question_chars: int = Field(65_536, ge=1)
+    max_texts: int = Field(2048, ge=1, description="in one call of /v1/embeddings or /v1/rerank")
+    max_texts_chars: int = Field(1_048_576, ge=1, description="of all texts of such a call")
+    rerank_timeout_s: float = Field(
+        30.0, gt=0, description="for /v1/rerank; answers and searches have rerank_deadline_s"
+    )
     max_request_bytes: int = Field(8 * MIB, ge=1024, description="body of any call but an ingest")
     max_body_bytes: int = Field(64 * MIB, ge=1024, description="body of an ingest call")
     max_body_values: int = Field(

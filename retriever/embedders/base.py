@@ -48,6 +48,23 @@ class Embedder(Protocol):
         """
         ...
 
+    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
+        """Embed texts, and count the tokens that this took. Raises as `embed`."""
+        ...
+
+
+@dataclass(frozen=True)
+class CountedVectors:
+    """Embeddings and what they took.
+
+    Attributes:
+        vectors: float32 `[texts, dim]`, each row of length 1.
+        tokens: that the model read, by its own tokenizer; 0 where an endpoint does not say.
+    """
+
+    vectors: Vectors
+    tokens: int
+
 
 @dataclass(frozen=True)
 class EmbeddingSpace:

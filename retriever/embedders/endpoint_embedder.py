@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from retriever.embedders.base import Vectors
+from retriever.embedders.base import CountedVectors, Vectors
 from retriever.errors import EmbedderError, EmbedderNotStarted, EmbedderUnsupported
 
 # text-embeddings-inference refuses larger batches by default.
@@ -78,7 +78,7 @@ class EndpointEmbedder:
                 headers=self._headers, timeout=self._timeout_s, transport=self._transport
             )
             try:
-                self._dim = len(self._batch(["dimension"])[0])
+                self._dim = self._batch(["dimension"]).vectors.shape[1]
             except BaseException:
                 self._http.close()
                 self._http = None
@@ -91,18 +91,24 @@ class EndpointEmbedder:
                 self._http = None
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_counted(texts).vectors
+
+    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        tokens = 0
         for start in range(0, len(texts), _BATCH):
             batch = self._batch(texts[start : start + _BATCH])
-            if batch.shape[1] != self.dim:
+            dim = batch.vectors.shape[1]
+            if dim != self.dim:
                 raise EmbedderError(
-                    f"{self._url} gave vectors of {batch.shape[1]} dimensions, {self.dim} before"
+                    f"{self._url} gave vectors of {dim} dimensions, {self.dim} before"
                 )
-            vectors[start : start + len(batch)] = batch
-        return vectors
+            vectors[start : start + len(batch.vectors)] = batch.vectors
+            tokens += batch.tokens
+        return CountedVectors(vectors, tokens)
 
-    def _batch(self, texts: Sequence[str]) -> Vectors:
-        """Embed one batch: `[len(texts), dim of the model]`, each row of length 1."""
+    def _batch(self, texts: Sequence[str]) -> CountedVectors:
+        """Embed one batch; the vectors have as many dimensions as the model gives."""
         answer = self._ask({"model": self.name, "input": list(texts), "encoding_format": "float"})
         try:
             rows = sorted(answer["data"], key=lambda row: int(row["index"]))
@@ -114,8 +120,7 @@ class EndpointEmbedder:
                 raise ValueError("a vector is zero or not finite")
         except (ValueError, LookupError, TypeError) as error:
             raise EmbedderError(f"the answer of {self._url} cannot be read: {error}") from error
-        unit: Vectors = vectors / norms
-        return unit
+        return CountedVectors(vectors / norms, _tokens(answer))
 
     def _ask(self, body: dict[str, Any]) -> Any:
         """Send one POST; repeat it after faults that may pass."""
@@ -141,3 +146,11 @@ class EndpointEmbedder:
         if self._http is None:
             raise EmbedderNotStarted("call start() before the embedder is used")
         return self._http
+
+
+def _tokens(answer: Any) -> int:
+    """What the answer's `usage` says; endpoints may leave it out."""
+    try:
+        return int(answer["usage"]["prompt_tokens"])
+    except (LookupError, TypeError, ValueError):
+        return 0

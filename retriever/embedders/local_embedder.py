@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from retriever.embedders.base import Vectors
+from retriever.embedders.base import CountedVectors, Vectors
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderError, EmbedderNotStarted
 
@@ -86,13 +86,16 @@ class LocalEmbedder:
             self._loaded = None
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_counted(texts).vectors
+
+    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         loaded = self._require()
         if not texts:
-            return np.zeros((0, loaded.dim), dtype=np.float32)
+            return CountedVectors(np.zeros((0, loaded.dim), dtype=np.float32), 0)
         try:
             with self._tokenizing:
                 rows, owners = loaded.tokenize(list(texts))
-            return loaded.embed(rows, owners, len(texts))
+            return CountedVectors(loaded.embed(rows, owners, len(texts)), sum(map(len, rows)))
         except Exception as error:
             raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
 

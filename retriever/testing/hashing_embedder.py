@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from retriever.embedders.base import Vectors
+from retriever.embedders.base import CountedVectors, Vectors
 
 
 class HashingEmbedder:
@@ -27,10 +27,14 @@ class HashingEmbedder:
         pass
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_counted(texts).vectors
+
+    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        words = [re.findall(r"\w+", text.lower()) for text in texts]
         for row, text in enumerate(texts):
             # A text without words counts as one word, so that no vector has length 0.
-            for word in re.findall(r"\w+", text.lower()) or [text]:
+            for word in words[row] or [text]:
                 vectors[row, crc32(word.encode()) % self.dim] += 1.0
         norms: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / norms
+        return CountedVectors(vectors / norms, sum(map(len, words)))

@@ -27,6 +27,8 @@ from service.gateway.http.routes import (
     models,
     openai,
     rag,
+    retrieval_models,
+    search,
 )
 from service.gateway.http.services import GatewayServices
 
@@ -64,7 +66,10 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (rag, openai, models, ingest, jobs, documents, collections, gate, health, docs):
+    for module in (
+        *(rag, search, retrieval_models, openai, models),
+        *(ingest, jobs, documents, collections, gate, health, docs),
+    ):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

@@ -34,7 +34,11 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder, make_reranker
+from service.gateway.retrieval.text_models import TextModels
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.search.embedding_service import EmbeddingService
+from service.gateway.search.rerank_service import RerankService
+from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages import Stats
@@ -113,7 +117,16 @@ class Gateway:
             command=worker_command,
             backoff_s=restart_backoff_s,
         )
-        self.retriever = self._make_retriever(embedder or make_embedder(settings))
+        timed = TimedEmbedder(embedder or make_embedder(settings))
+        reranker = make_reranker(settings)
+        self._models = TextModels(timed, reranker)
+        self.retriever = AsyncRetriever(
+            Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking()),
+            timed,
+            reranker,
+            rerank_deadline_s=settings.rerank_deadline_s,
+            disk=self.disk,
+        )
         behind = PrecomputedBehind(self.prompts, self.retriever.companions, settings.companions)
         self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running,
@@ -133,6 +146,13 @@ class Gateway:
             metrics=self.metrics,
             tracing=self._tracing,
         )
+        self.searches = SearchService(
+            self.retriever, self.limiter, settings, top_k=self.prompts.format.top_k
+        )
+        self.rerankings = RerankService(
+            self._models, self.retriever, self.limiter, settings, self.prompts.tokenizer
+        )
+        self.embeddings = EmbeddingService(self._models, self.retriever, self.limiter, settings)
         self._database = JobDatabase(settings.data_dir / "jobs.sqlite3", self.disk)
         self.corpus = Corpus(
             database=self._database,
@@ -147,16 +167,6 @@ class Gateway:
         )
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
-
-    def _make_retriever(self, embedder: Embedder) -> AsyncRetriever:
-        timed = TimedEmbedder(embedder)
-        return AsyncRetriever(
-            Retriever.in_folder(self.settings.data_dir, timed, self.prompts.chunking()),
-            timed,
-            make_reranker(self.settings),
-            rerank_deadline_s=self.settings.rerank_deadline_s,
-            disk=self.disk,
-        )
 
     @property
     def worker_pid(self) -> int | None:
@@ -202,6 +212,7 @@ class Gateway:
         await self.corpus.close()
         await self._supervisor.stop()
         await self.worker.close()
+        self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
         self._database.close()

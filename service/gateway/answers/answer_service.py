@@ -7,14 +7,11 @@ explain  validate ── slot ── prepare ── forecast
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
 
-from service.errors import DeadlineExceeded, InvalidRequest
+from service.errors import InvalidRequest
 from service.gateway.answers.answer_stream import AnswerStream, outcome_of
-from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.call_context import CallContext, before_deadline
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter, RequestSlot
 from service.gateway.answers.explanation import explanation
 from service.gateway.answers.preparation import RequestPreparer
@@ -25,8 +22,6 @@ from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.explain import Explanation
 from service.gateway.worker_client.protocol import Worker
 from service.tracing import Tracing
-
-T = TypeVar("T")
 
 
 class AnswerService:
@@ -70,7 +65,7 @@ class AnswerService:
             fusion_label = validated.fusion.name
             slot = self._limiter.acquire(validated.estimated_tokens, call.principal.key_id)
             preparing = self._preparer.prepare(validated, traceparent=span.traceparent)
-            prepared = await _before_deadline(preparing, call)
+            prepared = await before_deadline(preparing, call)
             call.principal.spend_tokens(prepared.prompt_tokens)
         except BaseException as error:
             if slot is not None:
@@ -110,18 +105,8 @@ class AnswerService:
         slot = self._limiter.acquire(0, call.principal.key_id)
         try:
             preparing = self._preparer.prepare(validated, prefetch=False)
-            prepared = await _before_deadline(preparing, call)
-            forecast = await _before_deadline(self._worker.explain(prepared.generate), call)
+            prepared = await before_deadline(preparing, call)
+            forecast = await before_deadline(self._worker.explain(prepared.generate), call)
         finally:
             slot.close()
         return explanation(self._prompts.model, prepared, forecast)
-
-
-async def _before_deadline(work: Awaitable[T], call: CallContext) -> T:
-    try:
-        async with asyncio.timeout(call.left_s):
-            return await work
-    except TimeoutError:
-        raise DeadlineExceeded(
-            "the deadline passed before the answer began: give more time"
-        ) from None

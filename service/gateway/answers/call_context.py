@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from service.errors import DeadlineExceeded
 from service.gateway.auth.access import Principal
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,3 +34,18 @@ class CallContext:
     def left_s(self) -> float | None:
         """Seconds until the deadline, never negative."""
         return None if self.deadline is None else max(0.0, self.deadline - time.perf_counter())
+
+
+async def before_deadline(work: Awaitable[T], call: CallContext) -> T:
+    """Await `work` as long as the client waits.
+
+    Raises:
+        DeadlineExceeded: The deadline passed.
+    """
+    try:
+        async with asyncio.timeout(call.left_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the deadline passed before the answer began: give more time"
+        ) from None

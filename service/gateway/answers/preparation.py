@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retriever import Passage
-from service.errors import NotFound, PromptTooLong
+from service.errors import PromptTooLong
 from service.gateway.answers import response
 from service.gateway.answers.inline_documents import inline_passages
 from service.gateway.answers.token_choice import sampling
@@ -24,6 +24,7 @@ from service.gateway.answers.validation import ValidatedRequest
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
+from service.gateway.retrieval.passage_search import PassageSearch
 from service.gateway.schemas import Citation
 from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker_client.protocol import Worker
@@ -89,6 +90,7 @@ class RequestPreparer:
         self._worker = worker
         self._behind = behind
         self._retriever = retriever
+        self._passages = PassageSearch(retriever, settings)
         self._prompts = prompts
         self._settings = settings
 
@@ -130,11 +132,11 @@ class RequestPreparer:
         if request.inline_documents is not None:
             passages = self._inline_passages(request.inline_documents, validated.max_context)
             return _Found(RetrievalResult(passages), question)
-        if request.documents is not None:
-            self._require_documents(request.documents, validated)
         if validated.search is None:
+            if request.documents is not None:
+                self._passages.require_documents(request.documents, validated.scope)
             return _Found(RetrievalResult([]), question)
-        return _Found(self._retriever.find(validated.search), question)
+        return _Found(self._passages.find(validated.search), question)
 
     def _encode_if_long(self, validated: ValidatedRequest) -> list[int] | None:
         """The ids of a question that may not fit, because embedding it in vain takes seconds.
@@ -164,15 +166,6 @@ class RequestPreparer:
             )
         return inline_passages(documents, self._prompts.chunking())
 
-    def _require_documents(self, doc_ids: Sequence[str], validated: ValidatedRequest) -> None:
-        unknown = self._retriever.unknown_documents(doc_ids, validated.scope)
-        if unknown:
-            raise NotFound(
-                f"documents: there is no document {unknown[0]!r}; GET /admin/documents lists "
-                "what there is",
-                field="documents",
-            )
-
     def _plan(
         self,
         validated: ValidatedRequest,
@@ -197,7 +190,8 @@ class RequestPreparer:
         max_tokens, lowered = self._max_tokens(validated, plan)
         warnings = [*result.warnings, *lowered]
         if validated.search is not None and not passages:
-            warnings.append(self._nothing_found(validated))
+            why = self._passages.why_nothing(request, validated.search, result)
+            warnings.append(f"{why}: the answer cites nothing")
         generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
             system=plan.system,
@@ -218,15 +212,6 @@ class RequestPreparer:
         if request.rerank:
             stages["rerank"] = result.rerank_s
         return PreparedRequest(generate, passages, citations, plan.tokens, stages, warnings)
-
-    def _nothing_found(self, validated: ValidatedRequest) -> str:
-        collection = validated.scope.collection
-        if validated.request.collection and not self._retriever.has_documents(validated.scope):
-            return (
-                f"there is no collection {collection!r}, so the answer cites nothing: "
-                "GET /admin/collections lists those that have documents"
-            )
-        return "there are no documents to answer from: the answer cites nothing"
 
     def _hint(self, validated: ValidatedRequest, documents: list[Chunk]) -> Prefetch:
         return Prefetch(

@@ -12,14 +12,14 @@ from service.gateway.answers.method_choice import check_combination, chosen_meth
 from service.gateway.prompts.conversation import normalize_turns
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
-from service.gateway.retrieval.document_scope import document_scope, metadata_filter
+from service.gateway.retrieval.passage_search import PassageSearch
 from service.gateway.schemas import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Method, Ready
 from service.prompt import Turn
 from service.settings import Settings
 
-_SEARCH_FIELDS = ("top_k", "documents", "collection", "filter", "retrieval", "rerank")
+_SEARCH_FIELDS = ("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class RequestValidator:
     ) -> None:
         self._worker = worker
         self._retriever = retriever
+        self._passages = PassageSearch(retriever, settings)
         self._prompts = prompts
         self._settings = settings
         self._defaults = defaults
@@ -74,32 +75,20 @@ class RequestValidator:
             WorkerUnavailable: The worker or the index is not ready.
         """
         turns = self._turns(request)
-        top_k = self._top_k(request)
-        scope = document_scope(call.principal.tenant, request.collection)
-        where = metadata_filter(request.filter)
+        query = self._query(request, turns[-1].text, call.principal.tenant)
         ready = self._worker.require()
         self._retriever.require()
         fusion, eviction = self._methods(request, ready)
-        search = None
-        if top_k and request.inline_documents is None:
-            search = SearchQuery(
-                text=turns[-1].text,
-                top_k=top_k,
-                scope=scope,
-                doc_ids=None if request.documents is None else tuple(request.documents),
-                where=where,
-                mode=request.retrieval or self._settings.retrieval,
-                rerank=request.rerank,
-            )
+        searches = query.top_k > 0 and request.inline_documents is None
         return ValidatedRequest(
             request=request,
-            scope=scope,
+            scope=query.scope,
             turns=turns,
-            search=search,
+            search=query if searches else None,
             fusion=fusion,
             eviction=eviction,
             max_context=ready.model.max_context,
-            estimated_tokens=self._estimated_tokens(request, turns, top_k),
+            estimated_tokens=self._estimated_tokens(request, turns, query.top_k),
         )
 
     def _turns(self, request: GenerateRequest) -> list[Turn]:
@@ -120,19 +109,11 @@ class RequestValidator:
             )
         return normalize_turns(request.turns)
 
-    def _top_k(self, request: GenerateRequest) -> int:
-        limit = self._settings.max_top_k
-        top_k = self._prompts.format.top_k if request.top_k is None else request.top_k
-        if top_k > limit:
-            raise InvalidRequest(f"top_k must be at most {limit}, not {top_k}", field="top_k")
-        if request.documents is not None and not request.documents:
-            raise InvalidRequest(
-                "documents is empty: name documents, or leave it out to search all of them",
-                field="documents",
-            )
+    def _query(self, request: GenerateRequest, text: str, tenant: str) -> SearchQuery:
         if request.inline_documents is not None:
             _refuse_search_fields(request)
-        return top_k
+        top_k = self._prompts.format.top_k
+        return self._passages.query(request, text, tenant=tenant, top_k=top_k)
 
     def _methods(self, request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
         if request.profile is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel
@@ -16,6 +16,7 @@ from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.schemas import GenerateRequest, GenerateResponse
 
+T = TypeVar("T")
 CLIENT_DISCONNECTED = 499  # as nginx logs it; nobody is left to read the response
 
 
@@ -31,10 +32,9 @@ class AnswerExchange:
     async def explain(self, body: GenerateRequest) -> Any:
         """Respond with what an answer would take."""
         work = self.answers.explain(body, self.call)
-        result = await unless_disconnected(work, self.request.receive)
-        if result is None:
-            return Response(status_code=CLIENT_DISCONNECTED)
-        return _json_response(result, server_timing(result.stages))
+        return await respond_unless_disconnected(
+            work, self.request, lambda result: json_response(result, server_timing(result.stages))
+        )
 
     async def answer(
         self,
@@ -58,7 +58,7 @@ class AnswerExchange:
             answer = await self.answers.open(body, self.call)
             result = await answer.collect()
             timing = server_timing(result.stages, result.timing.total_s)
-            return _json_response(whole(answer, result), timing)
+            return json_response(whole(answer, result), timing)
 
         response = await unless_disconnected(collect(), self.request.receive)
         return Response(status_code=CLIENT_DISCONNECTED) if response is None else response
@@ -70,7 +70,15 @@ def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> 
     return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in times.items())
 
 
-def _json_response(result: BaseModel, timing: str) -> Response:
+async def respond_unless_disconnected(
+    work: Coroutine[Any, Any, T], request: Request, respond: Callable[[T], Response]
+) -> Response:
+    """The response for what `work` gives; a client that disconnects cancels it."""
+    result = await unless_disconnected(work, request.receive)
+    return Response(status_code=CLIENT_DISCONNECTED) if result is None else respond(result)
+
+
+def json_response(result: BaseModel, timing: str) -> Response:
     """Serialised here, because FastAPI would validate the model once more before it does."""
     body = result.model_dump_json(by_alias=True)
     return Response(body, media_type="application/json", headers={"Server-Timing": timing})

@@ -126,4 +126,6 @@ def validated(content: Any, model: type[M]) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), model) from None
+        # As FastAPI names places: a body may have a field `query`.
+        faults = [{**f, "loc": ("body", *f["loc"])} for f in error.errors(include_url=False)]
+        raise from_validation(faults, model) from None

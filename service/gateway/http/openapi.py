@@ -23,6 +23,7 @@ STREAMS = {
     "/v1/chat/completions": "chat.completion.chunk objects, then [DONE]",
     "/v1/completions": "text_completion objects, then [DONE]",
 }
+TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings")  # these take a deadline
 REF = "#/components/schemas/{model}"
 
 
@@ -110,10 +111,12 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses += [400, 413, 415, 422]
     if operation.get("parameters"):
         statuses += [400, 422]
-    if "{" in path or path in STREAMS:
+    if "{" in path or path in TIMED:
         statuses.append(404)
-    if path in STREAMS:
-        statuses += [409, 504]  # 409: the service is to choose a method, and nothing was measured
+    if path in TIMED:
+        statuses.append(504)
+    if path in (*STREAMS, "/v1/rerank"):
+        statuses.append(409)  # what was asked for was not measured, or not set up
     if path.startswith("/admin") and method != "get":
         statuses.append(409)
     return sorted(set(statuses))

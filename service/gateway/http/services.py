@@ -17,6 +17,9 @@ from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.embedding_service import EmbeddingService
+from service.gateway.search.rerank_service import RerankService
+from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 
@@ -53,6 +56,15 @@ class GatewayServices(Protocol):
 
     @property
     def retriever(self) -> AsyncRetriever: ...
+
+    @property
+    def searches(self) -> SearchService: ...
+
+    @property
+    def rerankings(self) -> RerankService: ...
+
+    @property
+    def embeddings(self) -> EmbeddingService: ...
 
     @property
     def worker(self) -> Worker: ...

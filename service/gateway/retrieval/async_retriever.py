@@ -20,6 +20,7 @@ from retriever import (
     CorpusCounts,
     DocFilter,
     Document,
+    DocumentInfo,
     DocumentPage,
     EmbeddedDocument,
     Filter,
@@ -60,6 +61,7 @@ class SearchQuery:
         where: Search only documents whose metadata passes.
         mode: By meaning (dense), by words (sparse), or both.
         rerank: Whether the reranker has the last word on the order.
+        min_score: Passages with a lower `score` are left out; None: none are.
     """
 
     text: str
@@ -69,17 +71,36 @@ class SearchQuery:
     where: Filter = MATCH_ALL
     mode: SearchMode = "dense"
     rerank: bool = False
+    min_score: float | None = None
 
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """Passages, best first, and the seconds spent to embed the question, search and rerank."""
+    """What a search found.
+
+    Attributes:
+        passages: Best first.
+        embed_s: Seconds to embed the question.
+        retrieve_s: Seconds to search.
+        rerank_s: Seconds to rerank.
+        warnings: For the client.
+        below_floor: Scores of the passages that `min_score` left out, best first.
+    """
 
     passages: list[Passage]
     embed_s: float = 0.0
     retrieve_s: float = 0.0
     rerank_s: float = 0.0
     warnings: tuple[str, ...] = ()
+    below_floor: tuple[float, ...] = ()
+
+    def above(self, floor: float | None) -> RetrievalResult:
+        """The same without the passages whose score is lower than `floor`."""
+        if floor is None:
+            return self
+        kept = [passage for passage in self.passages if passage.score >= floor]
+        below = tuple(passage.score for passage in self.passages if passage.score < floor)
+        return replace(self, passages=kept, below_floor=below)
 
 
 class AsyncRetriever:
@@ -165,7 +186,8 @@ class AsyncRetriever:
         """The best passages for a query. Blocks: call it within `run_blocking`.
 
         Returns:
-            `query.top_k` passages, or more candidates if they are to be reranked.
+            At most `query.top_k` passages, none below `query.min_score`; or more candidates, of
+            any score, if they are to be reranked.
 
         Raises:
             InvalidRequest: A reranker is asked for and the service has none.
@@ -187,12 +209,14 @@ class AsyncRetriever:
             query.text, wanted, doc_filter, scope=query.scope, mode=query.mode
         )
         embed_s = 0.0 if query.mode == "sparse" else self._embedder.last_s
-        return RetrievalResult(passages, embed_s, time.perf_counter() - started - embed_s)
+        found = RetrievalResult(passages, embed_s, time.perf_counter() - started - embed_s)
+        return found if query.rerank else found.above(query.min_score)
 
     async def rerank(self, query: SearchQuery, found: RetrievalResult) -> RetrievalResult:
         """The reranker's choice of `query.top_k` among the candidates of `find`.
 
-        A reranker that fails or is late changes nothing but adds a warning.
+        A reranker that fails or is late changes nothing but adds a warning. `query.min_score` is
+        then not applied: it is meant for the reranker's scores, and these are of another kind.
         """
         assert self._reranker is not None, "find() has refused this query"
         started = time.perf_counter()
@@ -203,16 +227,28 @@ class AsyncRetriever:
             query.top_k,
             deadline_s=self._rerank_deadline_s,
         )
-        return replace(
-            found,
-            passages=done.passages,
-            rerank_s=time.perf_counter() - started,
-            warnings=() if done.warning is None else (done.warning,),
-        )
+        result = replace(found, passages=done.passages, rerank_s=time.perf_counter() - started)
+        if done.warning is None:
+            return result.above(query.min_score)
+        warnings = [done.warning]
+        if query.min_score is not None:
+            warnings.append(
+                "min_score was not applied: it is a floor for the reranker's scores, and there are "
+                "none"
+            )
+        return replace(result, warnings=tuple(warnings))
 
     def unknown_documents(self, doc_ids: Sequence[str], scope: Scope) -> list[str]:
         """Those of `doc_ids` that are not stored. Blocks: call it within `run_blocking`."""
         return [d for d in doc_ids if self._retriever.get_document(d, scope=scope) is None]
+
+    def document_infos(self, doc_ids: Collection[str], scope: Scope) -> dict[str, DocumentInfo]:
+        """Those of `doc_ids` that are stored. Blocks: call it within `run_blocking`."""
+        if not doc_ids:
+            return {}
+        named = DocFilter(tuple(doc_ids))
+        page = self._retriever.list_documents(len(doc_ids), None, named, scope=scope)
+        return {info.doc_id: info for info in page.documents}
 
     def has_documents(self, scope: Scope) -> bool:
         """Whether the collection has any. Blocks: call it within `run_blocking`."""

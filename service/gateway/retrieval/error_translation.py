@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retriever.errors import InvalidDocument, InvalidQuery, RetrieverError
+from retriever.errors import EmbedderError, InvalidDocument, InvalidQuery, RetrieverError
 from service.errors import InternalError, InvalidRequest, KvstitchError
 
 
@@ -18,4 +18,5 @@ def service_error(error: RetrieverError, *, field: str | None = None) -> Kvstitc
     """
     if isinstance(error, InvalidDocument | InvalidQuery):
         return InvalidRequest(str(error), field=field)
-    return InternalError(f"the document index failed: {error}")
+    failed = "embedder" if isinstance(error, EmbedderError) else "document index"
+    return InternalError(f"the {failed} failed: {error}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from retriever import Embedder
-from retriever.embedders.base import Vectors
+from retriever.embedders.base import CountedVectors, Vectors
 
 
 class TimedEmbedder:
@@ -41,8 +41,11 @@ class TimedEmbedder:
         self._inner.close()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_counted(texts).vectors
+
+    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
         started = time.perf_counter()
         try:
-            return self._inner.embed(texts)
+            return self._inner.embed_counted(texts)
         finally:
             self._local.last_s = time.perf_counter() - started

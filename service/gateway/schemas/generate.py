@@ -55,14 +55,14 @@ class InlineDocument(StrictModel):
 Profile = Literal["fast", "balanced", "exact"]
 
 
-class Choices(StrictModel):
-    """What to answer from, and how: the fields that OpenAI's routes take as `kvstitch`."""
+class SearchChoices(StrictModel):
+    """Which passages are searched for."""
 
     collection: Unicode | None = Field(None, description="search here; none: `default`")
-    top_k: int | None = Field(None, ge=0, description="passages to answer from; 0: none")
+    top_k: int | None = Field(None, ge=0, description="passages wanted; 0: none")
     documents: (
         Annotated[list[Unicode], Field(fail_fast=True, max_length=MAX_NAMED_DOCUMENTS)] | None
-    ) = Field(None, description="answer from these documents only")
+    ) = Field(None, description="only passages of these documents")
     filter: dict[str, JsonValue] | None = Field(
         None, description="only documents whose metadata passes, e.g. {'year': {'gte': 2020}}"
     )
@@ -72,6 +72,17 @@ class Choices(StrictModel):
     rerank: bool = Field(
         False, description="ask the service's reranker, which has a deadline of its own"
     )
+    min_score: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="leave out passages whose `score` is lower: with rerank the reranker's score; "
+        "else the cosine (dense), BM25 (sparse) or the sum of reciprocal ranks (hybrid)",
+    )
+
+
+class Choices(SearchChoices):
+    """What to answer from, and how: the fields that OpenAI's routes take as `kvstitch`."""
+
     inline_documents: (
         Annotated[
             list[InlineDocument],

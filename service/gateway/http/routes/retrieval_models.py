@@ -1,0 +1,40 @@
+"""POST /v1/rerank and /v1/embeddings: the retriever's models for texts of the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from service.gateway.http.answer_exchange import respond_unless_disconnected
+from service.gateway.http.dependencies import CallContextDep, GatewayDep
+from service.gateway.http.json_body import JsonRoute
+from service.gateway.schemas.embeddings import EmbeddingsRequest, EmbeddingsResponse
+from service.gateway.schemas.rerank import RerankRequest, RerankResponse
+
+router = APIRouter(prefix="/v1", tags=["retrieval"], route_class=JsonRoute)
+
+
+@router.post("/rerank", response_model=RerankResponse)
+async def rerank(
+    body: RerankRequest, request: Request, call: CallContextDep, gateway: GatewayDep
+) -> Any:
+    """Sort texts by how well they answer `query`, with the service's reranker."""
+    return await respond_unless_disconnected(
+        gateway.rerankings.rerank(body, call),
+        request,
+        lambda result: JSONResponse(result.model_dump(exclude_none=True)),
+    )
+
+
+@router.post("/embeddings", response_model=EmbeddingsResponse)
+async def embeddings(
+    body: EmbeddingsRequest, request: Request, call: CallContextDep, gateway: GatewayDep
+) -> Any:
+    """Turn texts into vectors, with the embedder that the documents are searched by."""
+    return await respond_unless_disconnected(
+        gateway.embeddings.embed(body, call),
+        request,
+        lambda content: Response(content, media_type="application/json"),
+    )

@@ -1,0 +1,46 @@
+"""Requests and responses of /v1/search."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.gateway.schemas.fields import Unicode
+from service.gateway.schemas.generate import Citation, SearchChoices
+
+RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
+
+
+class SearchRequest(SearchChoices):
+    """POST /v1/search: the passages that an answer to `query` would be given."""
+
+    query: Unicode = Field(description="what is searched for", json_schema_extra={"pattern": r"\S"})
+    top_k: int | None = Field(None, ge=1, description="passages wanted; none: the model's default")
+    include_text: bool = Field(True, description="results hold the passage's text")
+
+
+class SearchResult(Citation):
+    """A passage; `index` is its place in the ranking, from 1."""
+
+    metadata: dict[str, Any] = Field(
+        default_factory=dict, description="the document's, but for its outline"
+    )
+    headings: list[str] = Field(
+        default_factory=list,
+        description="of the document, under which the passage begins; the outermost first",
+    )
+    page: int | None = Field(None, description="on which the passage begins, from 1")
+
+
+class SearchResponse(BaseModel):
+    """Passages, best first. `ranked_by` says what their `score` is, and what `min_score` was
+    compared with: the cosine of query and passage from -1 to 1 (dense), BM25 above 0 (sparse), the
+    sum of 1/(60 + rank) over the two rankings, at most 2/61 (hybrid), or the reranker's score."""
+
+    collection: str
+    retrieval: Literal["dense", "sparse", "hybrid"]
+    ranked_by: RankedBy
+    results: list[SearchResult]
+    stages: dict[str, float] = Field(description="seconds")
+    warnings: list[str]

@@ -1,0 +1,1 @@
+"""What the retriever's models do without an answer: passages, reranking, embeddings."""
