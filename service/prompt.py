@@ -46,11 +46,34 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A function that an answer calls; `arguments` is the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Turn:
-    """One message of a conversation; `role` is system, user or assistant."""
+    """One message of a conversation.
+
+    Attributes:
+        role: system, user, assistant, or tool: what a called function gave.
+        text: The message.
+        calls: Of an assistant: the functions that it calls.
+        call_id: Of a tool: the call that it answers.
+    """
 
     role: str
     text: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+
+    @property
+    def chars(self) -> int:
+        """Characters of all that it holds."""
+        return len(self.text) + sum(len(call.name) + len(call.arguments) for call in self.calls)
 
 
 @dataclass(frozen=True)

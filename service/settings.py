@@ -51,6 +51,9 @@ class Settings(BaseSettings):
         description="model folder, .gguf file, Hugging Face id or name (smollm2); "
         "empty: the demo model",
     )
+    tool_form: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        "auto", description="how the model writes calls of tools; auto: as its chat template does"
+    )
     model_cache: Path = Field(
         default_factory=default_model_cache, description="folders made of .gguf files"
     )

@@ -78,6 +78,7 @@ class AnswerService:
             model=self._prompts.model,
             text=self._prompts.answer_text(
                 request.stop,
+                request.tools,
                 free=request.guided is None,
                 own_stops=not request.ignore_eos,
                 min_tokens=request.min_tokens,

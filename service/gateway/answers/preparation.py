@@ -144,6 +144,8 @@ class RequestPreparer:
         A token has at least one byte, so a question of fewer bytes surely fits.
         """
         question_bytes = sum(len(turn.text.encode()) for turn in validated.turns)
+        tools = validated.request.tools
+        question_bytes += 0 if tools is None else len(tools.text.encode())
         if question_bytes <= validated.max_context // 2:
             return None
         question = self._question(validated)
@@ -152,7 +154,9 @@ class RequestPreparer:
 
     def _question(self, validated: ValidatedRequest) -> list[int]:
         guided = validated.request.guided is not None
-        return self._prompts.encode_question(validated.turns, begin_answer=not guided)
+        return self._prompts.encode_question(
+            validated.turns, validated.request.tools, begin_answer=not guided
+        )
 
     def _inline_passages(
         self, documents: Sequence[InlineDocument], max_context: int
@@ -179,13 +183,16 @@ class RequestPreparer:
         if validated.search is not None:  # else they came with the request, in its order
             passages = self._prompts.format.in_prompt_order(passages)
         documents = self._behind.in_prompt([passage.chunk for passage in passages])
-        question = found.question
+        alone = None
+        if not documents:
+            alone = self._prompts.encode_alone(validated.turns, request.tools)
+        question = found.question if alone is None else alone
         if question is None:
             chars = sum(len(turn.text) for turn in validated.turns)
             if documents and send_hint is not None and chars > PREFETCH_MIN_CHARS:
                 send_hint(self._hint(validated, documents))
             question = self._question(validated)
-        plan = self._prompt_plan(validated, documents, question)
+        plan = self._prompt_plan(validated, documents, question, alone=alone is not None)
         plan_s = time.perf_counter() - started
         max_tokens, lowered = self._max_tokens(validated, plan)
         warnings = [*result.warnings, *lowered]
@@ -223,10 +230,17 @@ class RequestPreparer:
         )
 
     def _prompt_plan(
-        self, validated: ValidatedRequest, documents: list[Chunk], question: list[int]
+        self,
+        validated: ValidatedRequest,
+        documents: list[Chunk],
+        question: list[int],
+        *,
+        alone: bool,
     ) -> PromptPlan:
         try:
-            return self._prompts.plan(documents, question, max_context=validated.max_context)
+            return self._prompts.plan(
+                documents, question, max_context=validated.max_context, alone=alone
+            )
         except PromptTooLong as error:
             if validated.request.inline_documents is None:
                 raise

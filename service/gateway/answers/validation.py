@@ -9,7 +9,7 @@ from service.errors import InvalidRequest
 from service.gateway.answers.call_context import CallContext
 from service.gateway.answers.default_methods import DefaultMethods
 from service.gateway.answers.method_choice import check_combination, chosen_method
-from service.gateway.prompts.conversation import normalize_turns
+from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
 from service.gateway.retrieval.passage_search import PassageSearch
@@ -75,7 +75,7 @@ class RequestValidator:
             WorkerUnavailable: The worker or the index is not ready.
         """
         turns = self._turns(request)
-        query = self._query(request, turns[-1].text, call.principal.tenant)
+        query = self._query(request, question_of(turns), call.principal.tenant)
         ready = self._worker.require()
         self._retriever.require()
         fusion, eviction = self._methods(request, ready)
@@ -102,7 +102,8 @@ class RequestValidator:
         if request.question is not None and not request.question.strip():
             raise InvalidRequest("question is empty: send the question's text", field="question")
         field = "question" if request.messages is None else "messages"
-        chars = sum(len(turn.text) for turn in request.turns)
+        chars = sum(turn.chars for turn in request.turns)
+        chars += 0 if request.tools is None else len(request.tools.text)
         if chars > (limit := self._settings.max_question_chars):
             raise InvalidRequest(
                 f"{field} has {chars} characters, the limit is {limit}: shorten it", field=field
@@ -132,9 +133,9 @@ class RequestValidator:
 
     def _estimated_tokens(self, request: GenerateRequest, turns: list[Turn], top_k: int) -> int:
         if request.inline_documents is None:
-            return self._prompts.estimate(turns, top_k)
+            return self._prompts.estimate(turns, top_k, request.tools)
         chars = sum(len(document.text) for document in request.inline_documents)
-        return self._prompts.estimate(turns, 0) + chars // CHARS_PER_TOKEN_ESTIMATE
+        return self._prompts.estimate(turns, 0, request.tools) + chars // CHARS_PER_TOKEN_ESTIMATE
 
 
 def _refuse_methods_beside_profile(request: GenerateRequest) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel
 
+from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent, open_group
 from service.gateway.answers.answer_service import AnswerService
-from service.gateway.answers.answer_stream import AnswerStream
+from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
 from service.gateway.answers.call_context import CallContext
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
@@ -39,7 +40,7 @@ class AnswerExchange:
     async def answer(
         self,
         body: GenerateRequest,
-        framing: Callable[[AnswerStream], EventFraming],
+        framing: Callable[[AnswerStream], EventFraming[AnswerEvent]],
         whole: Callable[[AnswerStream, GenerateResponse], BaseModel],
     ) -> Any:
         """Respond with a stream or with a whole answer, as `body.stream` says.
@@ -60,7 +61,37 @@ class AnswerExchange:
             timing = server_timing(result.stages, result.timing.total_s)
             return json_response(whole(answer, result), timing)
 
-        response = await unless_disconnected(collect(), self.request.receive)
+        return await self._whole(collect())
+
+    async def answers_to(
+        self,
+        bodies: Sequence[GenerateRequest],
+        framing: Callable[[AnswerGroup], EventFraming[NumberedEvent]],
+        whole: Callable[[AnswerGroup, list[GenerateResponse]], BaseModel],
+    ) -> Any:
+        """Respond with several answers at once, as a stream or whole.
+
+        Args:
+            bodies: The requests; all of them ask for a stream, or none does.
+            framing: Makes the framing of a stream's events.
+            whole: Makes the response body of whole answers.
+        """
+        if bodies[0].stream:
+            group = await open_group(self.answers, bodies, self.call)
+            headers = {"Server-Timing": server_timing(group.answers[0].prepared.stages)}
+            return EventStream(group, framing(group), ping_s=self.ping_s, headers=headers)
+
+        async def collect() -> Response:
+            group = await open_group(self.answers, bodies, self.call)
+            results = await group.collect()
+            total_s = max(result.timing.total_s for result in results)
+            timing = server_timing(results[0].stages, total_s)
+            return json_response(whole(group, results), timing)
+
+        return await self._whole(collect())
+
+    async def _whole(self, work: Coroutine[Any, Any, Response]) -> Response:
+        response = await unless_disconnected(work, self.request.receive)
         return Response(status_code=CLIENT_DISCONNECTED) if response is None else response
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,23 +19,26 @@ from service.gateway.schemas.logprobs import TokenLogprob
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+E_contra = TypeVar("E_contra", contravariant=True)
 PING = b": ping\n\n"
 
 
-class EventSource(Protocol):
+class EventSource(Protocol[E_co]):
     """What is streamed."""
 
-    def events(self) -> AsyncGenerator[AnswerEvent, None]: ...
+    def events(self) -> AsyncGenerator[E_co, None]: ...
 
     async def aclose(self) -> None:
         """Release everything; always called, however the stream ends."""
         ...
 
 
-class EventFraming(Protocol):
+class EventFraming(Protocol[E_contra]):
     """How a route writes events, and the error that ends a stream."""
 
-    def event(self, event: AnswerEvent) -> bytes: ...
+    def event(self, event: E_contra) -> bytes: ...
 
     def error(self, error: KvstitchError) -> bytes: ...
 
@@ -76,15 +79,15 @@ def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
     return {} if logprobs is None else {"logprobs": [one.model_dump() for one in logprobs]}
 
 
-class EventStream(Response):
+class EventStream(Response, Generic[E]):
     """Streams an answer. A client that disconnects ends it at once, even between two tokens."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        source: EventSource,
-        framing: EventFraming,
+        source: EventSource[E],
+        framing: EventFraming[E],
         *,
         ping_s: float,
         headers: Mapping[str, str],

@@ -13,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.format import (
-    DOCUMENTS_MARK,
-    INSTRUCTION,
-    has_own_format,
-    render_chat_template,
-)
+from service.gateway.prompts.chat_template import ChatTemplate
+from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
 from service.gateway.prompts.model_folder import ModelFolder
 from service.prompt import PromptFormat, Turn
 
@@ -32,27 +28,43 @@ def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
     """Bring a conversation into the order that chat templates accept.
 
     Returns:
-        At most one system turn, first; then user and assistant in turns; the last one is the
-        user's. Neighbouring turns of one role are joined, because most templates refuse them.
+        At most one system turn, first; then user and assistant in turns, with what tools gave
+        behind the assistant's calls; the last one is the user's or a tool's. Neighbouring turns of
+        one role are joined, because most templates refuse them; those of tools are not.
 
     Raises:
-        InvalidRequest: The last turn is not the user's, or is empty.
+        InvalidRequest: The last turn is neither the user's nor a tool's, or there is no question.
     """
-    if not turns or turns[-1].role != "user":
+    if not turns or turns[-1].role not in ("user", "tool"):
         raise InvalidRequest(
             "messages: the last one must be the user's, it is what is answered", field="messages"
         )
-    if not turns[-1].text.strip():
+    if turns[-1].role == "user" and not turns[-1].text.strip():
         raise InvalidRequest("messages: the last one is empty: send its text", field="messages")
+    if not question_of(turns).strip():
+        raise InvalidRequest(
+            "messages: none is the user's: send the one that tools are called for", field="messages"
+        )
     ordered = [turn for turn in turns if turn.role == "system"]
     ordered += [turn for turn in turns if turn.role != "system"]
     out: list[Turn] = []
     for turn in ordered:
-        if out and out[-1].role == turn.role:
-            out[-1] = Turn(turn.role, f"{out[-1].text}\n\n{turn.text}")
+        if out and out[-1].role == turn.role and turn.role != "tool":
+            out[-1] = _joined(out[-1], turn)
         else:
             out.append(turn)
     return out
+
+
+def question_of(turns: Sequence[Turn]) -> str:
+    """What is answered, and what documents are searched for: the last text of the user."""
+    return next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
+
+
+def _joined(first: Turn, second: Turn) -> Turn:
+    texts = (first.text, second.text)
+    text = "\n\n".join(texts if all(texts) else filter(None, texts))
+    return Turn(first.role, text, first.calls + second.calls)
 
 
 class ConversationFormat(Protocol):
@@ -75,7 +87,7 @@ def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationF
     template = None if has_own_format(folder) else folder.chat_template()
     if template is None:
         return PlainConversationFormat(fmt)
-    return ChatTemplateFormat(template, folder)
+    return ChatTemplateFormat(ChatTemplate(template, folder))
 
 
 @dataclass(frozen=True)
@@ -103,9 +115,8 @@ class ChatTemplateFormat:
     user: instruction | documents | system text, first question   assistant: …   user: …
     """
 
-    def __init__(self, template: str, folder: ModelFolder) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._folder = folder
         self.template = lru_cache(CACHED_TEMPLATES)(self._question_template)
         self._system = self._split(("user",))[0]
 
@@ -134,12 +145,25 @@ class ChatTemplateFormat:
             else:
                 messages.append({"role": role, "content": text})
                 first_turn_open = False
-        try:
-            rendered = render_chat_template(self._template, messages, self._folder)
-        except ModelRefused as error:
-            raise InvalidRequest(
-                f"messages: the model's chat template refuses this conversation: {error.message}",
-                field="messages",
-            ) from error
+        rendered = render_messages(self._template, messages)
         system, _, question = rendered.partition(DOCUMENTS_MARK)
         return system, question
+
+
+def render_messages(
+    template: ChatTemplate,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> str:
+    """The text of a conversation.
+
+    Raises:
+        InvalidRequest: The template refuses it.
+    """
+    try:
+        return template.render(messages, tools)
+    except ModelRefused as error:
+        raise InvalidRequest(
+            f"messages: the model's chat template refuses this conversation: {error.message}",
+            field="messages",
+        ) from error

@@ -9,13 +9,10 @@ neither                a plain completion format is used
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import datetime
-from typing import Any, NoReturn
 
 from service.errors import KvstitchError, ModelRefused
+from service.gateway.prompts.chat_template import ChatTemplate
 from service.gateway.prompts.model_folder import ModelFolder
 from service.prompt import FORMAT_FILE, PromptFormat
 
@@ -31,10 +28,6 @@ PLAIN = PromptFormat(
     question="Question: {question}\nAnswer:",
     stop=("\n\n", "\nQuestion:"),
 )
-
-# Some templates write today's date. S must not change from day to day, because stored chunks may
-# depend on it. This is the date that such templates fall back to.
-_DATE = datetime(2024, 7, 26)
 
 # Unlikely in any template, and without characters that a template might escape or trim.
 DOCUMENTS_MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
@@ -70,7 +63,7 @@ def from_chat_template(template: str, folder: ModelFolder) -> PromptFormat:
         ModelRefused: The template does not write the user's text exactly once.
     """
     content = f"{INSTRUCTION}{DOCUMENTS_MARK}Question: {{question}}"
-    rendered = render_chat_template(template, [{"role": "user", "content": content}], folder)
+    rendered = ChatTemplate(template, folder).render([{"role": "user", "content": content}])
     if rendered.count(DOCUMENTS_MARK) != 1 or rendered.count("{question}") != 1:
         raise ModelRefused(
             f"the chat template of {folder.path} does not repeat the user's text exactly once: "
@@ -102,51 +95,3 @@ def _check_placeholders(fmt: PromptFormat, folder: ModelFolder) -> None:
 def has_own_format(folder: ModelFolder) -> bool:
     """Whether the folder has a prompt format of its own, in kvstitch.json."""
     return (folder.path / FORMAT_FILE).is_file()
-
-
-def render_chat_template(
-    template: str, messages: Sequence[Mapping[str, str]], folder: ModelFolder
-) -> str:
-    """Render a chat template, as transformers does, with a generation prompt at the end.
-
-    Raises:
-        ModelRefused: The template has an error, or refuses these messages.
-    """
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _DATE.strftime
-    specials = {
-        name: folder.special_text(name) or ""
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-    }
-    try:
-        return environment.from_string(template).render(
-            messages=messages,
-            add_generation_prompt=True,
-            tools=None,
-            documents=None,
-            enable_thinking=False,
-            **specials,
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ModelRefused(
-            f"the chat template of {folder.path} cannot be rendered ({error}): write the prompt "
-            f"format into {FORMAT_FILE}"
-        ) from error
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)

@@ -42,14 +42,21 @@ class ModelFolder:
         text = token.get("content") if isinstance(token, dict) else token
         return str(text) if text else None
 
-    def chat_template(self) -> str | None:
-        """The model's chat template, None if it has none."""
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
+    def chat_template(self, *, tools: bool = False) -> str | None:
+        """The model's chat template, None if it has none.
+
+        Args:
+            tools: The one for conversations with tools, where the model has one of its own.
+        """
+        names = ["additional_chat_templates/tool_use.jinja"] if tools else []
+        for name in (*names, "chat_template.jinja"):
+            file = self.path / name
+            if file.is_file():
+                return file.read_text(encoding="utf-8")
         found = self.tokenizer_config.get("chat_template")
         if isinstance(found, list):  # several templates with names
-            found = {t.get("name"): t.get("template") for t in found}.get("default")
+            named = {t.get("name"): t.get("template") for t in found}
+            found = (named.get("tool_use") if tools else None) or named.get("default")
         return str(found) if found else None
 
     def _json(self, name: str) -> dict[str, Any]:

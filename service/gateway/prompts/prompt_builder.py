@@ -15,6 +15,9 @@ from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
+from service.gateway.prompts.tool_conversation import tool_conversation
+from service.gateway.tool_calls.forms import ToolForm
+from service.gateway.tool_calls.tools import ToolSet
 from service.prompt import Turn, document_ids, system_ids
 from service.records import Chunk
 from service.settings import Settings
@@ -62,6 +65,9 @@ class PromptBuilder:
         self.end_ids = folder.end_ids
         self.system = system_ids(self.format, self.tokenizer)
         self._conversations = conversation_format(self.format, folder)
+        self._with_tools = tool_conversation(
+            self._conversations, folder, self.tokenizer.added_texts, settings.tool_form
+        )
         self._segment_ids = SegmentIdCache()
 
     @property
@@ -90,23 +96,63 @@ class PromptBuilder:
     def segments(self, chunks: Sequence[TextChunk]) -> list[Chunk]:
         return [Chunk(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
 
-    def encode_question(self, turns: Sequence[Turn], *, begin_answer: bool = True) -> list[int]:
+    @property
+    def tool_form(self) -> ToolForm:
+        """The form in which the model writes calls of tools."""
+        return self._with_tools.form
+
+    def encode_question(
+        self,
+        turns: Sequence[Turn],
+        tools: ToolSet | None = None,
+        *,
+        begin_answer: bool = True,
+    ) -> list[int]:
         """Q of a normalised conversation, as token ids.
 
         Args:
+            turns: The conversation.
+            tools: That the answer may call. It may begin with a call, so it is never begun.
             begin_answer: Whether the words that the format begins answers with follow.
 
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
         """
-        template = self._conversations.template(tuple(turn.role for turn in turns))
-        if begin_answer:
+        if tools is not None or _about_tools(turns):
+            written = self._with_tools.question(turns, tools)
+            template, texts = written.template, written.texts
+        else:
+            template = self._conversations.template(tuple(turn.role for turn in turns))
+            texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
+        if begin_answer and tools is None:
             template += self.format.answer_prefix
-        texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
         return self.tokenizer.encode_template(template, **texts)
 
+    def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
+        """The whole prompt of a conversation with tools and without documents.
+
+        Returns:
+            Its ids, to which no S belongs; None where the prompt is S and Q as usual.
+
+        Raises:
+            InvalidRequest: The model's chat template cannot write this conversation.
+        """
+        if tools is None and not _about_tools(turns):
+            return None
+        written = self._with_tools.alone(turns, tools)
+        if written is None:
+            return None
+        ids = self.tokenizer.encode_template(written.template, **written.texts)
+        bos = self.tokenizer.bos
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
     def plan(
-        self, documents: Sequence[Chunk], question: list[int], *, max_context: int
+        self,
+        documents: Sequence[Chunk],
+        question: list[int],
+        *,
+        max_context: int,
+        alone: bool = False,
     ) -> PromptPlan:
         """Put the segments together.
 
@@ -114,18 +160,25 @@ class PromptBuilder:
             documents: From `segments`, in the order in which they are to stand in the prompt.
             question: From `encode_question`.
             max_context: Tokens that the model takes.
+            alone: The question is the whole prompt, from `encode_alone`.
 
         Raises:
             PromptTooLong: The context would have no room for even one token of the answer.
         """
-        self.check_length(documents, question, max_context=max_context)
-        return PromptPlan(self.system, list(documents), question)
+        self.check_length(documents, question, max_context=max_context, alone=alone)
+        return PromptPlan([] if alone else self.system, list(documents), question)
 
     def check_length(
-        self, documents: Sequence[Chunk], question: list[int], *, max_context: int
+        self,
+        documents: Sequence[Chunk],
+        question: list[int],
+        *,
+        max_context: int,
+        alone: bool = False,
     ) -> None:
         """Raise PromptTooLong as `plan` does."""
-        tokens = len(self.system) + sum(len(d.ids) for d in documents) + len(question)
+        system = 0 if alone else len(self.system)
+        tokens = system + sum(len(d.ids) for d in documents) + len(question)
         if tokens >= max_context:
             raise PromptTooLong(
                 f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an "
@@ -134,15 +187,16 @@ class PromptBuilder:
                 field="question" if len(question) >= max_context else "top_k",
             )
 
-    def estimate(self, turns: Sequence[Turn], top_k: int) -> int:
+    def estimate(self, turns: Sequence[Turn], top_k: int, tools: ToolSet | None = None) -> int:
         """About how many tokens a prompt will have, known before any work is done."""
-        chars = sum(len(turn.text) for turn in turns)
+        chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
         question = chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + top_k * self.format.chunk_tokens + question
 
     def answer_text(
         self,
         stops: Sequence[str],
+        tools: ToolSet | None = None,
         *,
         free: bool = True,
         own_stops: bool = True,
@@ -152,6 +206,7 @@ class PromptBuilder:
 
         Args:
             stops: Strings at which it ends.
+            tools: That it may call.
             free: Whether the answer may be anything. If not, its form says where it ends, and the
                 prompt has not begun it.
             own_stops: Whether a free answer ends at the model's own stop strings, too.
@@ -159,9 +214,16 @@ class PromptBuilder:
         """
         own = self.format.stop if free and own_stops else ()
         return AnswerText(
-            self.tokenizer.decode,
+            self.tokenizer.decode
+            if tools is None
+            else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
             [*own, *stops],
-            prefix=self.format.answer_prefix if free else "",
+            prefix=self.format.answer_prefix if free and tools is None else "",
             min_tokens=min_tokens,
         )
+
+
+def _about_tools(turns: Sequence[Turn]) -> bool:
+    """Whether earlier turns hold calls or what they gave."""
+    return any(turn.calls or turn.role == "tool" for turn in turns)

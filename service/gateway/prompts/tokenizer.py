@@ -32,6 +32,7 @@ class ServingTokenizer:
         bos: The token that starts a prompt, None if there is none.
         bos_text: The same as text.
         piece: Text and bytes of single tokens.
+        added_texts: Texts that a template's encoding makes single tokens of.
     """
 
     def __init__(self, folder: ModelFolder, *, bos: str | None = "") -> None:
@@ -57,6 +58,7 @@ class ServingTokenizer:
             raise ModelRefused(f"{file} cannot be read: {error}") from error
         added = self._obeying.get_added_tokens_decoder()
         self._added = frozenset(added)
+        self.added_texts = frozenset(token.content for token in added.values())
         self.piece = TokenPieces(self._obeying, content)
         # Documents are cut again where the count of their tokens may have changed: the first
         # version obeyed added tokens that are not marked special.
@@ -115,6 +117,21 @@ class ServingTokenizer:
         """Decode; special tokens yield no text, incomplete UTF-8 yields U+FFFD."""
         text: str = self._obeying.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def decoder(self, kept: str) -> Callable[[Sequence[int]], str]:
+        """Decodes as `decode`, and writes the token `kept` out, even if it is a special one."""
+        token = self._obeying.token_to_id(kept) if kept else None
+        if token not in self._added:
+            return self.decode
+
+        def decode(ids: Sequence[int]) -> str:
+            out, start = "", 0
+            for at, each in enumerate(ids):
+                if each == token:
+                    out, start = out + self.decode(ids[start:at]) + kept, at + 1
+            return out + self.decode(ids[start:])
+
+        return decode
 
     def _obey(self, text: str) -> list[int]:
         ids: list[int] = self._obeying.encode(text, add_special_tokens=False).ids

@@ -14,6 +14,7 @@ from service.gateway.schemas.fields import STRICT, NewDocId, StrictModel, Title,
 from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.schemas.sampling import SamplingFields
 from service.gateway.schemas.tokens import TokenReport
+from service.gateway.tool_calls.tools import ToolSet
 from service.prompt import Turn
 from service.records import ColdMode, GateStateName
 
@@ -143,6 +144,11 @@ class GenerateRequest(Choices, SamplingFields):
         if self.messages is None:
             return [Turn("user", self.question or "")]
         return [Turn(message.role, message.content) for message in self.messages]
+
+    @property
+    def tools(self) -> ToolSet | None:
+        """Functions that the answer may call; only OpenAI's routes take them."""
+        return None
 
 
 class Citation(BaseModel):

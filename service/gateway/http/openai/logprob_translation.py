@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.gateway.schemas.logprobs import LikelyToken, TokenLogprob
-from service.gateway.schemas.openai import ChatLogprobs, TextLogprobs
+from service.gateway.schemas.openai.chat import ChatLogprobs
+from service.gateway.schemas.openai.completion import TextLogprobs
 
 
 def chat_logprobs(logprobs: list[TokenLogprob] | None) -> ChatLogprobs | None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from service.errors import ModelNotFound
 from service.gateway.schemas import MethodChoice
-from service.gateway.schemas.openai import ModelOut
+from service.gateway.schemas.openai.models import ModelOut
 from service.messages import Ready
 from service.parameters import check
 

@@ -1,55 +1,87 @@
 """Translates OpenAI's requests into GenerateRequest, so that all answers are made in one way.
 
-Unknown fields are ignored. Known fields that would change the answer but are not supported here
-are refused, so that nobody mistakes an answer for something else.
+Every field is honoured, noted or refused, as `field_table` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from service.errors import InvalidRequest, Unsupported
-from service.gateway.http.openai.model_presets import preset_fusion
-from service.gateway.schemas import GenerateRequest
-from service.gateway.schemas.generate import Message
-from service.gateway.schemas.openai import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    Extension,
+from pydantic import ValidationError
+
+from service.errors import InvalidRequest, KvstitchError, Unsupported
+from service.gateway.body_errors import from_validation
+from service.gateway.http.openai.conversation_translation import tools_of, turns_of
+from service.gateway.http.openai.field_rules import check_fields
+from service.gateway.http.openai.field_table import (
+    CHAT,
+    COMPLETION,
+    RESPONSE_FORMAT,
+    STREAM_OPTIONS,
+    STRUCTURED_OUTPUTS,
 )
+from service.gateway.http.openai.model_presets import preset_fusion
+from service.gateway.http.openai.structured_output import WantedForm, wanted_form, with_tools
+from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.conversation import ConversationRequest
+from service.gateway.schemas.openai.chat import ChatRequest
+from service.gateway.schemas.openai.common import (
+    MAX_CHOICES,
+    CommonRequest,
+    Extension,
+    SampledRequest,
+)
+from service.gateway.schemas.openai.completion import CompletionRequest
+from service.gateway.tool_calls.forms import ToolForm
+from service.gateway.tool_calls.tools import ToolSet
 from service.messages import Ready
+from service.prompt import Turn
+
+# Ours by the client's name, where the two differ.
+_RENAMED = {"sampling_top_k": "top_k"}
+_SAME_NAMES = (
+    *("temperature", "top_p", "stream", "stop", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+)
 
 
-def _one_of(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value in values
+@dataclass(frozen=True)
+class Served:
+    """What requests are translated for: the model's name, its form of calls, the methods."""
+
+    model: str
+    tool_form: ToolForm
+    ready: Ready
 
 
-def _empty(value: Any) -> bool:
-    return value in (None, [], {}, False, 0, "")
+@dataclass(frozen=True)
+class TranslatedRequest:
+    """One request of a client.
+
+    Attributes:
+        requests: Per choice of the response, in the order of their indices.
+        prompts: How many prompts they have: `n` choices stand for each.
+        tools: That the answers may call.
+        notes: For the client.
+        as_sent: A field of GenerateRequest under the name that it has in the client's request.
+    """
+
+    requests: list[GenerateRequest]
+    prompts: int = 1
+    tools: ToolSet | None = None
+    notes: list[str] = field(default_factory=list)
+    as_sent: Callable[[str | None], str | None] = lambda name: name
+
+    def renamed(self, error: KvstitchError) -> KvstitchError:
+        """The error with the client's name of the field."""
+        error.field = self.as_sent(error.field)
+        return error
 
 
-# For each field that is not supported: whether a value asks for nothing, and is accepted.
-HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "n": _one_of(None, 1),
-    "best_of": _one_of(None, 1),
-    "response_format": _one_of(None, {"type": "text"}),
-    "modalities": _one_of(None, [], ["text"]),
-    "tool_choice": _one_of(None, "none", "auto"),
-    "function_call": _one_of(None, "none", "auto"),
-    **dict.fromkeys(
-        (
-            *("tools", "functions", "top_logprobs", "logit_bias", "echo", "suffix"),
-            *("presence_penalty", "frequency_penalty", "audio", "web_search_options"),
-        ),
-        _empty,
-    ),
-}
-
-
-def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
+def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
     """Translate a chat completion request.
 
     Raises:
@@ -57,17 +89,23 @@ def from_chat(body: ChatRequest, model: str, ready: Ready) -> GenerateRequest:
         Unsupported: A field asks for something that is not supported.
         InvalidRequest: A field is wrong.
     """
-    _refuse_unsupported(body.model_extra)
-    messages = [_message(number, message) for number, message in enumerate(body.messages)]
-    asked = {
-        "messages": messages,
+    notes = _checked(body, CHAT)
+    turns = turns_of(body.messages, notes)
+    tools = tools_of(body, notes)
+    form = with_tools(wanted_form(body), tools, served.tool_form)
+    fields = {
+        **common_fields(body, served),
+        **_sampled(body),
         "max_tokens": body.max_completion_tokens or body.max_tokens,
         "logprobs": _chat_logprobs(body),
+        "guided": None if form is None else form.guided,
     }
-    return _request(body, model, ready, **asked)
+    rename = renaming("messages", form)
+    requests = each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
+    return TranslatedRequest(requests, 1, tools, unique(notes), rename)
 
 
-def from_completion(body: CompletionRequest, model: str, ready: Ready) -> GenerateRequest:
+def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
     """Translate a text completion request.
 
     Raises:
@@ -75,15 +113,116 @@ def from_completion(body: CompletionRequest, model: str, ready: Ready) -> Genera
         Unsupported: A field asks for something that is not supported.
         InvalidRequest: A field is wrong.
     """
-    _refuse_unsupported(body.model_extra)
+    notes = _checked(body, COMPLETION)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if len(prompts) != 1 or not isinstance(prompts[0], str):
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) != len(prompts) or not texts:
         raise Unsupported(
-            "prompt must be one text: send several, or token ids, as requests of their own",
+            "prompt must be a text, or a list of texts, not token ids", field="prompt"
+        )
+    n = body.n or 1
+    if len(texts) * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"prompt and n ask for {len(texts) * n} answers, the limit is {MAX_CHOICES}: send "
+            "several requests",
             field="prompt",
         )
-    asked = {"question": prompts[0], "max_tokens": body.max_tokens, "logprobs": body.logprobs}
-    return _request(body, model, ready, **asked)
+    form = wanted_form(body)
+    fields = {
+        **common_fields(body, served),
+        **_sampled(body),
+        "max_tokens": body.max_tokens,
+        "logprobs": body.logprobs,
+        "guided": None if form is None else form.guided,
+    }
+    rename = renaming("prompt", form)
+    requests = [
+        request
+        for text in texts
+        for request in each_choice(
+            [Turn("user", text)], None, fields, n=n, seed=body.seed, rename=rename
+        )
+    ]
+    return TranslatedRequest(requests, len(texts), None, unique(notes), rename)
+
+
+def common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
+    """The fields of GenerateRequest that follow from the model's name and from `kvstitch`."""
+    chosen = body.kvstitch or Extension.model_validate({})
+    fields: dict[str, Any] = {
+        name: getattr(chosen, name)
+        for name in chosen.model_fields_set - {"fusion", "include_citations"}
+    }
+    fusion = chosen.fusion or preset_fusion(body.model, served.model, served.ready)
+    return fields if fusion is None else {**fields, "fusion": fusion}
+
+
+def each_choice(
+    turns: Sequence[Turn],
+    tools: ToolSet | None,
+    fields: dict[str, Any],
+    *,
+    n: int,
+    seed: int | None,
+    rename: Callable[[str | None], str | None],
+) -> list[GenerateRequest]:
+    """The same request n times, with seeds one after another.
+
+    Raises:
+        InvalidRequest: A field is wrong; it has the client's name.
+    """
+    # OpenAI's seeds may be negative, the sampler's must not.
+    seeds = [None if seed is None else (seed + number) % 2**63 for number in range(n)]
+    try:
+        return [ConversationRequest.of(turns, tools, **fields, seed=each) for each in seeds]
+    except ValidationError as error:
+        fault = from_validation(error.errors(include_url=False), GenerateRequest)
+        sent = rename(fault.field)
+        message = fault.message.replace(fault.field or "", sent or "", 1)
+        raise InvalidRequest(message, field=sent) from error
+
+
+def renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
+    """From a field of GenerateRequest to the name that it has in the client's request.
+
+    Args:
+        question: Name of the field that holds the question.
+        form: The form that the answer must have.
+    """
+
+    def rename(name: str | None) -> str | None:
+        root = re.split(r"[.\[]", name or "")[0]
+        if root in ("question", "messages"):
+            return question
+        if root == "guided" and form is not None:
+            return form.field
+        if root in Extension.model_fields:
+            return f"kvstitch.{name}"
+        return _RENAMED.get(root, name and name.removesuffix(".[key]"))  # pydantic's word
+
+    return rename
+
+
+def unique(texts: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _checked(body: SampledRequest, rules: Any) -> list[str]:
+    notes = check_fields(body.model_extra, rules)
+    for where, part, part_rules in (
+        ("stream_options", body.stream_options, STREAM_OPTIONS),
+        ("response_format", body.response_format, RESPONSE_FORMAT),
+        ("structured_outputs", body.structured_outputs, STRUCTURED_OUTPUTS),
+    ):
+        if part is not None:
+            notes += check_fields(part.model_extra, part_rules, f"{where}.")
+    return notes
+
+
+def _sampled(body: SampledRequest) -> dict[str, Any]:
+    fields = {name: getattr(body, name) for name in _SAME_NAMES}
+    fields["sampling_top_k"] = None if body.top_k is None else max(0, body.top_k)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _chat_logprobs(body: ChatRequest) -> int | None:
@@ -94,60 +233,3 @@ def _chat_logprobs(body: ChatRequest) -> int | None:
             "top_logprobs needs logprobs: send logprobs: true, too", field="top_logprobs"
         )
     return None
-
-
-def _request(
-    body: ChatRequest | CompletionRequest, model: str, ready: Ready, **asked: Any
-) -> GenerateRequest:
-    chosen = body.kvstitch or Extension.model_validate({})
-    named = preset_fusion(body.model, model, ready)
-    fields: dict[str, Any] = {
-        name: getattr(chosen, name)
-        for name in chosen.model_fields_set - {"fusion", "include_citations"}
-    }
-    sampled = {
-        "fusion": chosen.fusion or named,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        # OpenAI's seeds may be negative, the sampler's must not.
-        "seed": None if body.seed is None else body.seed % 2**63,
-        "stream": body.stream,
-        "stop": body.stop,
-    }
-    fields |= {name: value for name, value in sampled.items() if value is not None}
-    return GenerateRequest(**fields, **asked)
-
-
-def _refuse_unsupported(extra: Mapping[str, Any] | None) -> None:
-    for name, value in (extra or {}).items():
-        if name in HARMLESS and not HARMLESS[name](value):
-            raise Unsupported(f"{name} is not supported here: leave it out", field=name)
-
-
-def _message(number: int, message: ChatMessage) -> Message:
-    where = f"messages[{number}]"
-    if message.role == "tool" or message.role == "function":  # not `in`, which mypy cannot narrow
-        raise Unsupported(f"{where}.role {message.role} is not supported", field=f"{where}.role")
-    _refuse_calls(where, message.model_extra)
-    role = "system" if message.role == "developer" else message.role
-    return Message(role=role, content=_text(f"{where}.content", message.content))
-
-
-def _refuse_calls(where: str, extra: Mapping[str, Any] | None) -> None:
-    for name in ("tool_calls", "function_call", "audio"):
-        if (extra or {}).get(name):
-            raise Unsupported(f"{where}.{name} is not supported", field=f"{where}.{name}")
-
-
-def _text(where: str, content: str | list[ContentPart] | None) -> str:
-    if content is None:
-        raise InvalidRequest(f"{where} is missing: send the message's text", field=where)
-    if isinstance(content, str):
-        return content
-    for number, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise Unsupported(
-                f"{where}[{number}] is not text: only text is supported",
-                field=f"{where}[{number}]",
-            )
-    return "".join(part.text or "" for part in content)

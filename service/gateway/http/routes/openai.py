@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from fastapi import APIRouter
 
 from service.errors import KvstitchError
-from service.gateway.answers.answer_stream import AnswerStream
+from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.http.openai.request_translation import from_chat, from_completion
-from service.gateway.http.openai.response_translation import CompletionChunks, Envelope, completion
-from service.gateway.schemas import GenerateRequest
-from service.gateway.schemas.openai import (
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    Extension,
+from service.gateway.http.openai.completion_chunks import CompletionChunks
+from service.gateway.http.openai.envelope import Envelope
+from service.gateway.http.openai.request_translation import (
+    Served,
+    TranslatedRequest,
+    from_chat,
+    from_completion,
 )
+from service.gateway.http.openai.response_translation import completion
+from service.gateway.http.services import GatewayServices
+from service.gateway.schemas.openai.chat import ChatCompletion, ChatRequest
+from service.gateway.schemas.openai.completion import Completion, CompletionRequest
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
@@ -29,8 +30,8 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 @router.post("/chat/completions", response_model=ChatCompletion)
 async def chat(body: ChatRequest, exchange: AnswerExchangeDep, gateway: GatewayDep) -> Any:
     """Answer the last user message from documents that are searched for it."""
-    model = gateway.prompts.model
-    return await _answer(exchange, body, from_chat(body, model, gateway.worker.require()), model)
+    served = _served(gateway)
+    return await _answer(exchange, body, from_chat(body, served), served)
 
 
 @router.post("/completions", response_model=Completion)
@@ -38,42 +39,41 @@ async def completions(
     body: CompletionRequest, exchange: AnswerExchangeDep, gateway: GatewayDep
 ) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
-    model = gateway.prompts.model
-    return await _answer(
-        exchange, body, from_completion(body, model, gateway.worker.require()), model
-    )
+    served = _served(gateway)
+    return await _answer(exchange, body, from_completion(body, served), served)
+
+
+def _served(gateway: GatewayServices) -> Served:
+    prompts = gateway.prompts
+    return Served(prompts.model, prompts.tool_form, gateway.worker.require())
 
 
 async def _answer(
     exchange: AnswerExchange,
     body: ChatRequest | CompletionRequest,
-    request: GenerateRequest,
-    model: str,
+    asked: TranslatedRequest,
+    served: Served,
 ) -> Any:
-    def envelope(answer: AnswerStream) -> Envelope:
+    def envelope(group: AnswerGroup) -> Envelope:
         return Envelope(
-            answer.id,
-            body.model or model,
+            group.answers[0].id,
+            body.model or served.model,
             chat=isinstance(body, ChatRequest),
             citations=body.kvstitch is None or body.kvstitch.include_citations,
+            tool_form=served.tool_form,
+            tools=asked.tools,
+            notes=asked.notes,
+            prompts=asked.prompts,
         )
 
-    question_field = "messages" if isinstance(body, ChatRequest) else "prompt"
     usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
-        return await exchange.answer(
-            request,
-            lambda answer: CompletionChunks(envelope(answer), include_usage=usage),
-            lambda answer, result: completion(envelope(answer), result),
+        return await exchange.answers_to(
+            asked.requests,
+            lambda group: CompletionChunks(
+                envelope(group), choices=len(group.answers), include_usage=usage
+            ),
+            lambda group, results: completion(envelope(group), results),
         )
     except KvstitchError as error:
-        error.field = _as_sent(error.field, question_field)
-        raise
-
-
-def _as_sent(field: str | None, question_field: str) -> str | None:
-    """A field of GenerateRequest under the name that it has in the client's request."""
-    if field == "question":
-        return question_field
-    root = re.split(r"[.\[]", field or "")[0]
-    return f"kvstitch.{field}" if root in Extension.model_fields else field
+        raise asked.renamed(error) from None

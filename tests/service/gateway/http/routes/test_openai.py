@@ -220,23 +220,64 @@ def test_history_and_system_text_go_behind_the_documents(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "ignored",
     [
-        {"user": "u", "store": True, "metadata": {"a": "b"}, "nobody": {"knows": [1]}},
+        {"user": None, "store": False, "metadata": {}, "service_tier": "auto"},
         {"n": 1, "logprobs": False, "tools": [], "tool_choice": "none", "logit_bias": {}},
         {"response_format": {"type": "text"}, "presence_penalty": 0, "frequency_penalty": 0.0},
         {"stream": None, "temperature": None, "stop": None, "seed": None, "top_p": None},
-        {"parallel_tool_calls": True, "reasoning_effort": "low", "service_tier": "auto"},
+        {"parallel_tool_calls": True, "top_k": -1, "min_p": 0, "skip_special_tokens": True},
     ],
 )
-def test_unknown_and_harmless_fields_are_ignored(shared: Rig, ignored: dict[str, Any]) -> None:
-    assert chat(shared, **ignored).status_code == 200
+def test_values_that_ask_for_nothing_are_accepted(shared: Rig, ignored: dict[str, Any]) -> None:
+    plain = chat(shared).json()
+    response = chat(shared, **ignored)
+    assert response.status_code == 200, response.text
+    found = response.json()
+    assert found["choices"] == plain["choices"]
+    assert found["kvstitch"]["warnings"] == plain["kvstitch"]["warnings"]
+
+
+def test_fields_without_an_effect_are_named(shared: Rig) -> None:
+    sent = {"user": "u", "store": True, "metadata": {"a": "b"}, "reasoning_effort": "low"}
+    named = {*sent, "messages[0].name"}
+    messages = [{**ASK[0], "name": "Ada"}]
+    warnings = chat(shared, messages=messages, **sent).json()["kvstitch"]["warnings"]
+    assert {text.partition(" has no effect: ")[0] for text in warnings} == named
+    *_, finish, _ = frames(chat(shared, messages=messages, stream=True, **sent).text)
+    assert finish["kvstitch"]["warnings"] == warnings
 
 
 @pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
-        (CHAT, {"tools": [{"type": "function"}]}, "tools", "unsupported"),
+        (CHAT, {"nobody": {"knows": [1]}}, "nobody", "invalid_request"),
+        (CHAT, {"messages": [{**ASK[0], "nobody": 1}]}, "messages[0].nobody", "invalid_request"),
+        (CHAT, {"stream_options": {"every": 1}}, "stream_options.every", "invalid_request"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function", "invalid_request"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type",
+         "unsupported"),
+        (CHAT, {"tools": [{"function": {"name": "two words"}}]}, "tools[0].function.name",
+         "invalid_request"),
+        (CHAT, {"tools": [{"function": {"name": "f"}}] * 2}, "tools[1].function.name",
+         "invalid_request"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "invalid_request"),
+        (CHAT, {"tools": [{"function": {"name": "f"}}],
+                "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice",
+         "invalid_request"),
+        (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": "required",
+                "response_format": {"type": "json_object"}}, "response_format", "invalid_request"),
+        (CHAT, {"tools": [{"function": {"name": "f"}}], "guided_regex": "a"}, "guided_regex",
+         "invalid_request"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions", "unsupported"),
-        (CHAT, {"n": 2}, "n", "unsupported"),
+        (CHAT, {"n": 17}, "n", "invalid_request"),
+        (CHAT, {"logit_bias": {"five": 1}}, "logit_bias.five", "invalid_request"),
+        (CHAT, {"response_format": {"type": "json_schema"}},
+         "response_format.json_schema.schema", "invalid_request"),
+        (CHAT, {"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "invalid_request"),
+        (CHAT, {"guided_regex": "("}, "guided_regex", "invalid_request"),
+        (CHAT, {"guided_json": "{"}, "guided_json", "invalid_request"),
+        (CHAT, {"structured_outputs": {}}, "structured_outputs", "invalid_request"),
+        (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens", "invalid_request"),
+        (CHAT, {"repetition_penalty": 0}, "repetition_penalty", "invalid_request"),
         (CHAT, {"logprobs": 3}, "logprobs", "invalid_request"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs", "invalid_request"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_request"),
@@ -244,12 +285,16 @@ def test_unknown_and_harmless_fields_are_ignored(shared: Rig, ignored: dict[str,
         (TEXT, {"prompt": "Why?", "logprobs": 6}, "logprobs", "invalid_request"),
         (TEXT, {"prompt": "Why?", "logprobs": True}, "logprobs", "invalid_request"),
         (TEXT, {"prompt": "Why?", "top_logprobs": 2}, "top_logprobs", "unsupported"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "unsupported"),
-        (CHAT, {"presence_penalty": 0.5}, "presence_penalty", "unsupported"),
+        (CHAT, {"presence_penalty": 2.5}, "presence_penalty", "invalid_request"),
         (CHAT, {"modalities": ["audio"]}, "modalities", "unsupported"),
         (CHAT, {"messages": []}, "messages", "invalid_request"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "invalid_request"),
-        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "unsupported"),
+        (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role",
+         "unsupported"),
+        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id",
+         "invalid_request"),
+        (CHAT, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages",
+         "invalid_request"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0]", "unsupported"),
         (CHAT, {"messages": [*ASK, {"role": "assistant", "content": "x"}]}, "messages",
@@ -262,7 +307,8 @@ def test_unknown_and_harmless_fields_are_ignored(shared: Rig, ignored: dict[str,
          "unknown_method"),
         (CHAT, {"messages": [{"role": "user", "content": "word " * 2000}]}, "messages",
          "prompt_too_long"),
-        (TEXT, {"prompt": ["a", "b"]}, "prompt", "unsupported"),
+        (TEXT, {"prompt": ["a"] * 9, "n": 2}, "prompt", "invalid_request"),
+        (TEXT, {"prompt": []}, "prompt", "unsupported"),
         (TEXT, {"prompt": [1, 2]}, "prompt", "unsupported"),
         (TEXT, {"prompt": "a", "echo": True}, "echo", "unsupported"),
         (TEXT, {"prompt": "a", "best_of": 3}, "best_of", "unsupported"),

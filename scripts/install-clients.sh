@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs the clients that tests/e2e/clients runs against a live service: Python's into
+# build/clients-env, JavaScript's into build/clients-node. Apart from the service's own environment,
+# because they must not decide its versions. Does nothing where it is done already.
+#   PYTHON   interpreter to build the environment with (3.11 or newer)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+wanted=tests/e2e/clients
+python=build/clients-env
+node=build/clients-node
+
+mkdir -p build
+exec 9>build/clients.lock
+flock 9
+
+mark=$(cat $wanted/requirements.txt "$0" | sha256sum | cut -d' ' -f1)
+if [ "$(cat $python/.installed 2>/dev/null || true)" != "$mark" ]; then
+  echo "setup: clients in Python"
+  rm -rf $python
+  "${PYTHON:-python3}" -m venv $python
+  if command -v uv >/dev/null 2>&1; then
+    VIRTUAL_ENV=$PWD/$python uv pip install -q -r $wanted/requirements.txt
+  else
+    $python/bin/python -m pip --disable-pip-version-check -q install -r $wanted/requirements.txt
+  fi
+  echo "$mark" >$python/.installed
+fi
+
+if ! command -v npm >/dev/null 2>&1; then
+  echo "setup: no npm here, so the clients in JavaScript are left out" >&2
+  exit 0
+fi
+mark=$(cat $wanted/package.json "$0" | sha256sum | cut -d' ' -f1)
+if [ "$(cat $node/.installed 2>/dev/null || true)" != "$mark" ]; then
+  echo "setup: clients in JavaScript"
+  rm -rf $node
+  mkdir -p $node
+  cp $wanted/package.json $node/
+  npm install --prefix $node --silent --no-audit --no-fund --no-package-lock
+  echo "$mark" >$node/.installed
+fi

@@ -1,0 +1,192 @@
+"""Every field of OpenAI's API, and of vLLM's extras to it, and what becomes of it here.
+
+docs/openai.md shows these tables (`python -m service.gateway.http.openai.field_docs`).
+"""
+
+from __future__ import annotations
+
+from service.gateway.http.openai.field_rules import Rules, honoured, noted, refused
+
+# What clients and user interfaces send by themselves, and what changes nothing about an answer.
+_BOOKKEEPING: Rules = {
+    "user": noted("limits and tenants follow the API key"),
+    "store": noted("nothing is kept", False),
+    "metadata": noted("nothing is kept", {}),
+    "service_tier": noted("there is one tier", "auto", "default"),
+    "prompt_cache_key": noted("prompts are cached by their tokens"),
+    "prompt_cache_retention": noted("prompts are kept while there is memory"),
+    "prompt_cache_options": noted("prompts are kept while there is memory"),
+    "safety_identifier": noted("nothing is reported to anybody"),
+    "moderation": refused("nothing is moderated"),
+}
+_COMMON: Rules = {
+    "model": honoured("`NAME`, or `NAME:METHOD`"),
+    "temperature": honoured("0, the default, is greedy; at most 10"),
+    "top_p": honoured(""),
+    "stream": honoured(""),
+    "stream_options": honoured("`include_usage`"),
+    "kvstitch": honoured("documents and methods"),
+}
+_SAMPLED: Rules = {
+    **_COMMON,
+    "max_tokens": honoured("lowered to what fits, with a warning"),
+    "seed": honoured("of several answers the n-th has seed + n"),
+    "stop": honoured("up to 16 strings"),
+    "n": honoured("up to 16 answers"),
+    "presence_penalty": honoured(""),
+    "frequency_penalty": honoured(""),
+    "logit_bias": honoured("up to 1,024 tokens"),
+    "response_format": honoured("text, json_object, json_schema"),
+    "top_k": honoured("of the sampler; `kvstitch.top_k` is the number of passages"),
+    "min_p": honoured(""),
+    "repetition_penalty": honoured(""),
+    "min_tokens": honoured(""),
+    "ignore_eos": honoured(""),
+    "stop_token_ids": honoured("up to 128"),
+    "structured_outputs": honoured("json, json_object, regex, choice, grammar"),
+    "guided_json": honoured("the older name of `structured_outputs.json`"),
+    "guided_regex": honoured("the older name of `structured_outputs.regex`"),
+    "guided_choice": honoured("the older name of `structured_outputs.choice`"),
+    "guided_grammar": honoured("the older name of `structured_outputs.grammar`"),
+}
+# Of vLLM's own fields those that are not honoured, in both kinds of requests.
+_VLLM: Rules = {
+    "use_beam_search": refused("answers are sampled", False),
+    "length_penalty": refused("it is for beam search", 1),
+    "watermarking": refused("answers carry no watermark", False),
+    "include_stop_str_in_output": refused("an answer ends before its stop string", False),
+    "skip_special_tokens": refused("special tokens are never part of a text", True),
+    "spaces_between_special_tokens": noted("special tokens are never part of a text", True),
+    "truncate_prompt_tokens": refused("a prompt that is too long is an error"),
+    "truncation_side": noted("a prompt is never cut"),
+    "prompt_logprobs": refused("log-probabilities are of the answer's tokens"),
+    "logprob_token_ids": refused("log-probabilities are of the likeliest tokens"),
+    "allowed_token_ids": refused("use `logit_bias`, or a choice of `structured_outputs`"),
+    "bad_words": refused("use `logit_bias`", []),
+    "add_special_tokens": noted("the prompt begins as the model's format says", False),
+    "priority": noted("requests are served in the order in which they come", 0),
+    "request_id": noted("send the header X-Request-Id"),
+    "session_id": noted("prompts are cached by their tokens"),
+    "return_tokens_as_token_ids": noted("`token_id` is always told", False),
+    "return_token_ids": refused("ask for log-probabilities, which have token ids", False),
+    "return_token_offsets": noted("`text_offset` is always told", False),
+    "routed_experts_prompt_start": noted("no model here has experts", 0),
+    "return_mm_kwargs": noted("texts only", True, False),
+    "cache_salt": refused("each tenant's caches are apart already: use API keys"),
+    "kv_transfer_params": refused("one worker serves all"),
+    "ec_transfer_params": refused("one worker serves all"),
+    "vllm_xargs": refused("they are vLLM's", {}),
+    "repetition_detection": refused("use `repetition_penalty`"),
+    "thinking_token_budget": noted("models do not think at length here", -1),
+    "stream_interval": noted("every token is sent at once", 1),
+    "guided_decoding_backend": noted("there is one"),
+    "guided_whitespace_pattern": refused("JSON is written compactly"),
+    "structural_tag": refused("use `structured_outputs`"),
+    "logits_processors": refused("no code comes with requests", []),
+}
+
+CHAT: Rules = {
+    **_SAMPLED,
+    **_BOOKKEEPING,
+    **_VLLM,
+    "messages": honoured("texts, tool calls and their results; the last one is answered"),
+    "max_completion_tokens": honoured("goes before `max_tokens`"),
+    "logprobs": honoured(""),
+    "top_logprobs": honoured("0 to 20, with `logprobs`"),
+    "tools": honoured("functions"),
+    "tool_choice": honoured("none, auto, required, or a function"),
+    "parallel_tool_calls": honoured("false: only the first call is passed on"),
+    "functions": refused("it was replaced by `tools`", []),
+    "function_call": refused("it was replaced by `tool_choice`", "none", "auto"),
+    "audio": refused("texts only"),
+    "modalities": refused("texts only", ["text"], []),
+    "prediction": noted("drafts come from the prompt"),
+    "reasoning_effort": noted("models do not think at length here"),
+    "include_reasoning": noted("models do not think at length here", True, False),
+    "verbosity": refused("say in a message how long the answer should be", "medium"),
+    "web_search_options": refused("documents of this service are searched"),
+    "echo": refused("an answer is the new message alone", False),
+    "add_generation_prompt": refused("the answer is always a new message", True),
+    "continue_final_message": refused("the last message must be the user's", False),
+    "documents": refused("send them as `kvstitch.inline_documents`", []),
+    "chat_template": refused("the model's own is used"),
+    "chat_template_kwargs": refused(
+        "the model's template is used as it is", {}, {"enable_thinking": False}
+    ),
+    "media_io_kwargs": refused("texts only", {}),
+    "mm_processor_kwargs": refused("texts only", {}),
+    "return_prompt_text": refused("`kvstitch.include_text` shows the passages", False),
+    "best_of": refused("use `n`", 1),
+}
+COMPLETION: Rules = {
+    **_SAMPLED,
+    "user": _BOOKKEEPING["user"],
+    "store": _BOOKKEEPING["store"],
+    "metadata": _BOOKKEEPING["metadata"],
+    "service_tier": _BOOKKEEPING["service_tier"],
+    "prompt_cache_key": _BOOKKEEPING["prompt_cache_key"],
+    "safety_identifier": _BOOKKEEPING["safety_identifier"],
+    **_VLLM,
+    "prompt": honoured("a text, or a list of up to 16, each of which is answered"),
+    "logprobs": honoured("0 to 5"),
+    "best_of": refused("use `n`", 1),
+    "echo": refused("an answer is the new text alone", False),
+    "suffix": refused("text goes on at its end only", ""),
+    "prompt_embeds": refused("a prompt is a text"),
+    "top_logprobs": refused("`logprobs` says how many", 0),
+}
+MESSAGE: Rules = {
+    "role": honoured("developer is system"),
+    "content": honoured("a text, or parts of type text"),
+    "tool_calls": honoured("of an assistant"),
+    "tool_call_id": honoured("of a tool"),
+    "refusal": honoured("counts as the assistant's text where there is no other"),
+    "name": noted("models are not told who speaks"),
+    "function_call": refused("it was replaced by `tool_calls`"),
+    "audio": refused("texts only"),
+    "annotations": noted("models are not told of them", []),
+    "reasoning": noted("earlier thoughts are left out", ""),
+    "reasoning_content": noted("earlier thoughts are left out", ""),
+    "reasoning_details": noted("earlier thoughts are left out", []),
+}
+CONTENT_PART: Rules = {
+    "type": honoured("text, or refusal"),
+    "text": honoured(""),
+    "refusal": honoured(""),
+    "cache_control": noted("prompts are cached by their tokens"),
+    "prompt_cache_breakpoint": noted("prompts are cached by their tokens"),
+    "annotations": noted("models are not told of them", []),
+}
+STREAM_OPTIONS: Rules = {
+    "include_usage": honoured("a last chunk with the usage"),
+    "include_obfuscation": noted("chunks are not padded", False),
+    "continuous_usage_stats": refused("usage comes last", False),
+}
+FUNCTION: Rules = {
+    "name": honoured(""),
+    "description": honoured(""),
+    "parameters": honoured("told to the model; enforced where a call is"),
+    "strict": noted("arguments are held to their schema only where a call is enforced", False),
+}
+TOOL: Rules = {
+    "type": honoured("function"),
+    "function": honoured(""),
+    "defer_loading": refused("all tools are told to the model", False),
+    "cache_control": noted("prompts are cached by their tokens"),
+}
+RESPONSE_FORMAT: Rules = {
+    "type": honoured("text, json_object, json_schema"),
+    "json_schema": honoured("its `schema`"),
+}
+STRUCTURED_OUTPUTS: Rules = {
+    "json": honoured("a schema"),
+    "json_object": honoured(""),
+    "regex": honoured(""),
+    "choice": honoured(""),
+    "grammar": honoured("Lark or GBNF"),
+    "disable_fallback": noted("there is one backend", True, False),
+    "disable_any_whitespace": noted("blanks are few anyway", False),
+    "disable_additional_properties": refused("say so in the schema", False),
+    "whitespace_pattern": refused("blanks are few anyway"),
+    "structural_tag": refused("use `tools`"),
+}

@@ -1,0 +1,287 @@
+"""Writes conversations with tools.
+
+                          template that takes tools             any other model
+    tools                 as the template writes them           as text (tool_calls.forms)
+    calls, their results  as the template writes them           as text of assistant and user
+
+    with documents        S | D_1 … D_k | tools, client's system text, turns, last question
+    without any           the template's own text, nothing before it
+
+S is the same for every request, so the tools stand behind the documents, where a client's system
+text stands. Where there are no documents, nothing depends on S, and the prompt is exactly what the
+model was trained on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from service.errors import InvalidRequest, ModelRefused
+from service.gateway.prompts.chat_template import ChatTemplate
+from service.gateway.prompts.conversation import (
+    ConversationFormat,
+    normalize_turns,
+    render_messages,
+)
+from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
+from service.gateway.prompts.model_folder import ModelFolder
+from service.gateway.prompts.protected_text import ProtectedText
+from service.gateway.tool_calls.forms import FORMS, HERMES, ToolForm, form_of, result_text
+from service.gateway.tool_calls.template_ids import template_id
+from service.gateway.tool_calls.tools import Tool, ToolSet
+from service.prompt import Turn
+
+_PROBE = Tool("kvstitch_probe", "probe")
+_SYSTEM_MARK, _USER_MARK = "KVSTITCH-SYSTEM-TEXT", "KVSTITCH-USER-TEXT"
+_PIECES = re.compile(rf"(\n|<[^<>\s]+>|\[/?[A-Z_]+\]|{_SYSTEM_MARK}|{_USER_MARK})")
+CACHED_TOOLS = 64
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """A template, and the texts that its {names} stand for."""
+
+    template: str
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+class ToolConversation(Protocol):
+    """How a model's conversations with tools are written.
+
+    Attributes:
+        form: In which the model writes calls.
+    """
+
+    form: ToolForm
+
+    def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+        """Q of a normalised conversation, to stand behind documents.
+
+        Raises:
+            InvalidRequest: The model has no form for such a conversation.
+        """
+        ...
+
+    def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
+        """The whole prompt of one without documents; None: it is S and `question`."""
+        ...
+
+
+def tool_conversation(
+    plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
+) -> ToolConversation:
+    """How the model of a folder is told of tools.
+
+    Args:
+        plain: How its conversations without tools are written.
+        folder: The model's.
+        added_texts: Texts of the tokenizer's added tokens.
+        form: Name of the form of calls; auto: the chat template's.
+    """
+    source = None if has_own_format(folder) else folder.chat_template(tools=True)
+    chosen = FORMS.get(form)
+    if source is None:
+        return PlainToolConversation(chosen or HERMES, plain, None)
+    template = ChatTemplate(source, folder)
+    if not _takes_tools(template):
+        return PlainToolConversation(chosen or HERMES, plain, template)
+    return TemplateToolConversation(chosen or form_of(source), template, added_texts)
+
+
+@dataclass(frozen=True)
+class PlainToolConversation:
+    """Tools, calls and results as text."""
+
+    form: ToolForm
+    plain: ConversationFormat
+    template: ChatTemplate | None
+
+    def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+        written = self._as_text(turns, tools)
+        return WrittenText(
+            self.plain.template(tuple(turn.role for turn in written)), _texts(written)
+        )
+
+    def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
+        if self.template is None:
+            return None
+        written = self._as_text(turns, tools)
+        messages = [{"role": t.role, "content": f"{{t{n}}}"} for n, t in enumerate(written)]
+        try:
+            rendered = self.template.render(messages)
+        except ModelRefused:  # many templates know no system messages
+            return None
+        complete = all(f"{{t{number}}}" in rendered for number in range(len(written)))
+        return WrittenText(rendered, _texts(written)) if complete else None
+
+    def _as_text(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[Turn]:
+        out = [] if tools is None else [Turn("system", self.form.tools_text(tools.tools))]
+        for turn in turns:
+            if turn.role == "tool":
+                out.append(Turn("user", result_text(turn.text)))
+            elif turn.calls:
+                parts = (turn.text, self.form.history_text(turn.calls))
+                out.append(Turn(turn.role, "\n".join(filter(None, parts))))
+            else:
+                out.append(turn)
+        return normalize_turns(out)
+
+
+class TemplateToolConversation:
+    """All of it by a chat template that takes tools."""
+
+    def __init__(
+        self, form: ToolForm, template: ChatTemplate, added_texts: Collection[str]
+    ) -> None:
+        self.form = form
+        self._template = template
+        self._added_texts = added_texts
+        self._described = lru_cache(CACHED_TOOLS)(self._describe)
+        first = [{"role": "user", "content": f"{INSTRUCTION}{DOCUMENTS_MARK}Question: q"}]
+        self._system = template.render(first).partition(DOCUMENTS_MARK)[0]
+
+    def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+        protected = ProtectedText(self._added_texts)
+        described = self._described(tools.text) if tools else WrittenText("")
+        protected.texts |= described.texts
+        content = f"{INSTRUCTION}{DOCUMENTS_MARK}" + ("{tools}\n\n" if tools else "")
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        open_turn = True
+        for number, turn in enumerate(turns):
+            if open_turn and turn.role == "system":
+                messages[0]["content"] += f"{{t{number}}}\n\n"
+            elif open_turn and turn.role == "user":
+                messages[0]["content"] += f"Question: {{t{number}}}"
+                open_turn = False
+            else:
+                messages.append(self._message(number, turn, protected))
+                open_turn = False
+        rendered = self._rendered(messages, None)
+        system, _, question = rendered.partition(DOCUMENTS_MARK)
+        if system != self._system:
+            raise _not_written()
+        question = question.replace("{tools}", described.template, 1)
+        return WrittenText(question, protected.texts | self._own_texts(question, turns))
+
+    def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
+        protected = ProtectedText(self._added_texts)
+        definitions = None if tools is None else protected.protect(json.loads(tools.text))
+        messages = [self._message(number, turn, protected) for number, turn in enumerate(turns)]
+        rendered = self._rendered(messages, definitions)
+        return WrittenText(rendered, protected.texts | self._own_texts(rendered, turns))
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], definitions: list[dict[str, Any]] | None
+    ) -> str:
+        try:
+            return render_messages(self._template, messages, definitions)
+        except InvalidRequest:
+            if all(len(message.get("tool_calls", ())) < 2 for message in messages):
+                raise
+            # Llama 3's takes one call at a time.
+            return render_messages(self._template, _one_call_each(messages), definitions)
+
+    def _message(self, number: int, turn: Turn, protected: ProtectedText) -> dict[str, Any]:
+        content = f"{{t{number}}}" if turn.text else ""
+        message: dict[str, Any] = {"role": turn.role, "content": content}
+        if turn.calls:
+            message["tool_calls"] = [
+                {
+                    "id": template_id(call.id, self.form),
+                    "type": "function",
+                    "function": protected.protect(
+                        {"name": call.name, "arguments": json.loads(call.arguments)}
+                    ),
+                }
+                for call in turn.calls
+            ]
+        if turn.role == "tool":
+            message["tool_call_id"] = template_id(turn.call_id, self.form)
+        return message
+
+    def _own_texts(self, written: str, turns: Sequence[Turn]) -> dict[str, str]:
+        """The turns' texts, as they are to stand in what was written."""
+        texts = _texts(turns)
+        for number, turn in enumerate(turns):
+            place = f"{{t{number}}}"
+            count = written.count(place)
+            # Some templates drop the text beside calls.
+            if count > 1 or (turn.text and not count and not turn.calls):
+                raise _not_written()
+            if turn.role == "tool" and f'"{place}"' in written:  # a template that writes JSON
+                texts[f"t{number}"] = json.dumps(turn.text, ensure_ascii=False)[1:-1]
+        return texts
+
+    def _describe(self, definitions: str) -> WrittenText:
+        """What the template writes because of these tools, wherever it does."""
+        protected = ProtectedText(self._added_texts)
+        text = _tools_text(self._template, protected.protect(json.loads(definitions)))
+        return WrittenText(text, protected.texts)
+
+
+def _takes_tools(template: ChatTemplate) -> bool:
+    try:
+        return _PROBE.name in _tools_text(template, [_PROBE.definition])
+    except ModelRefused:
+        return False
+
+
+def _tools_text(template: ChatTemplate, definitions: list[dict[str, Any]]) -> str:
+    """What a template writes with tools and does not write without, but for the marks of turns."""
+    messages = [
+        {"role": "system", "content": _SYSTEM_MARK},
+        {"role": "user", "content": _USER_MARK},
+    ]
+    try:
+        without = template.render(messages)
+    except ModelRefused:  # no system messages
+        messages = messages[1:]
+        without = template.render(messages)
+    before = _PIECES.split(without)
+    after = _PIECES.split(template.render(messages, definitions))
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    marks = {piece for piece in before if _PIECES.fullmatch(piece) and piece != "\n"}
+    return "".join(
+        piece
+        for kind, _, _, start, end in matcher.get_opcodes()
+        if kind in ("insert", "replace")
+        for piece in after[start:end]
+        if piece not in marks
+    ).strip()
+
+
+def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation as if every call had been made, and answered, by itself."""
+    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
+    out: list[dict[str, Any]] = []
+    split: set[str] = set()
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        if len(calls) > 1:
+            for number, call in enumerate(calls):
+                content = message["content"] if number == 0 else ""
+                out.append({**message, "content": content, "tool_calls": [call]})
+                if call["id"] in results:
+                    out.append(results[call["id"]])
+                    split.add(call["id"])
+        elif message["role"] != "tool" or message["tool_call_id"] not in split:
+            out.append(message)
+    return out
+
+
+def _texts(turns: Sequence[Turn]) -> dict[str, str]:
+    return {f"t{number}": turn.text for number, turn in enumerate(turns)}
+
+
+def _not_written() -> InvalidRequest:
+    return InvalidRequest(
+        "messages: the model's chat template does not write this conversation out: send the last "
+        "message alone",
+        field="messages",
+    )

@@ -1,0 +1,152 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from service.gateway.schemas.fields import Unicode
+from service.gateway.schemas.generate import MAX_MESSAGES, Usage
+from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
+from service.gateway.schemas.openai.common import LENIENT, Details, SampledRequest
+from service.gateway.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ContentPart(BaseModel):
+    """A piece of a message; only texts are taken."""
+
+    model_config = LENIENT
+
+    type: str
+    text: Unicode | None = None
+    refusal: Unicode | None = None
+
+
+class CalledFunction(BaseModel):
+    model_config = LENIENT
+
+    name: Unicode
+    arguments: Unicode = Field(description="JSON of an object")
+
+
+class MessageToolCall(BaseModel):
+    """A call that an earlier answer made."""
+
+    model_config = LENIENT
+
+    id: Unicode = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    model_config = LENIENT
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Unicode | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Unicode | None = None
+    refusal: Unicode | None = None
+
+
+class FunctionDefinition(BaseModel):
+    """A function that an answer may call."""
+
+    model_config = LENIENT
+
+    name: str = Field(pattern=NAME_PATTERN)
+    description: Unicode | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of an object")
+
+
+class ToolDefinition(BaseModel):
+    model_config = LENIENT
+
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
+class NamedFunction(BaseModel):
+    model_config = LENIENT
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    model_config = LENIENT
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+Tools = Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+class ChatRequest(SampledRequest):
+    """POST /v1/chat/completions: documents are searched for the last user message."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MAX_MESSAGES
+    )
+    max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
+    logprobs: bool | None = Field(None, description="of the answer's tokens")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="with logprobs: of this many most likely ones, too"
+    )
+    tools: Tools | None = Field(None, description="functions that the answer may call")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="whether it must call one, or which; none: auto, if there are tools"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
+
+
+class ToolCallOut(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: dict[str, str]
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCallOut] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_no_calls(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """OpenAI leaves the field out where nothing is called, and some clients rely on it."""
+        out: dict[str, Any] = write(self)
+        if self.tool_calls is None:
+            del out["tool_calls"]
+        return out
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int = 0
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    kvstitch: Details

@@ -1,0 +1,301 @@
+"""Finds the calls in an answer while its text comes in.
+
+    answer ──► text … | opens | call, call … | closes | text …
+               Text            CallStarted, CallArguments …
+
+What turns out to be no call is passed on as the text that it is: wrong JSON, an unknown name, an
+answer that ends too soon. In a stream a call is passed on as soon as its name is known and its
+arguments have begun, and cannot be taken back then.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from service.gateway.tool_calls.forms import ToolForm
+from service.gateway.tool_calls.json_call import CallReader
+from service.gateway.tool_calls.tools import ToolSet
+
+_BETWEEN = " \t\r\n,;[]"  # what may stand before, between and after calls
+_ARGS_MARK = "[ARGS]"
+_NO_CALL = "what began like a tool call is none, and stays text"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text of the answer that is no call."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStarted:
+    """A call; its arguments follow. `index` counts the answer's calls from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The next piece of a call's arguments, which are JSON text."""
+
+    index: int
+    text: str
+
+
+Piece = Text | CallStarted | CallArguments
+
+
+@dataclass
+class ParsedCall:
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass
+class ParsedAnswer:
+    """A whole answer: its text without calls, and its calls."""
+
+    text: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case Text(text):
+                self.text += text
+            case CallStarted(_, id, name):
+                self.calls.append(ParsedCall(id, name, ""))
+            case CallArguments(index, text):
+                self.calls[index].arguments += text
+
+
+class CallParser:
+    """Parses one answer.
+
+    Attributes:
+        answer: What was passed on so far.
+        warnings: For the client.
+    """
+
+    def __init__(self, form: ToolForm, tools: ToolSet, *, early: bool) -> None:
+        """Nothing has come yet.
+
+        Args:
+            form: In which the model writes calls.
+            tools: That it may call.
+            early: Pass on calls before they are complete.
+        """
+        self._form = form
+        self._tools = tools
+        self._early = early
+        self._held = ""  # not yet known to be text or the beginning of calls
+        self._raw = ""  # of what may be a call: passed on as text if it is none
+        self._name = ""  # a name that stands before its arguments
+        self._reader: CallReader | None = None
+        self._sent = -1  # characters of the arguments that were passed on; -1: not even the name
+        self._inside = False  # between `opens` and `closes`
+        self._begun = False  # whether the answer holds anything but blanks
+        self.answer = ParsedAnswer()
+        self.warnings: list[str] = []
+
+    def push(self, text: str) -> list[Piece]:
+        """What is known now that `text` has come."""
+        out: list[Piece] = []
+        self._held += text
+        while self._held:
+            before = len(self._held), self._inside, self._reader
+            if self._reader is not None:
+                self._read_call(out)
+            elif self._inside:
+                self._find_call(out)
+            else:
+                self._find_calls(out)
+            if (len(self._held), self._inside, self._reader) == before:
+                break  # more has to come
+        return self._passed(out)
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What is left of an answer that has ended; `cut`: before its end."""
+        out: list[Piece] = []
+        if self._reader is not None and self._sent >= 0:
+            if not cut:
+                self.warnings.append(_incomplete(self._reader.name))
+        elif self._raw.strip(_BETWEEN):
+            if not cut:
+                self.warnings.append(_NO_CALL)
+            out.append(Text(self._raw + self._held))
+        elif not self._inside and not (self.answer.calls and not self._held.strip()):
+            out.append(Text(self._held))
+        self._held = self._raw = ""
+        self._reader = None
+        return self._passed(out)
+
+    # -- outside of calls ------------------------------------------------------------------------
+
+    def _find_calls(self, out: list[Piece]) -> None:
+        opens = self._form.opens
+        if not opens:
+            self._begin_or_text(out)
+            return
+        at = self._held.find(opens)
+        if at >= 0:
+            before = self._held[:at].rstrip()  # blanks before calls belong to the form
+            out.append(Text(before))
+            self._raw = self._held[len(before) : at + len(opens)]
+            self._held = self._held[at + len(opens) :]
+            self._inside = True
+            return
+        keep = _overlap(self._held, opens)
+        text = self._held[: len(self._held) - keep].rstrip()
+        out.append(Text(text))
+        self._held = self._held[len(text) :]
+
+    def _begin_or_text(self, out: list[Piece]) -> None:
+        """In a form without a mark the whole answer is calls, or none of it."""
+        stripped = self._held.lstrip()
+        if not stripped:
+            return
+        if not self._begun and stripped[0] in "{[":
+            self._raw, self._held = self._held[: -len(stripped)], stripped
+            self._inside = True
+        else:
+            out.append(Text(self._held))
+            self._held = ""
+        self._begun = True
+
+    # -- between calls ---------------------------------------------------------------------------
+
+    def _find_call(self, out: list[Piece]) -> None:
+        form, held = self._form, self._held
+        if not self._name:
+            blank = len(held) - len(held.lstrip(_BETWEEN))
+            if form.bare_names:  # newer forms of Mistral repeat the mark
+                rest = held.lstrip(_BETWEEN.replace("[", ""))
+                if rest.startswith(form.opens):
+                    self._raw, self._held = form.opens, rest[len(form.opens) :]
+                    return
+                if rest and form.opens.startswith(rest):
+                    return
+            if blank:
+                self._raw, self._held = self._raw + held[:blank], held[blank:]
+                return
+            if form.closes and form.closes.startswith(held[: len(form.closes)]):
+                if held.startswith(form.closes):
+                    self._inside = False
+                    if self._raw.strip(_BETWEEN) == form.opens:
+                        out.append(Text(self._raw + form.closes))
+                        self.warnings.append("an empty tool call stays text")
+                    self._raw, self._held = "", held[len(form.closes) :]
+                return
+            if form.closes and held.startswith(form.opens):  # the mark, repeated without its end
+                self._raw, self._held = form.opens, held[len(form.opens) :]
+                return
+            if form.closes and form.opens.startswith(held):
+                return
+        if held[0] == "{":
+            name = self._name.removesuffix(_ARGS_MARK).strip() or None
+            self._reader, self._sent, self._name = CallReader(name), -1, ""
+            return
+        if form.bare_names and (held[0].isalnum() or held[0] in "_.-[]"):
+            self._name, self._raw = self._name + held[0], self._raw + held[0]
+            self._held = held[1:]
+            return
+        self._no_call(out)
+
+    def _no_call(self, out: list[Piece], why: str = _NO_CALL) -> None:
+        """What stands where a call should is text."""
+        if self._raw.strip(_BETWEEN):
+            self.warnings.append(why)
+        if self._raw.strip(_BETWEEN) or not self.answer.calls:
+            out.append(Text(self._raw))
+        self._raw, self._name, self._reader, self._inside = "", "", None, False
+        self._begun = True
+
+    # -- in a call -------------------------------------------------------------------------------
+
+    def _read_call(self, out: list[Piece]) -> None:
+        reader = self._reader
+        assert reader is not None
+        for at, char in enumerate(self._held, 1):
+            reader.feed(char)
+            if reader.complete or reader.broken:
+                self._raw, self._held = self._raw + self._held[:at], self._held[at:]
+                self._end_call(reader, out)
+                return
+        self._raw, self._held = self._raw + self._held, ""
+        if self._early and reader.streamable and self._wanted(reader.name):
+            self._pass_on(reader, out)
+
+    def _end_call(self, reader: CallReader, out: list[Piece]) -> None:
+        started = self._sent >= 0
+        if not reader.broken and self._wanted(reader.name):
+            self._pass_on(reader, out)
+        elif started:  # what was passed on cannot be taken back
+            self.warnings.append(_incomplete(reader.name))
+        elif self._surplus():
+            self.warnings.append(
+                "the answer held more than one tool call: only the first is passed on"
+            )
+        else:
+            unknown = f"there is no tool {reader.name!r}: the call stays text"
+            self._no_call(out, _NO_CALL if reader.broken else unknown)
+            return
+        self._reader, self._raw = None, ""
+        if reader.broken:
+            self._inside = False
+
+    def _wanted(self, name: str | None) -> bool:
+        return name in self._tools.names and not self._surplus()
+
+    def _surplus(self) -> bool:
+        calls = len(self.answer.calls) - (self._sent >= 0)
+        return not self._tools.parallel and calls > 0
+
+    def _pass_on(self, reader: CallReader, out: list[Piece]) -> None:
+        assert reader.name is not None
+        if self._sent < 0:
+            index = len(self.answer.calls)
+            out.append(CallStarted(index, f"call_{uuid.uuid4().hex[:24]}", reader.name))
+            self.answer.add(out[-1])
+            self._sent = 0
+        if new := reader.arguments[self._sent :]:
+            out.append(CallArguments(len(self.answer.calls) - 1, new))
+            self.answer.add(out[-1])
+            self._sent = len(reader.arguments)
+
+    def _passed(self, pieces: list[Piece]) -> list[Piece]:
+        """Pieces, with neighbouring texts joined; calls are in `answer` already."""
+        out: list[Piece] = []
+        for piece in pieces:
+            if not isinstance(piece, Text):
+                out.append(piece)
+            elif piece.text:
+                self.answer.add(piece)
+                if out and isinstance(out[-1], Text):
+                    piece = Text(out.pop().text + piece.text)  # type: ignore[union-attr]
+                out.append(piece)
+        return out
+
+
+def parsed(text: str, form: ToolForm, tools: ToolSet, *, cut: bool) -> CallParser:
+    """The parser of a whole answer, finished."""
+    parser = CallParser(form, tools, early=False)
+    parser.push(text)
+    parser.finish(cut=cut)
+    return parser
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that begins `mark`, but is not all of it."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
+
+
+def _incomplete(name: str | None) -> str:
+    return f"the arguments of the call of {name} are not the JSON of an object"

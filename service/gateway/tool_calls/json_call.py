@@ -1,0 +1,124 @@
+"""Reads one call while its characters come in: an object with a name and arguments.
+
+It knows as much JSON as it takes to find where the arguments begin and end. Whether the whole is
+JSON is checked once it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+_OPENS, _CLOSES = "{[", "}]"
+
+
+class CallReader:
+    """One object, read character by character.
+
+    Attributes:
+        name: Once it is known.
+        arguments: The text of the arguments so far.
+        complete: Whether the object has ended.
+        broken: Whether it cannot be a call.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        """Begin with the object's `{`.
+
+        Args:
+            name: Where the name stands before the object, and the object is the arguments.
+        """
+        self.name = name
+        self.arguments = ""
+        self.complete = False
+        self.broken = False
+        self._bare = name is not None
+        self._text = ""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._key: str | None = None
+        self._token_start = 0  # where the key or value begins
+        self._in_value = False
+
+    @property
+    def streamable(self) -> bool:
+        """Whether what `arguments` holds is final: an object's text, not a string with one."""
+        return self.name is not None and self.arguments.startswith("{")
+
+    def feed(self, char: str) -> None:
+        """Take the next character; not after `complete` or `broken`."""
+        at = len(self._text)
+        self._text += char
+        outside = not self._in_string
+        self._follow(char)
+        if self._bare:
+            self.arguments = self._text
+        elif self._depth == 0 or (self._depth == 1 and outside):
+            self._structure(char, at)
+        if self._in_value and self._key in ARGUMENT_KEYS and not self._bare:
+            self.arguments = self._text[self._token_start :].strip()
+        if self._depth == 0 and not self._in_string:
+            self._finish()
+
+    def _follow(self, char: str) -> None:
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+        elif char == '"':
+            self._in_string = True
+        elif char in _OPENS:
+            self._depth += 1
+        elif char in _CLOSES:
+            self._depth -= 1
+
+    def _structure(self, char: str, at: int) -> None:
+        """A character of the object itself, outside of strings and of what it holds."""
+        if char == ":" and not self._in_value:
+            self._key = self._read(self._text[self._token_start : at])
+            self._in_value, self._token_start = True, at + 1
+            self.broken |= not isinstance(self._key, str)
+        elif char == "," or (char == "}" and self._depth == 0):
+            if self._in_value:
+                self._take(self._text[self._token_start : at])
+            self._in_value, self._token_start, self._key = False, at + 1, None
+        elif char == "{" and self._depth == 1:
+            self._token_start = at + 1
+
+    def _take(self, value: str) -> None:
+        if self._key == "name":
+            self.name = self._read(value)
+            self.broken |= not isinstance(self.name, str)
+        elif self._key in ARGUMENT_KEYS:
+            read = self._read(value)
+            # Some models write the arguments' JSON as a string.
+            self.arguments = read if isinstance(read, str) else value.strip()
+            if read is None:
+                self.arguments = ""
+
+    def _read(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            self.broken = True
+            return None
+
+    def _finish(self) -> None:
+        self.complete = True
+        self.arguments = self.arguments or "{}"
+        self.broken |= self.name is None or not is_object(self.arguments)
+        if not self._bare:
+            self._read(self._text)
+
+
+def is_object(text: str) -> bool:
+    """Whether it is the JSON text of an object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
