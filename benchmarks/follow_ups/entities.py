@@ -1,8 +1,8 @@
 """What the demo's questions are about, and how a follow-up question speaks of it.
 
-    How long does the guarantee of the Brightwater K2 kettle last?
-    pronoun    How long does the guarantee of it last?
-    ellipsis   And how long does the guarantee last?
+How long does the guarantee of the Brightwater K2 kettle last?
+pronoun    How long does the guarantee of it last?
+ellipsis   And how long does the guarantee last?
 """
 
 from __future__ import annotations
