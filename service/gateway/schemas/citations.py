@@ -10,9 +10,8 @@ Condense = Literal["off", "join", "model"]
 CiteStyle = Literal["none", "marks", "inline"]
 
 
-class Citation(BaseModel):
-    """A passage the answer was given; `index` is its place in the prompt, from 1. Fields from
-    `used` on are known once there is an answer."""
+class FoundPassage(BaseModel):
+    """A passage of a document; `index` is its place, from 1."""
 
     index: int
     doc_id: str
@@ -22,7 +21,6 @@ class Citation(BaseModel):
     char_end: int
     page: str | None = Field(None, description="page, slide or sheet on which it begins")
     heading: str | None = Field(None, description="the last one at or before its beginning")
-    url: str | None = Field(None, description="of the document's metadata, where they have one")
     score: float = Field(
         description="what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
         "were joined, the sum of weighted reciprocal ranks"
@@ -33,6 +31,13 @@ class Citation(BaseModel):
     sparse_score: float | None = None
     rerank_score: float | None = None
     text: str | None = None
+
+
+class Citation(FoundPassage):
+    """A passage the answer was given; `index` is its place in the prompt, from 1. Fields from
+    `used` on are known once there is an answer."""
+
+    url: str | None = Field(None, description="of the document's metadata, where they have one")
     used: bool | None = Field(default=None, description="whether a sentence of the answer cites it")
     support: float | None = Field(
         default=None, description="of the sentence that it supports best, 0 to 1"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.openai import LENIENT
+from service.gateway.schemas.openai.common import LENIENT
 
 
 class EmbeddingsRequest(BaseModel):

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.openai import LENIENT
+from service.gateway.schemas.openai.common import LENIENT
 
 
 class RerankText(BaseModel):

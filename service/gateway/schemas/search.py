@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.citations import Citation
+from service.gateway.schemas.citations import FoundPassage
 from service.gateway.schemas.fields import Unicode
 from service.gateway.schemas.generate import SearchChoices
 
@@ -21,7 +21,7 @@ class SearchRequest(SearchChoices):
     include_text: bool = Field(True, description="results hold the passage's text")
 
 
-class SearchResult(Citation):
+class SearchResult(FoundPassage):
     """A passage; `index` is its place in the ranking, from 1."""
 
     metadata: dict[str, Any] = Field(default_factory=dict, description="the document's")

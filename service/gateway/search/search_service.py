@@ -12,6 +12,7 @@ from service.gateway.retrieval.async_retriever import (
     SearchQuery,
 )
 from service.gateway.retrieval.passage_search import PassageSearch, ranked_by
+from service.gateway.schemas.citations import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
 from service.settings import Settings
 
@@ -93,7 +94,8 @@ class SearchService:
             # A document that was deleted a moment ago has none.
             info = infos.get(cited.doc_id)
             metadata = {} if info is None else dict(info.metadata)
-            results.append(SearchResult(**cited.model_dump(), metadata=metadata))
+            fields = cited.model_dump(include=set(FoundPassage.model_fields))
+            results.append(SearchResult(**fields, metadata=metadata))
         return results
 
 

@@ -91,11 +91,12 @@ def attribute(
         scores = scorer.scores(without_marks(own) if marked else own)
         known = [index for index in marks if index <= len(passages)]
         out.unknown_marks.extend(index for index in marks if index not in known)
-        cited, by = (known, "marks") if known else (_supporting(scores), "words")
+        cited = known or _supporting(scores)
         for index in cited:
             _keep_best(out.quotes, index, scores[index - 1])
         among = [scores[index - 1] for index in cited] or scores
         best = max(support.score for support in among)
+        by: By = "marks" if known else "words"
         out.sentences.append(AttributedSentence(span, cited, best, by))
     return out
 

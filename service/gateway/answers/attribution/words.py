@@ -41,4 +41,4 @@ def _stem(word: str) -> str:
         if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
             word = word.removesuffix(ending)
             break
-    return word.removesuffix("e") if len(word) > _SHORTEST_STEM + 1 else word
+    return word.removesuffix("e") if len(word) > _SHORTEST_STEM else word
