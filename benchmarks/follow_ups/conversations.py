@@ -1,11 +1,12 @@
-"""Conversations of two questions about the demo's documents, made from its questions.
+"""Conversations about the demo's documents, made from its questions.
 
-Every question is the second of a conversation; the first is another one, with its accepted answer.
+Every question is the last of a conversation; before it stand others, with accepted answers.
 
-    pronoun    both about one document; the second has a pronoun in the entity's place
-    ellipsis   both about one document; the second leaves the entity out
-    whole      both about one document; the second as it stands
-    switch     about two documents; the second as it stands
+    pronoun    two questions about one document; the last has a pronoun in the entity's place
+    later      three about one document; the last two have a pronoun in the entity's place
+    ellipsis   two about one document; the last leaves the entity out
+    whole      two about one document; the last as it stands
+    switch     two about two documents; the last as it stands
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from demo.questions import DemoQuestion, Split, read_demo_questions
 from demo.scenario import QUESTIONS
 from service.prompt import Turn
 
-Form = Literal["pronoun", "ellipsis", "whole", "switch"]
+Form = Literal["pronoun", "later", "ellipsis", "whole", "switch"]
 FORMS: tuple[Form, ...] = get_args(Form)
 SEED = 11
 ASKED_KINDS = ("single", "reworded")
@@ -30,15 +31,15 @@ ASKED_KINDS = ("single", "reworded")
 @dataclass(frozen=True)
 class Conversation:
     """Attributes:
-    form: how the second question depends on the first.
-    turns: question, answer, question.
-    whole: the second question as it would be asked alone.
+    form: how the last question depends on those before it.
+    turns: questions and answers; the last one is a question.
+    whole: the last question as it would be asked alone.
     document: what holds its answer.
     answers: accepted ones.
     """
 
     form: Form
-    turns: tuple[Turn, Turn, Turn]
+    turns: tuple[Turn, ...]
     whole: str
     document: str
     answers: tuple[str, ...]
@@ -53,43 +54,51 @@ class Conversation:
 def conversations(split: Split) -> list[Conversation]:
     """All of a split, the same at every call."""
     asked = [q for q in read_demo_questions(QUESTIONS) if q.kind in ASKED_KINDS]
-    # First questions name what they are about, and may be of either split: no answer is counted.
-    firsts = [q for q in asked if named_in(q.question)]
-    rng = random.Random(SEED)
+    # Earlier questions name what they are about, and may be of either split: only the last one is
+    # searched for.
+    named = [q for q in asked if named_in(q.question)]
     out: list[Conversation] = []
     for question in asked:
-        same = [q for q in firsts if q.documents == question.documents and q != question]
-        other = [q for q in firsts if q.documents != question.documents]
-        before = rng.choice(same) if same else None
-        elsewhere = rng.choice(other)
+        rng = random.Random(f"{SEED} {question.question}")
+        same = [q for q in named if q.documents == question.documents and q != question]
+        other = [q for q in named if q.documents != question.documents]
+        rng.shuffle(same)
         if question.split == split:
-            out += _of(question, before, elsewhere)
+            out += _of(question, same, rng.choice(other))
     return out
 
 
 def _of(
-    question: DemoQuestion, before: DemoQuestion | None, elsewhere: DemoQuestion
+    question: DemoQuestion, same: Sequence[DemoQuestion], other: DemoQuestion
 ) -> Iterator[Conversation]:
-    if before is not None:
-        dependent: Sequence[tuple[Form, str | None]] = (
-            ("pronoun", with_pronoun(question.question)),
-            ("ellipsis", with_ellipsis(question.question)),
-            ("whole", question.question),
-        )
-        for form, text in dependent:
-            if text is not None:
-                yield _conversation(form, before, question, text)
-    yield _conversation("switch", elsewhere, question, question.question)
+    text = question.question
+    pronoun, ellipsis = with_pronoun(text), with_ellipsis(text)
+    if same:
+        if pronoun is not None:
+            yield _conversation("pronoun", question, [_said(same[0])], pronoun)
+        if pronoun is not None and len(same) > 1:
+            between = (with_pronoun(same[1].question) or "", same[1].answers[0])
+            yield _conversation("later", question, [_said(same[0]), between], pronoun)
+        if ellipsis is not None:
+            yield _conversation("ellipsis", question, [_said(same[0])], ellipsis)
+        yield _conversation("whole", question, [_said(same[0])], text)
+    yield _conversation("switch", question, [_said(other)], text)
+
+
+def _said(question: DemoQuestion) -> tuple[str, str]:
+    return question.question, question.answers[0]
 
 
 def _conversation(
-    form: Form, before: DemoQuestion, question: DemoQuestion, text: str
+    form: Form, question: DemoQuestion, before: Sequence[tuple[str, str]], text: str
 ) -> Conversation:
-    turns = (
-        Turn("user", before.question),
-        Turn("assistant", f"{before.answers[0][0].upper()}{before.answers[0][1:]}."),
-        Turn("user", text),
-    )
+    turns = []
+    for asked, answer in before:
+        turns += [Turn("user", asked), Turn("assistant", f"{answer[0].upper()}{answer[1:]}.")]
     return Conversation(
-        form, turns, question.question, question.documents[0], tuple(question.answers)
+        form=form,
+        turns=(*turns, Turn("user", text)),
+        whole=question.question,
+        document=question.documents[0],
+        answers=question.answers,
     )

@@ -44,8 +44,12 @@ class PassageFinder:
             return None
         return await self._condenser.condense(validated, validated.search)
 
-    def find(self, validated: ValidatedRequest, condensed: Condensed | None) -> RetrievalResult:
-        """The passages, the best first; those of the request in its order.
+    def find(
+        self, validated: ValidatedRequest, condensed: Condensed | None
+    ) -> tuple[RetrievalResult, Condensed | None]:
+        """The passages, the best first, and what was searched for in the end.
+
+        Those that came with the request are in its order.
 
         Raises:
             NotFound: A named document is not stored.
@@ -55,12 +59,12 @@ class PassageFinder:
         request = validated.request
         if request.inline_documents is not None:
             found = self._inline_passages(request.inline_documents, validated.max_context)
-            return RetrievalResult(found)
+            return RetrievalResult(found), None
         if condensed is not None:
             return self._condenser.find(condensed)
         if request.documents is not None:
             self._passages.require_documents(request.documents, validated.scope)
-        return RetrievalResult([])
+        return RetrievalResult([]), None
 
     async def rerank(self, condensed: Condensed, found: RetrievalResult) -> RetrievalResult:
         return await self._retriever.rerank(condensed.reranked, found)

@@ -98,14 +98,15 @@ class RequestPreparer:
                 lambda: plan(self._find(validated, condensed))
             )
         found = await self._retriever.run_blocking(lambda: self._find(validated, condensed))
-        reranked = await self._finder.rerank(condensed, found.result)
+        reranked = await self._finder.rerank(found.condensed or condensed, found.result)
         return await self._retriever.run_blocking(lambda: plan(replace(found, result=reranked)))
 
     # -- on a search thread ----------------------------------------------------------------------
 
     def _find(self, validated: ValidatedRequest, condensed: Condensed | None) -> _Found:
         question = self._encode_if_long(validated)
-        return _Found(self._finder.find(validated, condensed), question, condensed)
+        result, searched = self._finder.find(validated, condensed)
+        return _Found(result, question, searched)
 
     def _encode_if_long(self, validated: ValidatedRequest) -> list[int] | None:
         """The ids of a question that may not fit, because embedding it in vain takes seconds.

@@ -23,7 +23,7 @@ class FoundPassage(BaseModel):
     heading: str | None = Field(None, description="the last one at or before its beginning")
     score: float = Field(
         description="what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
-        "were joined, the sum of weighted reciprocal ranks"
+        "were joined, reciprocal ranks in both"
     )
     dense_rank: int | None = None
     dense_score: float | None = None

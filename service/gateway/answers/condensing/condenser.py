@@ -1,7 +1,7 @@
 """Decides what is searched for a question, and searches for it.
 
 off     the question as it is
-join    the question, and beside it the question joined with the user's earlier ones
+join    the question, and beside it the question joined with the user's earlier ones, if that helps
 model   what the served model makes of question and conversation; join, if that fails
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from service.gateway.answers.condensing.join import fuse, joined_query
+from service.gateway.answers.condensing.join import adds_something, fuse, joined_query
 from service.gateway.answers.condensing.rewriting import QuestionRewriter
 from service.gateway.answers.validation import ValidatedRequest
 from service.gateway.retrieval.async_retriever import RetrievalResult, SearchQuery
@@ -49,7 +49,8 @@ class Condensed:
 class QueryCondenser:
     """Stateless."""
 
-    def __init__(self, passages: PassageSearch, rewriter: QuestionRewriter) -> None:
+    def __init__(self, passages: PassageSearch, rewriter: QuestionRewriter | None) -> None:
+        """`rewriter`: None: the model is not asked."""
         self._passages = passages
         self._rewriter = rewriter
 
@@ -58,7 +59,7 @@ class QueryCondenser:
         joined = joined_query(validated.turns)
         if joined is None or validated.condense == "off":
             return Condensed(search)
-        if validated.condense == "join":
+        if validated.condense == "join" or self._rewriter is None:
             return Condensed(search, joined, "join")
         started = time.perf_counter()
         text = await self._rewriter.rewrite(validated.turns, tenant=search.scope.tenant)
@@ -68,8 +69,8 @@ class QueryCondenser:
             return Condensed(search, joined, "join", seconds, (warning,))
         return Condensed(replace(search, text=text), None, "model", seconds)
 
-    def find(self, condensed: Condensed) -> RetrievalResult:
-        """The passages. Blocks: call it within `run_blocking`.
+    def find(self, condensed: Condensed) -> tuple[RetrievalResult, Condensed]:
+        """The passages, and what was searched in the end. Blocks: call it within `run_blocking`.
 
         Raises:
             NotFound: A named document is not stored.
@@ -78,16 +79,22 @@ class QueryCondenser:
         search, warnings = condensed.search, condensed.warnings
         if condensed.joined is None:
             found = self._passages.find(search)
-            return replace(found, warnings=(*found.warnings, *warnings))
+            return replace(found, warnings=(*found.warnings, *warnings)), condensed
         deep = replace(search, top_k=max(FUSED_FACTOR * search.top_k, FUSED_MIN_PASSAGES))
         own = self._passages.find(deep)
         joined = self._passages.find(replace(deep, text=condensed.joined))
-        passages = fuse(own.passages, joined.passages)
-        return replace(
+        passages = own.passages
+        if adds_something(own.passages, joined.passages):
+            passages = fuse(own.passages, joined.passages)
+        else:
+            condensed = replace(condensed, joined=None)
+        # A reranker gets as many candidates as one search gives it.
+        most = len(own.passages) if search.rerank else search.top_k
+        result = replace(
             own,
-            # Candidates for a reranker stay as many as a search gives it.
-            passages=passages[: len(own.passages) if search.rerank else search.top_k],
+            passages=passages[:most],
             embed_s=own.embed_s + joined.embed_s,
             retrieve_s=own.retrieve_s + joined.retrieve_s,
             warnings=(*own.warnings, *warnings),
         )
+        return result, condensed

@@ -159,9 +159,7 @@ def test_openai_clients_get_annotations(rig: Rig, client: openai.OpenAI) -> None
     rig.ingest([linked, *DOCUMENTS[1:]])
     answering(rig, ANSWER)
     asked: Any = [{"role": "user", "content": "What is the capital of Norway?"}]
-    message = (
-        client.chat.completions.create(model="kvstitch-demo", messages=asked).choices[0].message
-    )
+    message = client.chat.completions.create(model="model", messages=asked).choices[0].message
     assert message.content == ANSWER and message.annotations is not None
     found = [one.url_citation for one in message.annotations]
     assert [(ANSWER[c.start_index : c.end_index], c.title, c.url) for c in found] == [
@@ -169,9 +167,7 @@ def test_openai_clients_get_annotations(rig: Rig, client: openai.OpenAI) -> None
         ("Bergen has a fish market.", "Bergen", f"{rig.url}/admin/documents/bergen"),
     ]
     assert rig.http.get(found[1].url).json()["text"] == DOCUMENTS[1]["text"]
-    chunks = list(
-        client.chat.completions.create(model="kvstitch-demo", messages=asked, stream=True)
-    )
+    chunks = list(client.chat.completions.create(model="model", messages=asked, stream=True))
     last = chunks[-1].choices[0].delta.model_dump()
     assert last["annotations"] == [one.model_dump() for one in message.annotations]
     details = chunks[-1].model_dump()["kvstitch"]

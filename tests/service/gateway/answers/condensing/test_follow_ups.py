@@ -13,15 +13,18 @@ from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Failed, Generate
 from tests.service.gateway.rig import Rig, running
 
-# The second question shares no word with the document that it is about.
+# The kettle's guarantee is one of many.
 DOCUMENTS = [
-    {"doc_id": "kettle", "title": "Kettle", "text": "The Brightwater kettle boils in a minute."},
-    {"doc_id": "tent", "title": "Tent", "text": "The Corrie tent has room for three."},
+    {
+        "doc_id": "kettle",
+        "title": "Kettle",
+        "text": "The Brightwater kettle boils in a minute. Its guarantee is for thirty months.",
+    },
     *(
-        {"doc_id": f"other{n}", "title": f"Other {n}", "text": f"Thing {n} has a guarantee of years."}
-        for n in range(30)
+        {"doc_id": f"other{n}", "title": f"Other {n}", "text": f"Thing {n} has its guarantee."}
+        for n in range(4)
     ),
-]  # fmt: skip
+]
 CONVERSATION = [
     {"role": "user", "content": "How fast does the Brightwater kettle boil?"},
     {"role": "assistant", "content": "In a minute."},
