@@ -8,8 +8,9 @@ joined  the joined questions alone
 model   what the served model makes of the conversation (of `--rewritten` conversations of a form)
 whole   the question as it would be asked alone: what can be reached
 
-Two corpora: the demo's documents, and these among all passages of Natural Questions. Passages are
-cut as the service cuts them. Weights were chosen on the development split.
+Two corpora: the demo's documents, and these among the passages of Natural Questions' split.
+Passages are cut as the service cuts them. How rankings are fused was chosen on the development
+split.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ PLACES = (1, 3, 5)
 DEPTH = 5
 WAYS = ("off", "join", "joined", "model", "whole")
 CORPORA = ("demo", "demo among Natural Questions")
+NQ_SPLITS: dict[Split, str] = {"development": "dev", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -135,14 +137,14 @@ def condensed(way: str, each: Conversation, rewriting: str | None) -> Condensed 
 async def search_all(
     model: Path,
     corpus: str,
+    split: Split,
     asked: Sequence[Conversation],
     made: dict[Conversation, tuple[str, float]],
 ) -> tuple[list[Sample], int]:
     """The samples, and the number of chunks."""
     documents = [Document(d.doc_id, d.text, d.title) for d in read_documents(PROSE / "documents")]
     if corpus != CORPORA[0]:
-        questions = [*natural_questions.load("dev"), *natural_questions.load("test")]
-        others = dict.fromkeys(each.passage for each in questions)
+        others = dict.fromkeys(each.passage for each in natural_questions.load(NQ_SPLITS[split]))
         documents += [Document(f"nq{n}", p.text, p.title) for n, p in enumerate(others)]
     out = []
     async with library(model, documents) as (condenser, chunks):
@@ -207,7 +209,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     found: list[Sample] = []
     chunks: dict[str, int] = {}
     for corpus in CORPORA:
-        samples, chunks[corpus] = await search_all(args.model, corpus, asked, made)
+        samples, chunks[corpus] = await search_all(args.model, corpus, args.split, asked, made)
         found += samples
     return {
         "what": "Follow-up questions: recall by what is searched",
@@ -229,7 +231,7 @@ def main() -> int:
     )
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
     parser.add_argument("--split", choices=get_args(Split), default="development")
-    parser.add_argument("--rewritten", type=int, default=40, help="conversations of each form")
+    parser.add_argument("--rewritten", type=int, default=25, help="conversations of each form")
     parser.add_argument("--out", type=Path, help="write the record as JSON, and beside it as .md")
     args = parser.parse_args()
     record = asyncio.run(measure(args))
