@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,12 +30,12 @@ from benchmarks.attribution.asking import (
     Case,
     Split,
     Suite,
+    append,
     demo_cases,
     holds,
     nq_cases,
     read,
     served,
-    write,
 )
 from benchmarks.attribution.methods import Method, methods
 from retriever import LocalEmbedder
@@ -68,13 +69,14 @@ def answering_sentence(case: Case) -> range | None:
 def answers(args: argparse.Namespace) -> list[Case]:
     if args.answers is not None and args.answers.exists():
         return read(args.answers)
+    cases = []
     with served(args.model) as http:
-        cases = [
-            *demo_cases(http, args.split, args.samples),
-            *nq_cases(http, args.split, args.samples),
-        ]
-    if args.answers is not None:
-        write(args.answers, cases)
+        for case in chain(
+            demo_cases(http, args.split, args.samples), nq_cases(http, args.split, args.samples)
+        ):
+            cases.append(case)
+            if args.answers is not None:
+                append(args.answers, case)
     return cases
 
 

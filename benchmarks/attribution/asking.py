@@ -128,9 +128,9 @@ def nq_cases(http: httpx.Client, split: Split, samples: int) -> Iterator[Case]:
             yield Case("nq", question, answers, answer["text"], passages)
 
 
-def write(path: Path, cases: Sequence[Case]) -> None:
-    lines = [json.dumps(asdict(case), ensure_ascii=False) + "\n" for case in cases]
-    path.write_text("".join(lines), encoding="utf-8")
+def append(path: Path, case: Case) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(case), ensure_ascii=False) + "\n")
 
 
 def read(path: Path) -> list[Case]:

@@ -55,6 +55,8 @@ def test_chat_completion(rig: Rig) -> None:
     assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
     assert found["model"] == "model" and found["created"] > 1_700_000_000
     (choice,) = found["choices"]
+    (annotation,) = choice["message"].pop("annotations")
+    assert annotation["url_citation"]["title"] == "Oslo"
     assert choice["message"] == {"role": "assistant", "content": "Oslo", "refusal": None}
     assert choice["finish_reason"] == "stop" and choice["index"] == 0
     assert found["usage"]["completion_tokens"] == 4
@@ -77,9 +79,9 @@ def test_chat_stream(rig: Rig) -> None:
     assert first["kvstitch"]["citations"][0]["doc_id"] == "oslo"
     assert "".join(m["choices"][0]["delta"]["content"] for m in middle) == "Oslo it is"
     assert all("role" not in m["choices"][0]["delta"] for m in middle)
-    assert finish["choices"] == [
-        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
-    ]
+    (ending,) = finish["choices"]
+    assert list(ending.pop("delta")) == ["annotations"]
+    assert ending == {"index": 0, "logprobs": None, "finish_reason": "stop"}
     assert finish["kvstitch"]["timing"]["ttft_s"] > 0
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 10
     assert done == "[DONE]"
