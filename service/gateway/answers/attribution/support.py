@@ -61,8 +61,8 @@ class SupportScorer:
             word for source in self._sources for _, found in source.sentences for word in found
         )
         count = sum(len(source.sentences) for source in self._sources)
-        self._weights = {word: math.log(1 + count / held) for word, held in holding.items()}
-        self._weight_of_unknown = math.log(1 + count)
+        self._weights = {word: _rarity(held, count) for word, held in holding.items()}
+        self._weight_of_unknown = _rarity(0, count)
 
     def scores(self, sentence: str) -> list[Support]:
         """How far each passage supports a sentence, in their order."""
@@ -73,6 +73,11 @@ class SupportScorer:
     def _weight(self, word: str) -> float:
         weight = self._weights.get(word, self._weight_of_unknown)
         return OF_QUESTION * weight if word in self._question else weight
+
+
+def _rarity(held: int, count: int) -> float:
+    """BM25's inverse document frequency of a word that `held` of `count` sentences hold."""
+    return math.log(1 + (count - held + 0.5) / (held + 0.5))
 
 
 def _source(title: str, text: str) -> _Source:
