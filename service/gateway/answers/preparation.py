@@ -194,6 +194,7 @@ class RequestPreparer:
             citations=citations,
             retrieval=retrieval_note(found.condensed),
             prompt_tokens=plan.tokens,
+            condense_tokens=0 if found.condensed is None else found.condensed.tokens,
             stages=stages,
             warnings=warnings,
         )

@@ -21,6 +21,7 @@ class PreparedRequest:
         citations: The same as the client gets them.
         retrieval: What was searched for; None: nothing.
         prompt_tokens: Length of the prompt.
+        condense_tokens: That the model read and wrote to find out what to search for.
         stages: Seconds of embed, retrieve, plan and, if it was asked for, rerank.
         warnings: For the client.
     """
@@ -32,6 +33,7 @@ class PreparedRequest:
     citations: list[Citation]
     retrieval: RetrievalNote | None
     prompt_tokens: int
+    condense_tokens: int
     stages: dict[str, float]
     warnings: list[str]
 

@@ -31,6 +31,7 @@ class Condensed:
         joined: What is searched beside it; None: nothing.
         how: What was done in the end.
         seconds: That the model took.
+        tokens: That it read and wrote.
         warnings: For the client.
     """
 
@@ -38,6 +39,7 @@ class Condensed:
     joined: str | None = None
     how: Condense = "off"
     seconds: float = 0.0
+    tokens: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -62,12 +64,12 @@ class QueryCondenser:
         if validated.condense == "join" or self._rewriter is None:
             return Condensed(search, joined, "join")
         started = time.perf_counter()
-        text = await self._rewriter.rewrite(validated.turns, tenant=search.scope.tenant)
+        made = await self._rewriter.rewrite(validated.turns, tenant=search.scope.tenant)
         seconds = time.perf_counter() - started
-        if text is None:
+        if made.text is None:
             warning = "the model did not rewrite the question: it was joined with earlier ones"
-            return Condensed(search, joined, "join", seconds, (warning,))
-        return Condensed(replace(search, text=text), None, "model", seconds)
+            return Condensed(search, joined, "join", seconds, made.tokens, (warning,))
+        return Condensed(replace(search, text=made.text), None, "model", seconds, made.tokens)
 
     def find(self, condensed: Condensed) -> tuple[RetrievalResult, Condensed]:
         """The passages, and what was searched in the end. Blocks: call it within `run_blocking`.

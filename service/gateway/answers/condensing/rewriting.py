@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from service.errors import KvstitchError
 from service.gateway.answers.method_choice import chosen_method
@@ -38,6 +39,17 @@ _INSTRUCTION = (
 _CUE = "Rewritten question:"
 
 
+@dataclass
+class Rewriting:
+    """Attributes:
+    text: The question as the model writes it; None: it failed, was late, or wrote nothing of use.
+    tokens: Of prompt and answer, as far as it came.
+    """
+
+    text: str | None = None
+    tokens: int = 0
+
+
 class QuestionRewriter:
     """Stateless."""
 
@@ -45,27 +57,27 @@ class QuestionRewriter:
         self._worker = worker
         self._prompts = prompts
 
-    async def rewrite(self, turns: Sequence[Turn], *, tenant: str) -> str | None:
-        """The question as the model writes it.
+    async def rewrite(self, turns: Sequence[Turn], *, tenant: str) -> Rewriting:
+        """Have the last question rewritten; never fails.
 
         Args:
             turns: Normalised; the last one is the question.
             tenant: Whose prompt it is.
-
-        Returns:
-            None: the model failed, was late, or wrote nothing of use.
         """
+        out = Rewriting()
         try:
             async with asyncio.timeout(DEADLINE_S):
-                text = await self._generated(turns, tenant)
+                text = await self._generated(turns, tenant, out)
         except (TimeoutError, KvstitchError):
-            return None
+            return out
         text = text.removeprefix(_CUE).strip().strip("\"'\u201c\u201d")
         longest = 2 * TURN_CHARS + len(turns[-1].text)
-        return text if any(map(str.isalnum, text)) and len(text) <= longest else None
+        if any(map(str.isalnum, text)) and len(text) <= longest:
+            out.text = text
+        return out
 
-    async def _generated(self, turns: Sequence[Turn], tenant: str) -> str:
-        """The first line that the model writes."""
+    async def _generated(self, turns: Sequence[Turn], tenant: str, out: Rewriting) -> str:
+        """The first line that the model writes; counts tokens in `out`."""
         prompts, ready = self._prompts, self._worker.require()
         question = [Turn("user", _instruction(turns))]
         request = Generate(
@@ -78,12 +90,14 @@ class QuestionRewriter:
             prefix_mode=prompts.prefix_mode,
             tenant=tenant,
         )
+        out.tokens = len(request.system) + len(request.question)
         pieces, text = Detokenizer(prompts.tokenizer.decode, prompts.end_ids), ""
         # Leaving early aborts the generation.
         async with aclosing(self._worker.submit(request)) as stream:
             async for event in stream:
                 match event:
                     case TokenItem():
+                        out.tokens += 1
                         text += pieces.push(event.token)
                         if "\n" in text.lstrip():
                             break
