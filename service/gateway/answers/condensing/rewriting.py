@@ -7,6 +7,7 @@ is used. The generation is short and greedy, and has a deadline of its own.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -37,6 +38,7 @@ _INSTRUCTION = (
     "Rewritten question: How tall is the Eiffel Tower?\n\n"
 )
 _CUE = "Rewritten question:"
+_LABEL = re.compile(r"^(?:User|Question|Rewritten question|Rewritten)\s*:\s*", re.IGNORECASE)
 
 
 @dataclass
@@ -70,7 +72,7 @@ class QuestionRewriter:
                 text = await self._generated(turns, tenant, out)
         except (TimeoutError, KvstitchError):
             return out
-        text = text.removeprefix(_CUE).strip().strip("\"'\u201c\u201d")
+        text = _LABEL.sub("", text).strip().strip("\"'\u201c\u201d")
         longest = 2 * TURN_CHARS + len(turns[-1].text)
         if any(map(str.isalnum, text)) and len(text) <= longest:
             out.text = text

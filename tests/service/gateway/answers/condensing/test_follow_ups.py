@@ -84,7 +84,7 @@ def test_a_first_question_is_searched_as_it_is(rig: Rig) -> None:
 
 def test_the_model_rewrites_the_question(rig: Rig) -> None:
     rig.ingest(DOCUMENTS)
-    rewriting_as(rig, ' "Does the Brightwater kettle boil?"\nMore that nobody asked for')
+    rewriting_as(rig, ' User: "Does the Brightwater kettle boil?"\nMore that nobody asked for')
     result = ask(rig, condense="model")
     assert result["citations"][0]["doc_id"] == "kettle"
     assert result["retrieval"] == {
