@@ -27,13 +27,15 @@ class AnswerAttention:
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
 
+        self._last: tuple[tuple[Case, range], torch.Tensor] | None = None
+
     @property
     def answer_prefix(self) -> str:
         return self._prompts.format.answer_prefix
 
     @torch.inference_mode()
     def shares(self, case: Case, span: range) -> torch.Tensor:
-        """Of one sentence of the answer.
+        """Of one sentence of the answer; what was asked for last is kept.
 
         Args:
             span: The sentence, in the answer's text.
@@ -41,6 +43,11 @@ class AnswerAttention:
         Returns:
             `[layers, passages]`, means over heads and the sentence's tokens; rows add up to 1.
         """
+        if self._last is None or self._last[0] != (case, span):
+            self._last = ((case, span), self._shares(case, span))
+        return self._last[1]
+
+    def _shares(self, case: Case, span: range) -> torch.Tensor:
         prompts, tokenizer = self._prompts, self._prompts.tokenizer
         documents = [
             document_ids(prompts.format, tokenizer, passage.title, passage.text)
