@@ -39,11 +39,13 @@ check: setup
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 	$(VENV)/python -m service.metrics_docs --check
+	$(VENV)/python -m service.worker.model.families_docs --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 
 # Writes the files that are generated from code: the dashboards and docs/metrics.md.
 dashboards: setup
 	$(VENV)/python -m service.metrics_docs
+	$(VENV)/python -m service.worker.model.families_docs
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
 
 bench: setup

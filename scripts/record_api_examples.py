@@ -1,10 +1,11 @@
 """Records the examples of the API's description from a running service:
 
-    KVSTITCH_GATE_SAMPLE=1 kvstitch serve --port 8123 --data-dir $(mktemp -d) &
+    KVSTITCH_GATE_SAMPLE=1 KVSTITCH_RERANKER_URL=… \
+        kvstitch serve --port 8123 --data-dir $(mktemp -d) &
     python scripts/record_api_examples.py http://127.0.0.1:8123
 
 The requests are below, in an order that makes sense; the answers are what the service said. Run it
-again when a route changes (a test says so); the data folder must be new.
+again when a route changes (a test says so); the data folder must be new, and any reranker will do.
 """
 
 from __future__ import annotations
@@ -65,6 +66,22 @@ CHAT: dict[str, Any] = {
     },
 }
 TEXT: dict[str, Any] = {"plain": {"model": "kvstitch-demo", "prompt": WHO, "max_tokens": 16}}
+SEARCH: dict[str, Any] = {
+    "by meaning": {"query": WHO, "top_k": 2, "retrieval": "dense", "min_score": 0.3},
+    "in some documents": {"query": WHO, "filter": {"kind": "person"}, "include_text": False},
+}
+RERANK = {
+    "texts": {"query": WHICH, "documents": [QUENTIN["text"], TOWN["text"]], "top_n": 1},
+    "objects": {
+        "query": WHICH,
+        "documents": [{"text": QUENTIN["text"]}, {"text": TOWN["text"]}],
+        "return_documents": True,
+    },
+}
+EMBEDDINGS = {
+    "numbers": {"input": [WHO, WHICH], "model": "all-MiniLM-L6-v2"},
+    "base64": {"input": WHO, "encoding_format": "base64"},
+}
 DOCUMENTS = {"documents": {"documents": [QUENTIN, TOWN]}}
 DELETION = {"by filter": {"filter": {"kind": "town"}}}
 
@@ -111,6 +128,11 @@ def main(url: str) -> None:
     record("POST", "/v1/rag/generate", requests=RAG)
     record("POST", "/v1/chat/completions", requests=CHAT)
     record("POST", "/v1/completions", requests=TEXT)
+    record("POST", "/v1/search", requests=SEARCH)
+    record("POST", "/v1/rerank", requests=RERANK)
+    vectors = record("POST", "/v1/embeddings", requests=EMBEDDINGS)
+    for one in vectors["data"]:
+        one["embedding"] = one["embedding"][:4]  # enough to see what it is
     record("GET", "/v1/models")
     record("GET", "/v1/models/{model_id}", "/v1/models/kvstitch-demo:pie")
     record("GET", "/v1/methods")

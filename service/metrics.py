@@ -46,6 +46,7 @@ JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
 VOLUMES = ("data", "kv")
 GATE_OUTCOMES = ("agree", "disagree", "skipped")
+WEBHOOK_OUTCOMES = ("delivered", "retried", "failed")
 OPEN: tuple[str, ...] = ()  # label values that are not known beforehand
 
 
@@ -179,6 +180,11 @@ CHUNKS = _gauge("chunks", "Chunks stored.")
 JOBS = _gauge(
     "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN
 )
+WEBHOOKS = _counter(
+    "webhooks_total",
+    "Attempts to tell the webhook of a job's end: delivered, retried later, or failed for good.",
+    outcome=WEBHOOK_OUTCOMES,
+)
 DISK_SIZE = _gauge("disk_size_bytes", "Size of the file system of a folder.", volume=OPEN)
 DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", volume=OPEN)
 WORKER_RESTARTS = _counter("worker_restarts_total", "Times the worker had to be started again.")
@@ -193,7 +199,7 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
         *(WAITING_TOKENS, WAITING_TOKENS_LIMIT, REJECTED, DISCONNECTS, TOKENS_AFTER_LEAVING),
         *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
         *(FULL_PREFILL_FLOPS, KEPT_RATIO, COVERAGE_RATIO, RECOMPUTED_RATIO, DOCUMENTS, CHUNKS),
-        *(JOBS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
+        *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
     )
 )
 

@@ -19,6 +19,7 @@ from service.records import ColdMode
 from service.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
+MIN_SECRET_CHARS = 16
 
 
 def default_data_dir() -> Path:
@@ -193,10 +194,12 @@ class Settings(BaseSettings):
         0, ge=0, description="answers of one API key at a time; 0: half of all that may be"
     )
     max_documents: int = Field(10_000, ge=1, description="documents in one ingest call")
-    max_document_bytes: int = Field(32 * MIB, ge=1024, description="one document that is no PDF")
-    max_pdf_bytes: int = Field(64 * MIB, ge=1024)
-    max_file_pages: int = Field(2000, ge=1, description="of one PDF")
-    max_file_chars: int = Field(10_000_000, ge=1, description="text of one PDF or HTML file")
+    max_document_bytes: int = Field(32 * MIB, ge=1024, description="one document that is text")
+    max_pdf_bytes: int = Field(64 * MIB, ge=1024, description="one PDF, Office or EPUB file")
+    max_file_pages: int = Field(
+        2000, ge=1, description="pages, slides, sheets or chapters of one file"
+    )
+    max_file_chars: int = Field(10_000_000, ge=1, description="text of one file that is parsed")
     file_cpu_s: int = Field(60, ge=1, description="CPU that reading one file may take")
     file_memory_mib: int = Field(1024, ge=128, description="memory that reading one file may take")
     max_tokens_limit: int = Field(65_536, ge=1)
@@ -214,6 +217,14 @@ class Settings(BaseSettings):
     job_retention_days: float = Field(
         30.0, ge=0, description="then ended jobs and their idempotency keys are forgotten; 0: never"
     )
+    webhook_url: str = Field(
+        "", description="told of every ingest job that ends, http(s)://…; empty: nobody is"
+    )
+    webhook_secret: str = Field(
+        "",
+        validate_default=True,
+        description="signs what webhook_url is sent; 16 characters or more",
+    )
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 
@@ -224,7 +235,14 @@ class Settings(BaseSettings):
             raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
         return value
 
-    @field_validator("embedder_url", "reranker_url", "otlp_endpoint")
+    @field_validator("webhook_secret")
+    @classmethod
+    def _long_enough(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("webhook_url") and len(value) < MIN_SECRET_CHARS:
+            raise ValueError(f"must have at least {MIN_SECRET_CHARS} characters with webhook_url")
+        return value
+
+    @field_validator("embedder_url", "reranker_url", "otlp_endpoint", "webhook_url")
     @classmethod
     def _http_scheme(cls, value: str) -> str:
         if value and not value.startswith(("http://", "https://")):

@@ -187,7 +187,7 @@ def _attention(adapter: DecoderAdapter, rows: int, tokens: int, *, compiled: boo
 
 def _rotations(adapter: DecoderAdapter, rows: int) -> Ways:
     x, positions = _drawn(rows, adapter.kv_heads, adapter.head_dim), torch.arange(rows)
-    rope: RotaryTable = adapter.rope
+    rope: RotaryTable = adapter.ropes[0]
     return {
         OURS: lambda _: rope.rotate(x, positions),
         "torch": lambda _: rope.at(positions)(x),

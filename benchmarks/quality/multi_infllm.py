@@ -107,7 +107,9 @@ class Context:
             if stored:
                 k, v = (torch.cat(part).to(adapter.device) for part in zip(*stored, strict=True))
                 self._keys.append(self._block_keys(k, torch.cat([s[layer] for s in relevant], 1)))
-            self._near.append(adapter.rope.rotate(k, torch.arange(len(k), device=adapter.device)))
+            self._near.append(
+                adapter.ropes[0].rotate(k, torch.arange(len(k), device=adapter.device))
+            )
             self._far.append(self._unturned(k))
             self._v.append(v)
 
@@ -144,12 +146,12 @@ class Context:
         for layer in range(adapter.layers):
             q, k, v = adapter.qkv(layer, x)
             self.picked[-1].append(self._pick(layer, q, among))
-            self._near[layer] = torch.cat([self._near[layer], adapter.rope.rotate(k, rows)])
+            self._near[layer] = torch.cat([self._near[layer], adapter.ropes[0].rotate(k, rows)])
             self._far[layer] = torch.cat([self._far[layer], self._unturned(k)])
             self._v[layer] = torch.cat([self._v[layer], v])
             near, far = self._visible(rows, layer)
-            scores = self._scores(adapter.rope.rotate(q, rows), self._near[layer])
-            distant = self._scores(adapter.rope.rotate(q, far_rows), self._far[layer])
+            scores = self._scores(adapter.ropes[0].rotate(q, rows), self._near[layer])
+            distant = self._scores(adapter.ropes[0].rotate(q, far_rows), self._far[layer])
             scores = scores.masked_fill(~near, float("-inf"))
             scores = torch.where(far, distant, scores)
             v_heads = self._v[layer].transpose(0, 1)
@@ -162,7 +164,7 @@ class Context:
             return []
         mean = q.float().mean(0, keepdim=True)
         place = torch.tensor([self._method.local], device=q.device)
-        turned = self._adapter.rope.rotate(mean, place)[0]
+        turned = self._adapter.ropes[0].rotate(mean, place)[0]
         scores = (self._keys[layer][among] * turned).sum((1, 2))
         return [among[i] for i in stable_topk(scores, self.topk).tolist()]
 
@@ -199,7 +201,9 @@ class Context:
 
     def _unturned(self, k: Tensor) -> Tensor:
         """At position 0: as before RoPE up to YaRN's factor, which rotated keys carry."""
-        return self._adapter.rope.rotate(k, torch.zeros(len(k), dtype=torch.long, device=k.device))
+        return self._adapter.ropes[0].rotate(
+            k, torch.zeros(len(k), dtype=torch.long, device=k.device)
+        )
 
     def _nothing(self) -> Tensor:
         adapter = self._adapter

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 K = 60
+MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings
 
 Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 

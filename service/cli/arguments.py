@@ -14,6 +14,7 @@ from service import __version__
 from service.cli import doctor, keys, model, serve, status, tune
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
+from service.cli.corpus.folder_scan import SUFFIXES
 from service.gateway.auth.key_text import SCOPES
 from service.models.conversion_process import BYTES_OF
 
@@ -84,13 +85,26 @@ def _ingest(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "An ingest that was cut off can be given again: nothing is done twice."
     add = parser.add_argument
-    add("paths", nargs="+", metavar="PATH", help=".txt, .md, .html, .pdf, .jsonl, a folder, or "
-        "a pattern such as 'docs/**/*.pdf'")  # fmt: skip
+    add("paths", nargs="*", metavar="PATH", help=f"{', '.join(SUFFIXES)}, a folder, or a pattern "
+        "such as 'docs/**/*.pdf'")  # fmt: skip
     add("--collection", help="put them there (default: default)")
     add("--metadata", action="append", metavar="NAME=VALUE", help="of all of them; or a JSON "
         "object; may be repeated")  # fmt: skip
     add("--batch", type=_positive, default=200, help="documents per call (default: 200)")
     add("--no-wait", action="store_true", help="print the jobs and do not wait for the KV")
+    add("--urls", metavar="FILE", help="fetch these: a URL per line")
+    add("--sitemap", metavar="URL", help="fetch the pages of a sitemap")
+    add("--allow-host", action="append", metavar="HOST", help="with --urls, --sitemap: fetch from "
+        "there (a sitemap's own host is allowed); may be repeated")  # fmt: skip
+    add("--max-urls", type=_positive, default=1000, help="pages to fetch (default: 1000)")
+    add("--allow-private-addresses", action="store_true", help="fetch also from loopback, private "
+        "and link-local addresses")  # fmt: skip
+    add("--watch", action="store_true", help="of one folder: go on, and ingest what is new or "
+        "changed")  # fmt: skip
+    add("--delete-removed", action="store_true", help="with --watch: delete the documents of files "
+        "that are removed meanwhile")  # fmt: skip
+    add("--interval", type=_seconds, default=2.0, metavar="SECONDS", help="with --watch: between "
+        "two looks at the folder (default: 2)")  # fmt: skip
     _client(parser)
     parser.set_defaults(command=ingest.run)
 
@@ -282,6 +296,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value < 1e6:
+        raise argparse.ArgumentTypeError("must be at least 0.05")
     return value
 
 

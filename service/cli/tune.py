@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from service import openmp
 from service.cli.corpus import files
+from service.cli.corpus.folder_scan import UnsendableDocument, scan
 from service.cli.output import console, emit
 from service.cli.service_client import WrongArgument
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 TUNING_FOLDER = "tuning"
 MAX_DOCUMENTS = 1000
 """Of more documents a seeded sample is read: parsing and embedding would take all the time."""
-KINDS = {"text/markdown": "md", "text/html": "html", "application/xhtml+xml": "html",
-         "application/pdf": "pdf"}  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -158,10 +157,11 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     """
     from service.errors import InvalidRequest
     from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
+    from service.gateway.corpus.parsing.file_kinds import file_kind
     from service.worker_settings import MIB
 
-    sources, _ = files.find([folder])
-    contents = list(files.read(sources, {}))
+    found = scan([folder])
+    contents = [*found.failed, *files.read(found.sources, {})]
     if len(contents) > MAX_DOCUMENTS:
         contents = random.Random(seed).sample(contents, MAX_DOCUMENTS)
     parser = DocumentParser(
@@ -170,26 +170,27 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     )  # fmt: skip
 
     async def parse() -> list[Document]:
-        found = []
+        parsed = []
         for number, read in enumerate(contents):
-            if isinstance(read, files.UnsendableDocument):
+            if isinstance(read, UnsendableDocument):
                 print(f"left out: {read.message}", file=sys.stderr)
+            if not isinstance(read, files.DocumentToSend):
                 continue
             row = json.loads(read.content) if read.media_type == files.ROW else None
             content = read.content if row is None else str(row["text"]).encode()
-            kind = KINDS.get(read.media_type, "text")
+            kind = "text" if row else file_kind(read.doc_id, read.media_type, content)
             meta = {"title": (row or {}).get("title", ""), "metadata": {}}
             item = SpooledDocument(number, "", "", "", read.doc_id, kind, meta, content)
             try:
-                found.append(await parser.document(item))
+                parsed.append(await parser.document(item))
             except InvalidRequest as error:
                 print(f"left out: {read.doc_id}: {error.message}", file=sys.stderr)
-        return found
+        return parsed
 
-    found = asyncio.run(parse())
-    if not found:
+    documents = asyncio.run(parse())
+    if not documents:
         raise WrongArgument(f"{folder} holds no document that can be read")
-    return found
+    return documents
 
 
 @contextmanager

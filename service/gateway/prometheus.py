@@ -161,6 +161,7 @@ class GatewayMetrics:
         self.documents = self._gauge(declared.DOCUMENTS)
         self.chunks = self._gauge(declared.CHUNKS)
         self.jobs = self._gauge(declared.JOBS)
+        self.webhooks = self._counter(declared.WEBHOOKS)
         self.worker_restarts = self._counter(declared.WORKER_RESTARTS)
         self.worker_up = self._gauge(declared.WORKER_UP)
         self.worker = WorkerCollector(self._counter(declared.SAMPLES_DROPPED))

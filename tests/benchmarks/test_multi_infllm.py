@@ -14,7 +14,7 @@ from service.worker.methods.api import PromptLayout
 from tests.references.infllm import InfLLM, default_topk, infllm
 from tests.service.worker import tiny as models
 from tests.service.worker.methods.sparse.toys import LONG, tokens
-from tests.service.worker.tiny import FAMILIES, Q, S, Tiny, assert_close, tiny
+from tests.service.worker.tiny import PLAIN_FAMILIES, Q, S, Tiny, assert_close, tiny
 
 ANSWER = [5, 60, 7]
 SMALL = MultiInfLLM(block=4, init=4, local=12, topk=3, representatives=2)
@@ -85,7 +85,7 @@ def check(
 @pytest.mark.parametrize(
     ("family", "rope", "prefix"),
     [
-        *((family, "llama3", S) for family in FAMILIES),
+        *((family, "llama3", S) for family in PLAIN_FAMILIES),
         ("qwen2", "llama3", ()),
         ("qwen3", "yarn", ()),
     ],

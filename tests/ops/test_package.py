@@ -1,4 +1,4 @@
-"""The wheel: it holds the three packages that serve, their data, and all kernels written in C."""
+"""The wheel: it holds what serves, its client, their data, and all kernels written in C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path("service/worker/kernels/cpu")
 SETUPTOOLS: dict[str, Any] = tomllib.loads((tools.REPOSITORY / "pyproject.toml").read_text())[
     "tool"
 ]["setuptools"]
-SERVED = {"service", "kvstore", "retriever"}
+SERVED = {"service", "kvstore", "retriever", "kvstitch"}
 # Setuptools' own list of what it would copy into a wheel, without building anything.
 LIST_FILES = """
 import json, sys

@@ -149,7 +149,7 @@ def infllm(
         among = candidate_blocks(out.blocks, row, local, candidates)
         out.candidates.append(among)
         out.picked.append([])
-        x = reference.w["model.embed_tokens.weight"][torch.tensor(ids, dtype=torch.long)]
+        x = reference.embed(ids)
         for layer in range(reference.layers):
             q, k_pre, v = reference.project(layer, x)
             out.k_pre[layer] = torch.cat([out.k_pre[layer], k_pre])

@@ -114,6 +114,10 @@ class Reference:
         self.d = int(config.get("head_dim") or config["hidden_size"] // self.heads)
         self.eps = float(config["rms_norm_eps"])
         self.tied = bool(config["tie_word_embeddings"])
+        self.config = config
+        self.family = str(config.get("model_type", "llama"))
+        self.scale = float(config.get("attention_multiplier", 1 / math.sqrt(self.d)))
+        self.residual = float(config.get("residual_multiplier", 1))
         self.frequencies, self.rope_factor = frequencies(config["rope_parameters"], self.d)
         self._rotations: dict[int, Tensor] = {}
         self._full: dict[tuple[int, ...], Trace] = {}
@@ -142,32 +146,39 @@ class Reference:
         self._rotations[position] = matrix.float()
         return self._rotations[position]
 
-    def rotate(self, x: Tensor, positions: Sequence[int]) -> Tensor:
-        """x `[m, heads, d]`, every row by its own position."""
-        if not len(positions):
+    def rotate(self, x: Tensor, positions: Sequence[int], layer: int = 0) -> Tensor:
+        """x `[m, heads, d]` of a layer, every row by its own position."""
+        if not len(positions) or not self.rotates(layer):
             return x
         return torch.stack(
             [(self.rotation(p) @ row.T).T for p, row in zip(positions, x, strict=True)]
         )
 
+    def rotates(self, layer: int) -> bool:
+        return bool(self.config.get("no_rope_layers", [1] * self.layers)[layer])
+
     def project(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k before RoPE and v of hidden rows `[m, hidden]`."""
         prefix = f"model.layers.{layer}."
-        normed = self.norm(x, prefix + "input_layernorm")
-        q = self.linear(normed, prefix + "self_attn.q_proj").reshape(-1, self.heads, self.d)
-        k = self.linear(normed, prefix + "self_attn.k_proj").reshape(-1, self.kv_heads, self.d)
-        v = self.linear(normed, prefix + "self_attn.v_proj").reshape(-1, self.kv_heads, self.d)
-        if prefix + "self_attn.q_norm.weight" in self.w:
-            q = self.norm(q, prefix + "self_attn.q_norm")
-            k = self.norm(k, prefix + "self_attn.k_norm")
+        attention = prefix + "self_attn."
+        normed = x if self.family == "olmo2" else self.norm(x, prefix + "input_layernorm")
+        if self.family == "phi3":
+            both = self.linear(normed, attention + "qkv_proj")
+            q, k, v = both.split([n * self.d for n in (self.heads, *[self.kv_heads] * 2)], dim=-1)
+        else:
+            q, k, v = (self.linear(normed, f"{attention}{name}_proj") for name in "qkv")
+        if self.family == "olmo2":
+            q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
+        q = q.reshape(-1, self.heads, self.d)
+        k, v = k.reshape(-1, self.kv_heads, self.d), v.reshape(-1, self.kv_heads, self.d)
+        if self.family.startswith("qwen3"):
+            q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
         return q, k, v
 
     def attention(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
         """Weights `[heads, m, n]`, keys repeated per query head; visible `[m, n]` or per head."""
         repeated = k.repeat_interleave(self.heads // self.kv_heads, dim=1)
-        scores = torch.stack(
-            [q[:, h] @ repeated[:, h].T / math.sqrt(self.d) for h in range(self.heads)]
-        )
+        scores = torch.stack([q[:, h] @ repeated[:, h].T * self.scale for h in range(self.heads)])
         scores = torch.where(visible, scores, torch.tensor(float("-inf")))
         peak = scores.max(-1, keepdim=True).values
         weights = torch.exp(scores - peak)
@@ -180,16 +191,51 @@ class Reference:
 
     def block_tail(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         prefix = f"model.layers.{layer}."
-        x = x + self.linear(attended, prefix + "self_attn.o_proj")
+        out = self.linear(attended, prefix + "self_attn.o_proj")
+        if self.family == "olmo2":
+            x = x + self.norm(out, prefix + "post_attention_layernorm")
+            return x + self.norm(self.mlp(layer, x), prefix + "post_feedforward_layernorm")
+        x = x + self.residual * out
         normed = self.norm(x, prefix + "post_attention_layernorm")
-        gate = self.linear(normed, prefix + "mlp.gate_proj")
-        up = self.linear(normed, prefix + "mlp.up_proj")
-        gated = gate / (1 + torch.exp(-gate)) * up
-        return x + self.linear(gated, prefix + "mlp.down_proj")
+        return x + self.residual * self.mlp(layer, normed)
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        prefix = f"model.layers.{layer}.mlp."
+        if prefix + "experts.down_proj" not in self.w:
+            return self.gated_mlp(prefix, x)
+        out = torch.zeros_like(x)
+        for row in range(len(x)):  # one by one
+            probabilities = (self.w[prefix + "gate.weight"] @ x[row]).softmax(-1)
+            order = sorted(range(len(probabilities)), key=lambda e: -float(probabilities[e]))
+            best = order[: int(self.config["num_experts_per_tok"])]
+            whole = 1.0
+            if self.family == "mixtral" or self.config["norm_topk_prob"]:
+                whole = float(sum(probabilities[e] for e in best))
+            for expert in best:
+                gate, up = (self.w[prefix + "experts.gate_up_proj"][expert] @ x[row]).chunk(2)
+                inner = gate / (1 + torch.exp(-gate)) * up
+                part = self.w[prefix + "experts.down_proj"][expert] @ inner
+                out[row] += probabilities[expert] / whole * part
+        if prefix + "shared_expert_gate.weight" in self.w:
+            share = 1 / (1 + torch.exp(-self.linear(x, prefix + "shared_expert_gate")))
+            out = out + share * self.gated_mlp(prefix + "shared_expert.", x)
+        return out
+
+    def gated_mlp(self, prefix: str, x: Tensor) -> Tensor:
+        if self.family == "phi3":
+            gate, up = self.linear(x, prefix + "gate_up_proj").chunk(2, dim=-1)
+        else:
+            gate, up = self.linear(x, prefix + "gate_proj"), self.linear(x, prefix + "up_proj")
+        return self.linear(gate / (1 + torch.exp(-gate)) * up, prefix + "down_proj")
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        rows = self.w["model.embed_tokens.weight"][torch.tensor(list(ids), dtype=torch.long)]
+        return rows * float(self.config.get("embedding_multiplier", 1))
 
     def head(self, x: Tensor) -> Tensor:
         name = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
-        return self.norm(x, "model.norm") @ self.w[name].T
+        logits = self.norm(x, "model.norm") @ self.w[name].T
+        return logits / float(self.config.get("logits_scaling", 1))
 
     # -- passes -----------------------------------------------------------------------------------
 
@@ -207,7 +253,7 @@ class Reference:
         the layer of `rejoin`, where new rows come with these hidden rows `[n, hidden]`."""
         n = len(ids)
         trace = Trace(n)
-        x = self.w["model.embed_tokens.weight"][torch.tensor(list(ids), dtype=torch.long)]
+        x = self.embed(ids)
         for layer in range(self.layers):
             fresh = torch.zeros(n, dtype=torch.bool)
             fresh[torch.tensor(list(computed[layer]), dtype=torch.long)] = True
@@ -216,7 +262,7 @@ class Reference:
             x = torch.where(fresh[:, None], x, torch.tensor(float("nan")))
             trace.hidden.append(x)
             q, k_pre, v = self.project(layer, x)
-            q, k = self.rotate(q, range(n)), self.rotate(k_pre, range(n))
+            q, k = self.rotate(q, range(n), layer), self.rotate(k_pre, range(n), layer)
             if cached is not None:
                 k = torch.where(fresh[:, None, None], k, cached[layer][0])
                 v = torch.where(fresh[:, None, None], v, cached[layer][1])
@@ -260,7 +306,9 @@ class Reference:
                     continue
                 first = stored.offset if local else start
                 positions = range(first, first + stored.tokens)
-                k[start : start + stored.tokens] = self.rotate(stored.k_pre[layer], positions)
+                k[start : start + stored.tokens] = self.rotate(
+                    stored.k_pre[layer], positions, layer
+                )
                 v[start : start + stored.tokens] = stored.v[layer]
             out.append((k, v))
         return out
@@ -328,11 +376,11 @@ class Reference:
         cache = [(k.clone(), v.clone()) for k, v in zip(trace.k, trace.v, strict=True)]
         out = []
         for step, token in enumerate(tokens):
-            x = self.w["model.embed_tokens.weight"][token][None]
+            x = self.embed([token])
             for layer in range(self.layers):
                 q, k, v = self.project(layer, x)
                 position = [trace.n + step]
-                k_all = torch.cat([cache[layer][0], self.rotate(k, position)])
+                k_all = torch.cat([cache[layer][0], self.rotate(k, position, layer)])
                 v_all = torch.cat([cache[layer][1], v])
                 cache[layer] = (k_all, v_all)
                 seen = torch.ones(self.heads, 1, len(k_all), dtype=torch.bool)
@@ -340,7 +388,7 @@ class Reference:
                     group = self.heads // self.kv_heads
                     for h in range(self.heads):
                         seen[h, 0, : trace.n] = visible[layer][h // group]
-                weights = self.attention(self.rotate(q, position), k_all, seen)
+                weights = self.attention(self.rotate(q, position, layer), k_all, seen)
                 x = self.block_tail(layer, x, self.mix(weights, v_all))
             out.append(self.head(x)[0])
         return out
@@ -352,11 +400,12 @@ def frequencies(rope: Mapping[str, Any], d: int) -> tuple[list[float], float]:
     default: Su et al. 2021. linear: Chen et al. 2023, positions divided by the factor. llama3: by
     wavelength, long ones slowed by the factor, a linear blend between. yarn: Peng et al. 2023,
     eq. 17–25, a ramp over the pair index between β_fast and β_slow rotations in the original
-    context, and cos, sin scaled by 0.1 ln(factor) + 1.
+    context, and cos, sin scaled by 0.1 ln(factor) + 1. dynamic, longrope (Ding et al. 2024): up to
+    the original context.
     """
     kind, base = rope["rope_type"], float(rope["rope_theta"])
     plain = [base ** (-2.0 * i / d) for i in range(d // 2)]
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         return plain, 1.0
     factor = float(rope["factor"])
     if kind == "linear":
@@ -381,6 +430,9 @@ def frequencies(rope: Mapping[str, Any], d: int) -> tuple[list[float], float]:
             slowed = min(1.0, max(0.0, (i - first) / ((last - first) or 0.001)))
             out.append((1 - slowed) * f + slowed * f / factor)
         return out, 0.1 * math.log(factor) + 1.0
+    if kind == "longrope":
+        short = [f / float(by) for f, by in zip(plain, rope["short_factor"], strict=True)]
+        return short, math.sqrt(1 + math.log(factor) / math.log(original))
     raise ValueError(f"no formula for rope_type {kind!r}")
 
 

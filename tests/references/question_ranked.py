@@ -52,7 +52,7 @@ def question_mass(
                 group = head // (reference.heads // reference.kv_heads)
                 query = trace.q[layer][row, head]
                 logits = [float(query @ trace.k[layer][t, group]) for t in seen]
-                weights = torch.softmax(torch.tensor(logits) / math.sqrt(reference.d), 0)
+                weights = torch.softmax(torch.tensor(logits) * reference.scale, 0)
                 for t, weight in zip(seen, weights.tolist(), strict=True):
                     received[t] += weight
         mass.append(received)

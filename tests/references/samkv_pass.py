@@ -70,13 +70,13 @@ def sparse_pass(
     (`last` after the last layer)."""
     n, out = len(ids), Pass()
     nan = torch.tensor(float("nan"))
-    x = reference.w["model.embed_tokens.weight"][torch.tensor(list(ids), dtype=torch.long)]
+    x = reference.embed(ids)
     for layer in range(reference.layers):
         present = torch.zeros(n, dtype=torch.bool)
         present[torch.tensor(rows[layer], dtype=torch.long)] = True
         x = torch.where(present[:, None], x, nan)
         q_pre, k_pre, v = reference.project(layer, x)
-        k = reference.rotate(k_pre, range(n))
+        k = reference.rotate(k_pre, range(n), layer)
         seen = [tensor.clone() for tensor in cached[layer]]
         kept = [tensor.clone() for tensor in cached[layer]]
         for t in computed[layer]:
@@ -93,7 +93,7 @@ def sparse_pass(
         if onward:
             assert set(onward) <= set(rows[layer])
             visible = torch.tensor([[j <= t for j in keys[layer]] for t in onward])
-            q = reference.rotate(q_pre[onward], onward)
+            q = reference.rotate(q_pre[onward], onward, layer)
             weights = reference.attention(q, seen[0][keys[layer]], visible)
             attended = reference.mix(weights, seen[1][keys[layer]])
             x_next[onward] = reference.block_tail(layer, x[onward], attended)

@@ -34,9 +34,7 @@ def shifted_pass(
     n = len(prompt.ids)
     trace = Trace(n)
     x = torch.full((n, reference.w["model.embed_tokens.weight"].shape[1]), float("nan"))
-    x[list(rows)] = reference.w["model.embed_tokens.weight"][
-        torch.tensor(prompt.ids, dtype=torch.long)
-    ][list(rows)]
+    x[list(rows)] = reference.embed(prompt.ids)[list(rows)]
     for layer in range(reference.layers):
         if exact is not None and layer < exact_layers:
             for kept, of in zip(_lists(trace), _lists(exact), strict=True):
@@ -60,7 +58,8 @@ def shifted_pass(
                     if gaps:
                         into[t] += weight[t] * sum(gaps) / len(gaps)
         k_all[list(rows)], v_all[list(rows)] = k_pre[list(rows)], v[list(rows)]
-        k_all, q = reference.rotate(k_all, range(n)), reference.rotate(q, range(n))
+        k_all = reference.rotate(k_all, range(n), layer)
+        q = reference.rotate(q, range(n), layer)
         attention = reference.attention(q, k_all, index_mask(sorted(rows), n))
         trace.hidden.append(x)
         trace.q.append(q)

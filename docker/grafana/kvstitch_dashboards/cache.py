@@ -219,6 +219,12 @@ def _saturation() -> list[Panel]:
                 "jobs {{state}}": gauge("sum", "jobs", by="state"),
             },
         ),
+        lines(
+            "Webhook",
+            {"{{outcome}}": rate("webhooks_total", by="outcome")},
+            unit="cps",
+            text="Attempts to tell the webhook of a job's end; failed: given up after a day",
+        ),
     ]
 
 

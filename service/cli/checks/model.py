@@ -18,8 +18,7 @@ from service.models.gguf_support import quantisation
 from service.models.model_argument import gguf_file, is_gguf
 from service.models.model_finder import ModelFinder
 from service.settings import Settings, demo_model
-from service.worker.model.folder_checks import family_fault, read_config, weights_fault
-from service.worker.model.supported import STATIC_ROPE_TYPES
+from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
 from service.worker_settings import MIB
 
 
@@ -73,17 +72,8 @@ def unservable(folder: Path, settings: Settings) -> Finding | None:
 
 def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     family = str(config.get("model_type"))
-    if fault := family_fault(folder, config):
+    if fault := family_fault(folder, config) or rope_fault(folder, config):
         yield fail("model", fault.problem, fault.remedy)
-        return
-    refused = sorted(set(_rope_types(config)) - set(STATIC_ROPE_TYPES))
-    if refused:
-        yield fail(
-            "model",
-            f"rope_type {', '.join(refused)} changes with the prompt's length, so stored keys "
-            "cannot be moved exactly",
-            f"set one of {', '.join(STATIC_ROPE_TYPES)} in the model's config.json",
-        )
         return
     own = " (the demo model)" if folder == demo_model() else ""
     yield ok(
@@ -91,14 +81,6 @@ def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
         f"{folder}{own}: {family}, {config.get('num_hidden_layers')} layers, context "
         f"{config.get('max_position_embeddings')}",
     )
-
-
-def _rope_types(config: dict[str, Any]) -> Iterator[str]:
-    """Yields the model's RoPE type, or one per kind of layer; reads both spellings."""
-    args = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    nested = [value for value in args.values() if isinstance(value, dict)]
-    for rope in nested or [args]:
-        yield str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:

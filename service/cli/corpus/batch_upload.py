@@ -11,12 +11,14 @@ from typing import Any
 
 import httpx
 
-from service.cli.corpus.files import ROW, DocumentToSend, UnsendableDocument
+from service.cli.corpus.files import ROW, DocumentToSend
+from service.cli.corpus.folder_scan import UnsendableDocument
 from service.cli.corpus.job_polling import ended
 from service.cli.service_client import CommandError, checked, error_of
 
 BATCH_BYTES = 32 * 1024 * 1024
 BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
+REFUSED = "refused by the service"
 _DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused
 # Fields that concern the whole batch.
 _BATCH_FIELDS = ("collection", "metadata", "Idempotency-Key")
@@ -75,7 +77,8 @@ def submit(
             if error.http_status not in _DOCUMENT_FAULTS or error.field in _BATCH_FIELDS:
                 raise
             if len(part) == 1:
-                done.refused.append(UnsendableDocument(part[0].doc_id, error.message))
+                refused = UnsendableDocument(part[0].doc_id, error.message, REFUSED)
+                done.refused.append(refused)
             else:
                 middle = len(part) // 2
                 started[:0] = [part[:middle], part[middle:]]

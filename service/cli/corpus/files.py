@@ -1,43 +1,28 @@
-"""Turns files, folders and patterns into documents that can be sent.
+"""Reads files into documents that can be sent.
 
 A document that cannot be read becomes an UnsendableDocument, and the others are not affected.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from service.cli.service_client import WrongArgument
+from service.cli.corpus.folder_scan import (
+    EMPTY,
+    SkippedFile,
+    SourceFile,
+    UnsendableDocument,
+    unreadable,
+)
+from service.gateway.corpus.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX, UTF8_KINDS, file_kind
 
-MEDIA_TYPES = {
-    ".txt": "text/plain", ".text": "text/plain",
-    ".md": "text/markdown", ".markdown": "text/markdown",
-    ".html": "text/html", ".htm": "text/html", ".xhtml": "application/xhtml+xml",
-    ".pdf": "application/pdf",
-}  # fmt: skip
-LINES = (".jsonl", ".ndjson")
-SUFFIXES = (*MEDIA_TYPES, *LINES)
 ROW = "application/x-ndjson"
 _FIELDS = ("title", "metadata", "collection")
 # Characters that change when they are in a file's name in a form.
 _UNSENDABLE = '"\\'
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file, and its document's name; a file of lines names its documents itself."""
-
-    path: Path
-    doc_id: str
-
-    @property
-    def lines(self) -> bool:
-        return self.path.suffix.lower() in LINES
 
 
 @dataclass(frozen=True)
@@ -57,55 +42,7 @@ class DocumentToSend:
     collection: str = ""
 
 
-@dataclass(frozen=True)
-class UnsendableDocument:
-    """A document that cannot be read, or that the service has refused, and why."""
-
-    doc_id: str
-    message: str
-
-
-def find(paths: Sequence[str]) -> tuple[list[SourceFile], int]:
-    """Find files by paths, folders and patterns.
-
-    Returns:
-        The files, and how many files of other kinds the folders hold. A doc_id is the path
-        relative to the folder, or to the fixed part of the pattern.
-
-    Raises:
-        CommandError: A path does not exist, or a pattern matches no file.
-    """
-    found: dict[Path, SourceFile] = {}
-    others = 0
-    for text in paths:
-        path = Path(text)
-        if path.is_dir():
-            inside = [file for file in sorted(path.rglob("*")) if file.is_file()]
-            known = [file for file in inside if file.suffix.lower() in SUFFIXES]
-            others += len(inside) - len(known)
-            chosen = [SourceFile(file, file.relative_to(path).as_posix()) for file in known]
-        elif path.exists() or not glob.has_magic(text):
-            if not path.exists():
-                raise WrongArgument(f"{text} cannot be read: there is no such file or folder")
-            chosen = [SourceFile(path, path.name)]
-        else:
-            chosen = _matching(text)
-        for source in chosen:
-            found.setdefault(source.path.resolve(), source)
-    return list(found.values()), others
-
-
-def _matching(pattern: str) -> list[SourceFile]:
-    fixed: list[str] = []
-    for part in Path(pattern).parts:
-        if glob.has_magic(part):
-            break
-        fixed.append(part)
-    root = Path(*fixed)
-    files = [Path(f) for f in sorted(glob.glob(pattern, recursive=True)) if Path(f).is_file()]
-    if not files:
-        raise WrongArgument(f"{pattern} matches no file")
-    return [SourceFile(file, file.relative_to(root).as_posix()) for file in files]
+Read = DocumentToSend | UnsendableDocument | SkippedFile
 
 
 def count(sources: Sequence[SourceFile]) -> int:
@@ -117,24 +54,22 @@ def count(sources: Sequence[SourceFile]) -> int:
             continue
         try:
             with source.path.open("rb") as file:
-                total += sum(1 for line in file if line.strip())
+                total += sum(1 for line in file if line.strip()) or 1
         except OSError:
             total += 1
     return total
 
 
-def read(
-    sources: Sequence[SourceFile], metadata: dict[str, Any]
-) -> Iterator[DocumentToSend | UnsendableDocument]:
+def read(sources: Sequence[SourceFile], metadata: dict[str, Any]) -> Iterator[Read]:
     """Read the documents of files.
 
     Args:
-        sources: From `find`.
+        sources: From `scan`.
         metadata: Added to documents from lines; their own metadata takes precedence.
 
     Yields:
-        Every document. One whose doc_id came before in the same collection is unsendable, because
-        it would silently replace the earlier one.
+        Every document, and a file of lines that has none. A document whose doc_id came before in
+        the same collection is unsendable, because it would silently replace the earlier one.
     """
     seen: dict[tuple[str, str], str] = {}
     for source in sources:
@@ -146,6 +81,7 @@ def read(
                         document.doc_id,
                         f"{source.path}: this doc_id is already that of {seen[name]}; ingest them "
                         "as one folder, or rename one",
+                        "its doc_id is that of another",
                     )
                     continue
                 seen[name] = str(source.path)
@@ -157,17 +93,17 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
     try:
         doc_id.encode()
     except UnicodeEncodeError:
-        return UnsendableDocument(doc_id, f"{path}: its name is not valid UTF-8; rename it")
+        message = f"{path}: its name is not valid UTF-8; rename it"
+        return UnsendableDocument(doc_id, message, "its name is not valid UTF-8")
     if not doc_id.isprintable() or any(char in doc_id for char in _UNSENDABLE):
-        return UnsendableDocument(
-            doc_id, f"{path}: its name has quotes or control characters; rename it"
-        )
+        message = f"{path}: its name has quotes or control characters; rename it"
+        return UnsendableDocument(doc_id, message, "its name has quotes or control characters")
     try:
         content = path.read_bytes()
     except OSError as error:
-        return UnsendableDocument(doc_id, f"{path} cannot be read: {error.strerror}")
-    media_type = MEDIA_TYPES.get(path.suffix.lower(), "text/plain")
-    if media_type in ("text/plain", "text/markdown") and not content.startswith(b"%PDF-"):
+        return unreadable(doc_id, path, error)
+    media_type = MEDIA_TYPE_OF_SUFFIX.get(path.suffix.lower(), "text/plain")
+    if file_kind(path.name, media_type, content) in UTF8_KINDS:
         try:
             content.decode()
         except UnicodeDecodeError as error:
@@ -175,20 +111,24 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
                 doc_id,
                 f"{path} is not valid UTF-8 (byte {error.start}): convert it, e.g. with iconv -f "
                 f"latin1 -t utf-8 {path}",
+                "not valid UTF-8",
             )
     return DocumentToSend(doc_id, media_type, content)
 
 
-def _lines(
-    source: SourceFile, metadata: dict[str, Any]
-) -> Iterator[DocumentToSend | UnsendableDocument]:
+def _lines(source: SourceFile, metadata: dict[str, Any]) -> Iterator[Read]:
+    some = False
     try:
         with source.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
+                    some = True
                     yield _line(f"{source.path}, line {number}", line, metadata)
     except OSError as error:
-        yield UnsendableDocument(source.doc_id, f"{source.path} cannot be read: {error.strerror}")
+        yield unreadable(source.doc_id, source.path, error)
+        return
+    if not some:
+        yield SkippedFile(str(source.path), EMPTY)
 
 
 def _line(place: str, line: bytes, metadata: dict[str, Any]) -> DocumentToSend | UnsendableDocument:
@@ -201,6 +141,8 @@ def _line(place: str, line: bytes, metadata: dict[str, Any]) -> DocumentToSend |
         content = json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return UnsendableDocument(
-            place, f"{place}: expected an object with doc_id and text ({error!r})"
+            place,
+            f"{place}: expected an object with doc_id and text ({error!r})",
+            "a line that is no object with doc_id and text",
         )
     return DocumentToSend(str(row["doc_id"]), ROW, content, str(row.get("collection", "")))

@@ -11,6 +11,7 @@ import httpx
 from service.cli.service_client import checked
 
 POLL_S = 0.25
+MAX_ERRORS = 10_000  # documents of one call
 AWAY_S = 120.0  # how long to wait for a service that is being restarted; it resumes its jobs
 
 
@@ -41,3 +42,12 @@ def poll(http: httpx.Client, job_ids: Iterable[str]) -> Iterator[dict[str, Any]]
                 if time.monotonic() > give_up_at:
                     checked(response)
             time.sleep(1.0)
+
+
+def all_errors(http: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
+    """A job with the errors of all its documents, once it has ended."""
+    if not ended(job) or job["progress"]["failed"] <= len(job["errors"]):
+        return job
+    path = f"/admin/jobs/{job['job_id']}"
+    found: dict[str, Any] = checked(http.get(path, params={"errors": MAX_ERRORS}))
+    return found

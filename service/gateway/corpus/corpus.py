@@ -22,7 +22,10 @@ from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
 from service.gateway.corpus.precompute_loop import PrecomputeLoop
 from service.gateway.corpus.purge_queue import PurgeQueue
+from service.gateway.corpus.spool_folder import SpoolFolder
 from service.gateway.corpus.token_rate import TokenRate
+from service.gateway.corpus.webhooks.event_store import EventStore
+from service.gateway.corpus.webhooks.sender import WebhookSender
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
@@ -42,6 +45,7 @@ class Corpus:
     Attributes:
         jobs: Accepts documents.
         documents: Lists and deletes them.
+        spool: Holds large uploads until they are indexed.
     """
 
     def __init__(
@@ -57,7 +61,13 @@ class Corpus:
         settings: Settings,
         disk: DiskGuard,
     ) -> None:
-        self._store = JobStore(database)
+        self.spool = SpoolFolder(settings.data_dir / "spool", disk)
+        self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
+        self._webhook: WebhookSender | None = None
+        if settings.webhook_url:
+            self._webhook = WebhookSender(
+                EventStore(database), settings.webhook_url, settings.webhook_secret, metrics
+            )
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
@@ -114,7 +124,7 @@ class Corpus:
 
     def forget_unaccepted(self) -> None:
         """Forget what a process that died had not accepted; before any request can come."""
-        self._store.drop_unaccepted()
+        self._store.start()
 
     async def start(self) -> None:
         """The retriever must have been started; the worker may come later."""
@@ -122,9 +132,13 @@ class Corpus:
         self._indexing.start()
         self._pruning.start()
         self._precompute.start()
+        if self._webhook is not None:
+            self._webhook.start()
 
     async def close(self) -> None:
         """Cancel the step under way; the next start continues with what is left."""
+        if self._webhook is not None:
+            await self._webhook.close()
         await self._pruning.close()
         await self._indexing.close()
         await self._precompute.close()

@@ -1,4 +1,4 @@
-"""jobs.sqlite3: connection, transactions, tables, and the migration from the first release.
+"""jobs.sqlite3: connection, transactions, tables, and the migration from earlier releases.
 
 It holds documents that were accepted and are not done, pending purges, and receipts. Text is kept
 no longer than it is needed: SQLite overwrites freed space, and `scrub` empties the write-ahead log,
@@ -16,8 +16,23 @@ from pathlib import Path
 from service.errors import InternalError, InvalidSetting
 from service.gateway.disk_guard import DiskGuard
 
-VERSION = 4
-_TABLES = """
+VERSION = 5
+# Large content is in a file of the spool folder. Whatever makes a row forget its file, also the
+# end of its job, leaves the name in freed_files until the file is removed. `events` is what is owed
+# to the webhook.
+_NEW_IN_5 = """
+CREATE TABLE freed_files (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TRIGGER freed_by_update AFTER UPDATE OF spooled ON documents
+    WHEN OLD.spooled IS NOT NULL AND NEW.spooled IS NULL
+    BEGIN INSERT OR IGNORE INTO freed_files VALUES (OLD.spooled); END;
+CREATE TRIGGER freed_by_delete AFTER DELETE ON documents WHEN OLD.spooled IS NOT NULL
+    BEGIN INSERT OR IGNORE INTO freed_files VALUES (OLD.spooled); END;
+CREATE TABLE events (
+    event_id TEXT PRIMARY KEY, body BLOB NOT NULL, attempts INTEGER NOT NULL,
+    created REAL NOT NULL, due REAL NOT NULL
+);
+"""
+_TABLES = f"""
 CREATE TABLE jobs (
     job_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, tenant TEXT NOT NULL,
     state TEXT NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0,
@@ -31,7 +46,7 @@ CREATE TABLE documents (
     collection TEXT NOT NULL, doc_id TEXT NOT NULL, bytes INTEGER NOT NULL,
     kind TEXT, meta TEXT, content BLOB,
     state TEXT NOT NULL, change TEXT, chunks INTEGER NOT NULL DEFAULT 0, error TEXT,
-    tokens INTEGER NOT NULL DEFAULT 0
+    tokens INTEGER NOT NULL DEFAULT 0, spooled TEXT
 );
 CREATE INDEX documents_of_job ON documents (job_id);
 CREATE INDEX documents_open ON documents (state, number) WHERE state IN ('pending', 'indexed');
@@ -51,8 +66,7 @@ CREATE TABLE receipts (
     receipt_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, collection TEXT NOT NULL,
     doc_ids TEXT NOT NULL, documents INTEGER NOT NULL, chunks INTEGER NOT NULL,
     kv TEXT NOT NULL, unreached TEXT NOT NULL, created REAL NOT NULL, completed REAL
-);
-"""
+);{_NEW_IN_5}"""
 # The first release had no tenants and kept a document as one JSON text.
 _FROM_1 = f"""
 ALTER TABLE jobs RENAME TO jobs_1;
@@ -92,6 +106,7 @@ DROP TABLE contents_1;
 
 _FROM_2 = "ALTER TABLE purges ADD COLUMN copies TEXT NOT NULL DEFAULT '[]'"
 _FROM_3 = "ALTER TABLE documents ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0"
+_FROM_4 = "ALTER TABLE documents ADD COLUMN spooled TEXT;" + _NEW_IN_5
 
 
 class JobDatabase:
@@ -176,12 +191,13 @@ def _create_or_migrate(connection: sqlite3.Connection, path: Path) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = {r["name"] for r in connection.execute("SELECT name FROM sqlite_master")}
         if version == 0:
-            for statement in (_FROM_1 if "jobs" in tables else _TABLES).split(";\n"):
-                connection.execute(statement)
-        elif version in (2, 3):
+            _run(connection, _FROM_1 if "jobs" in tables else _TABLES)
+        elif version in (2, 3, 4):
             if version == 2:
                 connection.execute(_FROM_2)
-            connection.execute(_FROM_3)
+            if version < 4:
+                connection.execute(_FROM_3)
+            _run(connection, _FROM_4)
         elif version != VERSION:
             raise InvalidSetting(
                 f"{path} has schema version {version}, this release reads up to {VERSION}: use "
@@ -192,3 +208,9 @@ def _create_or_migrate(connection: sqlite3.Connection, path: Path) -> None:
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """Run the statements one by one, because executescript() would commit in between."""
+    for statement in script.split(";\n"):
+        connection.execute(statement)

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 OPEN_STATES = ("queued", "running")
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SpooledFile:
+    """Content that is too long for the database.
+
+    Attributes:
+        path: The file; its name in the spool folder is what the database keeps.
+        size: Its bytes.
+        start: The first of them.
+    """
+
+    path: Path
+    size: int
+    start: bytes
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yields the content."""
+        with self.path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    def check_utf8(self) -> None:
+        """Raise UnicodeDecodeError, with `start` in bytes of the file, if it is not UTF-8."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        before = 0
+        for block in self.blocks():
+            pending = len(decoder.getstate()[0])  # bytes of a character that the block before began
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                error.start += before - pending
+                raise
+            before += len(block)
+        decoder.decode(b"", final=True)
 
 
 @dataclass(frozen=True)
@@ -17,8 +56,8 @@ class UploadedDocument:
     Attributes:
         doc_id: Its name within the collection.
         collection: Where it goes.
-        kind: "text", "md", "html" or "pdf".
-        content: UTF-8 text for text and md, else the bytes of the file.
+        kind: See parsing/file_kinds.py.
+        content: UTF-8 text for text, md and rst, else the bytes of the file.
         title: May be empty.
         metadata: Any JSON object.
     """
@@ -26,9 +65,13 @@ class UploadedDocument:
     doc_id: str
     collection: str
     kind: str
-    content: bytes
+    content: bytes | SpooledFile
     title: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.content) if isinstance(self.content, bytes) else self.content.size
 
     @property
     def meta(self) -> str:
@@ -36,16 +79,21 @@ class UploadedDocument:
         return json.dumps({"title": self.title, "metadata": self.metadata}, ensure_ascii=False)
 
     def digest(self) -> bytes:
-        """SHA-256 of everything that was sent, so that a repetition is recognised."""
+        """SHA-256 of everything that was sent, so that a repetition is recognised. May block."""
         parts = (self.collection, self.doc_id, self.kind, self.meta)
         head = json.dumps(parts).encode()
-        return hashlib.sha256(head + b"\0" + self.content).digest()
+        found = hashlib.sha256(head + b"\0")
+        content = self.content
+        for block in [content] if isinstance(content, bytes) else content.blocks():
+            found.update(block)
+        return found.digest()
 
 
 @dataclass(frozen=True)
 class SpooledDocument:
-    """A document of a job that is not done. `kind`, `meta` and `content` are None once it is
-    indexed, because they are kept no longer than they are needed; `chunks` is 0 until then."""
+    """A document of a job that is not done. Its content is `content`, or in `file`. These, `kind`
+    and `meta` are None once it is indexed, because they are kept no longer than they are needed;
+    `chunks` is 0 until then."""
 
     number: int
     job_id: str
@@ -56,6 +104,7 @@ class SpooledDocument:
     meta: dict[str, Any] | None
     content: bytes | None
     chunks: int = 0
+    file: Path | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:

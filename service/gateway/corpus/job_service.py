@@ -17,6 +17,7 @@ from service.gateway.auth.quotas import Quotas
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.indexing_loop import IndexingLoop
 from service.gateway.corpus.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
+from service.gateway.corpus.job_state import MAX_ERRORS
 from service.gateway.corpus.job_store import JobStore
 from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.corpus.token_rate import TokenRate
@@ -90,13 +91,13 @@ class JobService:
         self._indexing.wake()
         return await self.get(principal, job_id)
 
-    async def get(self, principal: Principal, job_id: str) -> Job:
-        """One job.
+    async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
+        """One job, with the errors of so many documents that failed.
 
         Raises:
             NotFound: The tenant has no such job.
         """
-        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant)
+        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
         if job is None:
             raise NotFound(
                 f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
@@ -170,7 +171,7 @@ class JobService:
 
         async for document in documents:
             batch.append(document)
-            size += len(document.content) + DOCUMENT_BYTES
+            size += document.size + DOCUMENT_BYTES
             if size >= SPOOL_BYTES:
                 await asyncio.to_thread(write, batch)
                 batch, size = [], 0

@@ -8,25 +8,28 @@ from collections.abc import Sequence
 
 from service.gateway.corpus.job_records import OPEN_STATES, DocumentError, Job
 
-MAX_ERRORS = 100  # that a job shows
+MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 
 
-def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
-    """Compute the states of jobs from those of their documents."""
-    for job_id in set(job_ids):
-        cancelled = write.execute(
-            "SELECT cancelled FROM jobs WHERE job_id = ?", (job_id,)
-        ).fetchone()["cancelled"]
-        state = _job_state(_counts(write, "state", job_id), bool(cancelled))
+def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> list[str]:
+    """Compute the states of jobs from those of their documents; returns those that end by it."""
+    ended: list[str] = []
+    for job_id in sorted(set(job_ids)):
+        query = "SELECT cancelled, state FROM jobs WHERE job_id = ?"
+        job = write.execute(query, (job_id,)).fetchone()
+        state = _job_state(_counts(write, "state", job_id), bool(job["cancelled"]))
+        if job["state"] in OPEN_STATES and state not in OPEN_STATES:
+            ended.append(job_id)
         write.execute(
             "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
             (state, time.time(), job_id),
         )
+    return ended
 
 
-def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
-    """A job from its row in `jobs` and the rows of its documents."""
+def load_job(read: sqlite3.Connection, row: sqlite3.Row, max_errors: int = MAX_ERRORS) -> Job:
+    """A job from its row in `jobs` and the rows of its documents, with so many of its errors."""
     job_id = row["job_id"]
     states = _counts(read, "state", job_id)
     chunks = read.execute(
@@ -35,7 +38,7 @@ def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
     errors = read.execute(
         "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
         "ORDER BY number LIMIT ?",
-        (job_id, MAX_ERRORS),
+        (job_id, max_errors),
     ).fetchall()
     return Job(
         job_id=job_id,
@@ -47,7 +50,7 @@ def load_job(read: sqlite3.Connection, row: sqlite3.Row) -> Job:
         failed=states.get("failed", 0) + states.get("dead", 0),
         cancelled=states.get("cancelled", 0),
         chunks=chunks,
-        changes=_counts(read, "change", job_id),
+        changes=_counts(read, "change", job_id, "state NOT IN ('failed', 'dead')"),
         errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
         tokens_ahead=_tokens_ahead(read, job_id) if row["state"] in OPEN_STATES else 0,
     )
@@ -64,11 +67,13 @@ def _tokens_ahead(read: sqlite3.Connection, job_id: str) -> int:
     return int(tokens)
 
 
-def _counts(connection: sqlite3.Connection, column: str, job_id: str) -> dict[str, int]:
+def _counts(
+    connection: sqlite3.Connection, column: str, job_id: str, where: str = "true"
+) -> dict[str, int]:
     """How many of a job's documents have each value of a column."""
     rows = connection.execute(
         f"SELECT {column} AS value, count(*) AS n FROM documents "
-        f"WHERE job_id = ? AND {column} IS NOT NULL GROUP BY {column}",
+        f"WHERE job_id = ? AND {column} IS NOT NULL AND {where} GROUP BY {column}",
         (job_id,),
     )
     return {row["value"]: row["n"] for row in rows}

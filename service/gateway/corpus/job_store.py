@@ -14,7 +14,8 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from service.gateway.corpus.job_database import JobDatabase
@@ -23,19 +24,36 @@ from service.gateway.corpus.job_records import (
     Job,
     JobPage,
     SpooledDocument,
+    SpooledFile,
     UploadedDocument,
 )
-from service.gateway.corpus.job_state import load_job, update_job_states
+from service.gateway.corpus.job_state import MAX_ERRORS, load_job, update_job_states
+from service.gateway.corpus.spool_folder import SpoolFolder
+from service.gateway.corpus.webhooks.event_store import add_events
 
 # Frees the space of a document that is no longer needed here.
-_FREE = "kind = NULL, meta = NULL, content = NULL"
+_FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"
 
 
 class JobStore:
     """Thread-safe; every call blocks. The database must have been started."""
 
-    def __init__(self, database: JobDatabase) -> None:
+    def __init__(
+        self, database: JobDatabase, spool: SpoolFolder, *, with_events: bool = False
+    ) -> None:
+        """`with_events`: for each job that ends an event is owed to the webhook."""
         self._database = database
+        self._spool = spool
+        self._with_events = with_events
+
+    def start(self) -> None:
+        """Forget what a process that died had not accepted; before there are uploads."""
+        self._spool.start()
+        with self._freeing() as write:
+            write.execute("DELETE FROM jobs WHERE state = 'spooling'")
+        with self._database.transaction() as read:
+            rows = read.execute("SELECT spooled FROM documents WHERE spooled IS NOT NULL")
+            self._spool.sweep({row["spooled"] for row in rows})
 
     # -- acceptance ------------------------------------------------------------------------------
 
@@ -51,16 +69,18 @@ class JobStore:
         return job_id
 
     def spool(self, job_id: str, documents: Sequence[UploadedDocument]) -> None:
-        """Write documents of a job that is not accepted yet."""
+        """Write documents of a job that is not accepted yet. Their files are the job's now."""
         with self._database.transaction() as write:
             write.executemany(
                 "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
-                "state) VALUES (?, ?, ?, ?, ?, ?, ?, 'spooling')",
+                "spooled, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooling')",
                 [
-                    (job_id, d.collection, d.doc_id, len(d.content), d.kind, d.meta, d.content)
+                    (job_id, d.collection, d.doc_id, d.size, d.kind, d.meta, *_content(d))
                     for d in documents
                 ],
             )
+        files = [d.content for d in documents if isinstance(d.content, SpooledFile)]
+        self._spool.claim(file.path.name for file in files)
 
     def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
         """Commit the job: from here on it is worked off, whatever happens to this process."""
@@ -74,13 +94,8 @@ class JobStore:
 
     def drop(self, job_id: str) -> None:
         """Forget a job that was not accepted."""
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             write.execute("DELETE FROM jobs WHERE state = 'spooling' AND job_id = ?", (job_id,))
-
-    def drop_unaccepted(self) -> None:
-        """Forget all jobs that a crash has left without being accepted."""
-        with self._database.transaction() as write:
-            write.execute("DELETE FROM jobs WHERE state = 'spooling'")
 
     def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
         """(job_id, digest) of the job that was accepted with this key, None if there is none."""
@@ -101,13 +116,13 @@ class JobStore:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def get(self, job_id: str, tenant: str) -> Job | None:
+    def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> Job | None:
         with self._database.transaction() as read:
             row = read.execute(
                 "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
                 (job_id, tenant),
             ).fetchone()
-            return None if row is None else load_job(read, row)
+            return None if row is None else load_job(read, row, max_errors)
 
     def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
         """Jobs, newest first, of those with a number below `before`."""
@@ -129,14 +144,14 @@ class JobStore:
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job's documents that are not done; indexed ones stay indexed, without KV."""
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             write.execute("UPDATE jobs SET cancelled = 1 WHERE job_id = ?", (job_id,))
             write.execute(
                 f"UPDATE documents SET state = 'cancelled', {_FREE} "
                 "WHERE job_id = ? AND state IN ('pending', 'indexed')",
                 (job_id,),
             )
-            update_job_states(write, [job_id])
+            self._update_states(write, [job_id])
 
     def cancel_documents(
         self, tenant: str, collection: str, doc_ids: Sequence[str] | None
@@ -152,7 +167,7 @@ class JobStore:
             The ids of those that were waiting.
         """
         names = None if doc_ids is None else json.dumps(list(doc_ids))
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             rows = write.execute(
                 "SELECT documents.number, job_id, doc_id FROM documents JOIN jobs USING (job_id) "
                 "WHERE documents.state = 'pending' AND tenant = ?1 AND collection = ?2 "
@@ -164,7 +179,7 @@ class JobStore:
                 "error = 'deleted before it was indexed' WHERE number = ?",
                 [(row["number"],) for row in rows],
             )
-            update_job_states(write, [row["job_id"] for row in rows])
+            self._update_states(write, [row["job_id"] for row in rows])
         return sorted({row["doc_id"] for row in rows})
 
     # -- documents -------------------------------------------------------------------------------
@@ -194,18 +209,18 @@ class JobStore:
             documents: (number, change, chunks, tokens); change is created, updated or unchanged.
         """
         values = [(*indexed, number) for number, *indexed in documents]
-        with self._database.transaction() as write:
+        with self._freeing() as write:
             write.executemany(
                 "INSERT OR REPLACE INTO sizes SELECT tenant, collection, doc_id, bytes "
                 "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
                 [(number,) for number, *_ in documents],
             )
             assignment = f"state = 'indexed', {_FREE}, change = ?, chunks = ?, tokens = ?"
-            _update_documents(write, assignment, values)
+            self._update_documents(write, assignment, values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
         with self._database.transaction() as write:
-            _update_documents(write, "state = 'done'", [(number,) for number in numbers])
+            self._update_documents(write, "state = 'done'", [(number,) for number in numbers])
 
     def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
         """Documents cannot be stored.
@@ -215,8 +230,8 @@ class JobStore:
             state: "failed", or "dead" if the worker died of them.
         """
         values = [(state, error, number) for number, error in documents]
-        with self._database.transaction() as write:
-            _update_documents(write, f"state = ?, {_FREE}, error = ?", values)
+        with self._freeing() as write:
+            self._update_documents(write, f"state = ?, {_FREE}, error = ?", values)
 
     def stored_by(self, tenant: str, job_id: str) -> tuple[int, int]:
         """(documents, bytes) that a tenant will have once this job is done, and all before it."""
@@ -235,14 +250,51 @@ class JobStore:
         """Overwrite what was deleted in the database's files."""
         self._database.scrub()
 
+    @contextmanager
+    def _freeing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction after which the files that no row names any more are removed.
+
+        Should the process die before they are, they are removed after the next one.
+        """
+        with self._database.transaction() as write:
+            yield write
+            freed = [row["name"] for row in write.execute("SELECT name FROM freed_files")]
+        if freed:
+            self._spool.remove(freed)
+            with self._database.transaction() as write:
+                write.executemany(
+                    "DELETE FROM freed_files WHERE name = ?", [(name,) for name in freed]
+                )
+
+    def _update_documents(
+        self, write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """Update documents that were not cancelled; the last value of each row is the number."""
+        write.executemany(
+            f"UPDATE documents SET {assignment} "
+            "WHERE number = ? AND state IN ('pending', 'indexed')",
+            values,
+        )
+        rows = write.execute(
+            "SELECT DISTINCT job_id FROM documents "
+            "WHERE number IN (SELECT value FROM json_each(?))",
+            (json.dumps([row[-1] for row in values]),),
+        )
+        self._update_states(write, [row["job_id"] for row in rows.fetchall()])
+
+    def _update_states(self, write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+        ended = update_job_states(write, job_ids)
+        if self._with_events:
+            add_events(write, ended)
+
     def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
         out: list[SpooledDocument] = []
         total = 0
         with self._database.transaction() as read:
             rows = read.execute(
                 "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
-                "chunks, bytes FROM documents JOIN jobs USING (job_id) WHERE documents.state = ? "
-                "ORDER BY documents.number LIMIT ?",
+                "chunks, spooled, bytes FROM documents JOIN jobs USING (job_id) "
+                "WHERE documents.state = ? ORDER BY documents.number LIMIT ?",
                 (state, limit),
             )
             for row in rows:
@@ -250,23 +302,14 @@ class JobStore:
                 if out and max_bytes is not None and total > max_bytes:
                     break
                 fields = {name: row[name] for name in row.keys() if name != "bytes"}  # noqa: SIM118
-                meta = fields.pop("meta")
-                out.append(
-                    SpooledDocument(**fields, meta=None if meta is None else json.loads(meta))
-                )
+                meta, spooled = fields.pop("meta"), fields.pop("spooled")
+                fields["meta"] = None if meta is None else json.loads(meta)
+                file = None if spooled is None else self._spool.path(spooled)
+                out.append(SpooledDocument(**fields, file=file))
         return out
 
 
-def _update_documents(
-    write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]
-) -> None:
-    """Update documents that were not cancelled; the last value of each row is the number."""
-    write.executemany(
-        f"UPDATE documents SET {assignment} WHERE number = ? AND state IN ('pending', 'indexed')",
-        values,
-    )
-    rows = write.execute(
-        "SELECT DISTINCT job_id FROM documents WHERE number IN (SELECT value FROM json_each(?))",
-        (json.dumps([row[-1] for row in values]),),
-    )
-    update_job_states(write, [row["job_id"] for row in rows.fetchall()])
+def _content(document: UploadedDocument) -> tuple[bytes | None, str | None]:
+    """The columns `content` and `spooled`."""
+    content = document.content
+    return (content, None) if isinstance(content, bytes) else (None, content.path.name)

@@ -39,15 +39,20 @@ async def _documents(request: Request) -> DocumentService:
     return _services(request).corpus.documents
 
 
-async def _upload(request: Request) -> AsyncIterator[UploadedDocument]:
-    settings = _services(request).settings
+async def _upload(request: Request) -> AsyncIterator[AsyncIterator[UploadedDocument]]:
+    services = _services(request)
+    settings = services.settings
     limits = UploadLimits(
         settings.max_documents,
         settings.max_document_bytes,
         settings.max_pdf_bytes,
         settings.max_body_values,
     )
-    return read_documents(request, limits)
+    upload = services.corpus.spool.upload()
+    try:
+        yield read_documents(request, limits, upload)
+    finally:
+        await upload.close()
 
 
 def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:

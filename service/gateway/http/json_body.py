@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.errors import BodyTooLarge, MalformedBody
 from service.gateway.body_errors import from_validation, not_utf8
+from service.gateway.corpus.job_records import SpooledFile
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -54,9 +55,11 @@ class _JsonRequest(Request):
         return await in_thread_if_long(body, _parse_and_validate, limit, self._model)
 
 
-async def in_thread_if_long(body: bytes | bytearray, parse: Callable[..., T], *more: Any) -> T:
+async def in_thread_if_long(
+    body: bytes | bytearray | SpooledFile, parse: Callable[..., T], *more: Any
+) -> T:
     """`parse(body, *more)`, in a thread if the body is so long that the event loop would wait."""
-    if len(body) <= INLINE_BYTES:
+    if not isinstance(body, SpooledFile) and len(body) <= INLINE_BYTES:
         return parse(body, *more)
     return await asyncio.to_thread(parse, body, *more)
 

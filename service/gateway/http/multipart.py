@@ -1,8 +1,8 @@
 """Reads multipart/form-data, one file after another as they come in.
 
 A form may hold the fields `collection`, `metadata` (a JSON object) and `title`. A field counts for
-the files after it; `title` only for the next one. Memory holds one file at a time, never the whole
-form.
+the files after it; `title` only for the next one. Memory holds a part of one file at a time: large
+ones are written to the spool folder as they come.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from service.errors import InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.job_records import UploadedDocument
-from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.upload_validation import (
-    PDF_START,
-    UploadValidator,
-    file_document,
-    file_kind,
+from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.parsing.file_kinds import file_kind, kind_of_start
+from service.gateway.corpus.spool_folder import (
+    INLINE_BYTES,
+    START_BYTES,
+    SpoolWriter,
+    Upload,
 )
+from service.gateway.http.json_body import in_thread_if_long
+from service.gateway.http.upload_validation import UploadValidator, file_document
 
 MAX_HEADER_BYTES = 16_384
 MAX_FIELD_BYTES = 65_536
 
 
 async def read_form(
-    body: AsyncIterator[bytes], content_type: str, collection: str, validator: UploadValidator
+    body: AsyncIterator[bytes],
+    content_type: str,
+    collection: str,
+    *,
+    validator: UploadValidator,
+    upload: Upload,
 ) -> AsyncIterator[UploadedDocument]:
     """Read the files of a form.
 
@@ -40,6 +47,7 @@ async def read_form(
         content_type: The request's Content-Type header; it names the boundary.
         collection: Of files before the first `collection` field.
         validator: Checks every file, and its size while it comes in.
+        upload: Takes large files.
 
     Raises:
         MalformedBody: The form cannot be parsed, ends too early, or holds no file.
@@ -58,11 +66,13 @@ async def read_form(
         async for data in body:
             parser.write(data)
             for part in parts.complete:
-                document = await in_thread_if_long(part.content, lambda _, p=part: fields.take(p))
+                content = await part.finish()
+                document = await in_thread_if_long(content, fields.take, part)
                 if document is not None:
                     files += 1
                     yield validator.accept(document, document.doc_id)
             parts.complete.clear()
+            await parts.current.spill(upload)
     except MultipartParseError as error:
         raise MalformedBody(f"the form cannot be read: {error}", field="body") from error
     if not parts.ended:
@@ -74,7 +84,29 @@ async def read_form(
 @dataclass
 class _Part:
     headers: dict[str, str] = field(default_factory=dict)
-    content: bytearray = field(default_factory=bytearray)
+    start: bytes = b""  # the first bytes of its content
+    size: int = 0
+    _content: bytearray = field(default_factory=bytearray)  # what is not in the file
+    _file: SpoolWriter | None = None
+
+    def add(self, data: bytes) -> None:
+        self._content += data
+        self.size += len(data)
+        self.start = (self.start + data[:START_BYTES])[:START_BYTES]
+
+    async def spill(self, upload: Upload) -> None:
+        """Write what there is to a file, if that is much."""
+        if len(self._content) >= INLINE_BYTES:
+            self._file = self._file or await upload.writer()
+            await self._file.write(bytes(self._content))
+            self._content.clear()
+
+    async def finish(self) -> bytes | SpooledFile:
+        """All of its content."""
+        if self._file is None:
+            return bytes(self._content)
+        await self._file.write(bytes(self._content))
+        return await self._file.finish()
 
     @property
     def disposition(self) -> dict[bytes, bytes]:
@@ -92,13 +124,13 @@ class _PartCollector:
         self.complete: list[_Part] = []
         self.ended = False
         self._validator = validator
-        self._part = _Part()
+        self.current = _Part()
         self._header_name = b""
         self._header_value = b""
         self._header_bytes = 0
 
     def on_part_begin(self) -> None:
-        self._part, self._header_bytes = _Part(), 0
+        self.current, self._header_bytes = _Part(), 0
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
@@ -110,17 +142,18 @@ class _PartCollector:
 
     def on_header_end(self) -> None:
         name = self._header_name.decode("latin-1").lower()
-        self._part.headers[name] = self._header_value.decode("latin-1")
+        self.current.headers[name] = self._header_value.decode("latin-1")
         self._header_name = self._header_value = b""
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self._part.content += data[start:end]
-        # PDFs have a limit of their own, and the first bytes already tell which one holds.
-        kind = "pdf" if self._part.content.startswith(PDF_START) else "text"
-        self._validator.check_size(len(self._part.content), kind, "a file of the form")
+        self.current.add(data[start:end])
+        # PDF and Office files have their own limit, and the first bytes tell which one holds.
+        kind = kind_of_start(self.current.start) or "text"
+        self._validator.check_size(self.current.size, kind, "a file of the form")
 
     def on_part_end(self) -> None:
-        self.complete.append(self._part)
+        self.complete.append(self.current)
+        self.current = _Part()
 
     def on_end(self) -> None:
         self.ended = True
@@ -139,24 +172,25 @@ class _FormFields:
         self._metadata: dict[str, Any] = {}
         self._title = ""
 
-    def take(self, part: _Part) -> UploadedDocument | None:
+    def take(self, content: bytes | SpooledFile, part: _Part) -> UploadedDocument | None:
         """The document of a file; None for a field, whose value is kept."""
         disposition = part.disposition
         name = _decoded(disposition.get(b"name", b""))
         file_name = _decoded(disposition.get(b"filename", b""))
-        content = bytes(part.content)
         if not file_name and name in ("collection", "metadata", "title"):
             self._set(name, content)
             return None
         if not file_name and not name:
             raise MalformedBody("a part of the form has no name: name each file", field="body")
         doc_id = file_name or name
-        kind = file_kind(doc_id, part.media_type, content)
+        kind = file_kind(doc_id, part.media_type, part.start)
         title, self._title = self._title, ""
-        return file_document(doc_id, self._collection, kind, content, title, self._metadata)
+        return file_document(
+            doc_id, self._collection, kind, content, title=title, metadata=self._metadata
+        )
 
-    def _set(self, name: str, content: bytes) -> None:
-        if len(content) > MAX_FIELD_BYTES:
+    def _set(self, name: str, content: bytes | SpooledFile) -> None:
+        if isinstance(content, SpooledFile) or len(content) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{name} is longer than {MAX_FIELD_BYTES} bytes", field=name)
         value = _decoded(content)
         if name == "title":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE
+
 _FILE: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
 _COLLECTION: Final = {"type": ["string", "null"], "minLength": 1, "maxLength": 128}
 _DOCUMENT: Final[dict[str, Any]] = {
@@ -50,9 +52,7 @@ PRECOMPUTE: Final[dict[str, Any]] = {
             },
             "application/x-ndjson": {"schema": {"type": "string"}},
             "text/plain": {"schema": {"type": "string"}},
-            "text/markdown": {"schema": {"type": "string"}},
-            "text/html": {"schema": {"type": "string"}},
-            "application/pdf": _FILE,
+            **{media: _FILE for media in KIND_OF_MEDIA_TYPE},
             "multipart/form-data": {
                 "schema": {
                     "type": "object",

@@ -8,21 +8,10 @@ from typing import Any
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS, UTF8_KINDS
 from service.gateway.http.json_body import validated
 from service.gateway.schemas import DocumentIn
-
-PDF_START = b"%PDF-"
-KIND_OF_SUFFIX = {
-    ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".xhtml": "html",
-    ".pdf": "pdf", ".txt": "text", ".text": "text",
-}  # fmt: skip
-KIND_OF_MEDIA_TYPE = {
-    "text/markdown": "md",
-    "text/html": "html",
-    "application/xhtml+xml": "html",
-    "application/pdf": "pdf",
-}
 
 
 @dataclass(frozen=True)
@@ -31,8 +20,8 @@ class UploadLimits:
 
     Attributes:
         documents: Number of documents.
-        document_bytes: Size of one document that is not a PDF.
-        pdf_bytes: Size of one PDF.
+        document_bytes: Size of one document that is text.
+        pdf_bytes: Size of one PDF, Office or EPUB file.
         body_values: Values in a JSON body or line, nested ones counted.
     """
 
@@ -79,7 +68,7 @@ class UploadValidator:
                 "document once",
                 field=f"{place}.doc_id",
             )
-        self.check_size(len(document.content), document.kind, place)
+        self.check_size(document.size, document.kind, place)
         return document
 
     def check_number(self, documents: int) -> None:
@@ -92,8 +81,8 @@ class UploadValidator:
 
     def check_size(self, size: int, kind: str, place: str) -> None:
         """Raise BodyTooLarge if a document of this kind may not have `size` bytes."""
-        pdf = kind == "pdf"
-        limit = self._limits.pdf_bytes if pdf else self._limits.document_bytes
+        binary = kind in BINARY_KINDS
+        limit = self._limits.pdf_bytes if binary else self._limits.document_bytes
         if size > limit:
             raise BodyTooLarge(
                 f"{place} is larger than {limit} bytes, the limit of one document: split it",
@@ -101,16 +90,22 @@ class UploadValidator:
             )
 
 
-def file_kind(name: str, media_type: str, content: bytes) -> str:
-    """Kind of a file by its first bytes, else its media type, else its name, else "text"."""
-    if content.startswith(PDF_START):
-        return "pdf"
-    suffix = PurePath(name).suffix.lower()
-    return KIND_OF_MEDIA_TYPE.get(media_type) or KIND_OF_SUFFIX.get(suffix, "text")
+def check_utf8(content: bytes | SpooledFile) -> None:
+    """Raise UnicodeDecodeError if it is not UTF-8. Blocks for content in a file."""
+    if isinstance(content, bytes):
+        content.decode()
+    else:
+        content.check_utf8()
 
 
 def file_document(
-    name: str, collection: str, kind: str, content: bytes, title: str, metadata: dict[str, Any]
+    name: str,
+    collection: str,
+    kind: str,
+    content: bytes | SpooledFile,
+    *,
+    title: str,
+    metadata: dict[str, Any],
 ) -> UploadedDocument:
     """A file as a document called `name`.
 
@@ -120,9 +115,9 @@ def file_document(
         MalformedBody: The text is not UTF-8.
         InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
     """
-    if kind in ("text", "md"):
+    if kind in UTF8_KINDS:
         try:
-            content = content.decode("utf-8-sig").encode()
+            check_utf8(content)
         except UnicodeDecodeError as error:
             raise MalformedBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
     if kind == "text" and not title:

@@ -2,7 +2,7 @@
 
 application/json            {"documents": [...]}
 application/x-ndjson        one document object per line, read as it comes in
-text/*, application/pdf     one document: the body is the file, ?doc_id= and ?title= name it
+text/*, application/pdf, …  one document: the body is the file, ?doc_id= and ?title= name it
 multipart/form-data         one document per file: the file's name is its doc_id
 """
 
@@ -16,7 +16,9 @@ from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.body_errors import NOT_UTF8, from_validation
-from service.gateway.corpus.job_records import UploadedDocument
+from service.gateway.corpus.job_records import SpooledFile, UploadedDocument
+from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+from service.gateway.corpus.spool_folder import Upload
 from service.gateway.http.json_body import (
     has_more_values,
     in_thread_if_long,
@@ -25,10 +27,9 @@ from service.gateway.http.json_body import (
 )
 from service.gateway.http.multipart import read_form
 from service.gateway.http.upload_validation import (
-    KIND_OF_MEDIA_TYPE,
-    PDF_START,
     UploadLimits,
     UploadValidator,
+    check_utf8,
     file_document,
 )
 from service.gateway.schemas import DocumentIn, PrecomputeRequest
@@ -40,18 +41,28 @@ JSON_BYTES_PER_BYTE = 6
 JSON_LINE_EXTRA_BYTES = 65_536
 
 
-async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterator[UploadedDocument]:
+async def read_documents(
+    request: Request, limits: UploadLimits, upload: Upload
+) -> AsyncIterator[UploadedDocument]:
     """Read the documents of a body as they come in.
 
     Yields:
-        Every document, validated.
+        Every document, validated; the content of a large one is in a file of the upload.
 
     Raises:
         MalformedBody: The body cannot be parsed.
         InvalidRequest: A field is wrong; the error names it.
         BodyTooLarge: A document exceeds its limit.
         UnsupportedMediaType: The body's media type cannot be ingested.
+        DiskFull: There is no room for a large document.
     """
+    async for document in _read(request, limits, upload):
+        yield await upload.hold(document)
+
+
+async def _read(
+    request: Request, limits: UploadLimits, upload: Upload
+) -> AsyncIterator[UploadedDocument]:
     content_type = request.headers.get("content-type", "application/json")
     media_type = content_type.partition(";")[0].strip().lower()
     validator = UploadValidator(limits)
@@ -68,14 +79,16 @@ async def read_documents(request: Request, limits: UploadLimits) -> AsyncIterato
             own = parsed.collection or collection
             yield validator.accept(_json_document(parsed, own), f"line {number}")
     elif media_type.startswith("text/") or media_type in KIND_OF_MEDIA_TYPE:
-        yield validator.accept(await _file_body(request, media_type, collection), "body")
+        yield validator.accept(await _file_body(request, media_type, collection, upload), "body")
     elif media_type == "multipart/form-data":
-        async for file in read_form(request.stream(), content_type, collection, validator):
+        async for file in read_form(
+            request.stream(), content_type, collection, validator=validator, upload=upload
+        ):
             yield file
     else:
         raise UnsupportedMediaType(
             f"{media_type} cannot be ingested: send application/json, {JSON_LINES[0]}, text/plain, "
-            "text/markdown, text/html, application/pdf or multipart/form-data"
+            f"multipart/form-data, or a file as {', '.join(KIND_OF_MEDIA_TYPE)}"
         )
 
 
@@ -83,7 +96,9 @@ def _collection_of(query: Mapping[str, str]) -> str:
     return query.get("collection", "") or DEFAULT_COLLECTION
 
 
-async def _file_body(request: Request, media_type: str, collection: str) -> UploadedDocument:
+async def _file_body(
+    request: Request, media_type: str, collection: str, upload: Upload
+) -> UploadedDocument:
     """A body that is one file."""
     query = request.query_params
     doc_id = query.get("doc_id", "")
@@ -92,23 +107,23 @@ async def _file_body(request: Request, media_type: str, collection: str) -> Uplo
             "doc_id is required: a file as the body names its document with ?doc_id=…",
             field="doc_id",
         )
-    content = await request.body()
-    return await in_thread_if_long(
-        content, _file_of_body, doc_id, collection, media_type, query.get("title", "")
-    )
+    content = await upload.receive(request.stream())
+    title = query.get("title", "")
+    return await in_thread_if_long(content, _file_of_body, doc_id, collection, media_type, title)
 
 
 def _file_of_body(
-    content: bytes, doc_id: str, collection: str, media_type: str, title: str
+    content: bytes | SpooledFile, doc_id: str, collection: str, media_type: str, title: str
 ) -> UploadedDocument:
-    pdf = content.startswith(PDF_START)
-    kind = "pdf" if pdf else KIND_OF_MEDIA_TYPE.get(media_type, "text")
-    if kind in ("text", "md"):
+    # The doc_id is no file's name: text/plain may be called anything.
+    start = content if isinstance(content, bytes) else content.start
+    kind = file_kind("", media_type, start)
+    if kind in UTF8_KINDS:
         try:
-            content.decode()
+            check_utf8(content)
         except UnicodeDecodeError as error:
             raise MalformedBody(f"body {NOT_UTF8} (byte {error.start})", field="body") from error
-    return file_document(doc_id, collection, kind, content, title, {})
+    return file_document(doc_id, collection, kind, content, title=title, metadata={})
 
 
 def _json_document(document: DocumentIn, collection: str) -> UploadedDocument:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from retriever import Scope
+from retriever import Scope, SearchMode
+from retriever.search.rank_fusion import MAX_FUSED_SCORE
 from service.errors import InvalidRequest, NotFound
 from service.gateway.retrieval.async_retriever import (
     AsyncRetriever,
@@ -22,6 +23,8 @@ _RANKED_BY: Final[dict[str, RankedBy]] = {
     "sparse": "bm25",
     "hybrid": "reciprocal_ranks",
 }
+_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of reciprocal ranks"}
+_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has none
 
 
 class PassageSearch:
@@ -52,13 +55,16 @@ class PassageSearch:
                 "documents is empty: name documents, or leave it out to search all of them",
                 field="documents",
             )
+        mode = choices.retrieval or self._settings.retrieval
+        if not choices.rerank:
+            _check_floor(choices.min_score, mode)
         return SearchQuery(
             text=text,
             top_k=wanted,
             scope=document_scope(tenant, choices.collection),
             doc_ids=None if choices.documents is None else tuple(choices.documents),
             where=metadata_filter(choices.filter),
-            mode=choices.retrieval or self._settings.retrieval,
+            mode=mode,
             rerank=choices.rerank,
             min_score=choices.min_score,
         )
@@ -102,6 +108,21 @@ class PassageSearch:
             f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
             "those that have documents)"
         )
+
+
+def _check_floor(floor: float | None, mode: SearchMode) -> None:
+    """Raise InvalidRequest if no passage can have such a score."""
+    highest = _HIGHEST_SCORES.get(mode)
+    if floor is None or highest is None or floor <= highest:
+        return
+    remedy = "lower it"
+    if mode == "hybrid":
+        remedy += ", or choose retrieval dense, whose scores are cosines"
+    raise InvalidRequest(
+        f"min_score must be at most {highest:.4g} with retrieval {mode}, whose scores are "
+        f"{_MEANINGS[mode]}, not {floor:g}: {remedy}",
+        field="min_score",
+    )
 
 
 def ranked_by(query: SearchQuery, found: RetrievalResult) -> RankedBy:

@@ -16,6 +16,7 @@ from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.text_models import TextModels
 from service.gateway.schemas.embeddings import EmbeddingsRequest
+from service.gateway.search.call_limit import CallLimit
 from service.gateway.search.text_limits import check_texts
 from service.settings import Settings
 
@@ -25,7 +26,7 @@ BATCH_TEXTS = 32
 
 
 class EmbeddingService:
-    """Embeds texts. Stateless."""
+    """Embeds texts."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class EmbeddingService:
     ) -> None:
         self._models = models
         self._retriever = retriever
-        self._limiter = limiter
+        self._limit = CallLimit(limiter, "/v1/embeddings")
         self._settings = settings
 
     async def embed(self, request: EmbeddingsRequest, call: CallContext) -> bytes:
@@ -66,11 +67,8 @@ class EmbeddingService:
                 "shortened: leave it out",
                 field="dimensions",
             )
-        slot = self._limiter.acquire(0, call.principal.key_id)
-        try:
+        with self._limit.place(call.principal.key_id):
             vectors, tokens = await before_deadline(self._vectors(texts), call)
-        finally:
-            slot.close()
         call.principal.spend_tokens(tokens)
         return await asyncio.to_thread(
             _body, vectors, tokens, space.name, as_base64=request.encoding_format == "base64"

@@ -20,12 +20,13 @@ from service.gateway.schemas.rerank import (
     RerankResult,
     RerankUsage,
 )
+from service.gateway.search.call_limit import CallLimit
 from service.gateway.search.text_limits import check_texts
 from service.settings import Settings
 
 
 class RerankService:
-    """Reranks texts. Stateless."""
+    """Reranks texts."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class RerankService:
         """`tokenizer`: counts what a call takes of a quota."""
         self._models = models
         self._retriever = retriever
-        self._limiter = limiter
+        self._limit = CallLimit(limiter, "/v1/rerank")
         self._settings = settings
         self._tokenizer = tokenizer
 
@@ -65,14 +66,11 @@ class RerankService:
                 f"the reranker here is {name!r}, not {request.model!r}", field="model"
             )
         self._retriever.require()
-        slot = self._limiter.acquire(0, call.principal.key_id)
-        try:
+        with self._limit.place(call.principal.key_id):
             scoring = self._models.scores(
                 request.query, texts, timeout_s=self._settings.rerank_timeout_s
             )
             scores = await before_deadline(scoring, call)
-        finally:
-            slot.close()
         if not all(map(math.isfinite, scores)):
             raise RerankerFailed("the reranker's scores are not all finite")
         tokens = await asyncio.to_thread(self._count, [request.query, *texts])

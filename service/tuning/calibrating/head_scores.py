@@ -155,8 +155,9 @@ def _observed_step(
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x)
         k_all, v_all = kv.prompt_layer(layer, position + 1)
-        write_rows(adapter.rope, k_all, v_all, k, v, at)
-        weights = attention_probabilities(adapter.rope.rotate(q, at), k_all, at, adapter.scale)
+        rope = adapter.ropes[layer]
+        write_rows(rope, k_all, v_all, k, v, at)
+        weights = attention_probabilities(rope.rotate(q, at), k_all, at, adapter.scale)
         seen.append(weights[:, 0].cpu())
         x = adapter.finish(layer, x, weighted_values(weights, v_all))
     return adapter.logits(x)[0], torch.stack(seen)

@@ -224,6 +224,13 @@ class Engine:
         if sequence is None:
             return
         try:
+            # Since it arrived, others that begin alike may have been computed.
+            found = self.prefix_cache.find(sequence, self.scheduler.running)
+            if found is not None and (
+                sequence.reuse is None or found.tokens > sequence.reuse.tokens
+            ):
+                self._launcher.drop_loads(sequence)
+                sequence.reuse = found
             kv = self.pool.reserve(self._launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
             self._launcher.launch(sequence, kv, crowded=bool(self.scheduler.running))

@@ -62,8 +62,8 @@ class AttentionPass:
             yield from self.place(layer)
             k_all, v_all = self.kv.prompt_layer(layer, n)
             q, k, v = adapter.qkv(layer, x)
-            q = adapter.rope.rotate(q, rows)
-            write_rows(adapter.rope, k_all, v_all, k, v, rows)
+            q = adapter.ropes[layer].rotate(q, rows)
+            write_rows(adapter.ropes[layer], k_all, v_all, k, v, rows)
             self.flops.project(len(rows))
             seen = cached if self.sight.seen is None else self.sight.seen(layer)
             attended = None

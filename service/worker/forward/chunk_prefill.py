@@ -213,7 +213,7 @@ class ChunkPrefill:
                     placer.place(layer)
                 q, k, v = yield from qkv(adapter, layer, x)
                 # For all chunks at once: with short ones each call costs more than its work.
-                rotated = adapter.rope.rotate(q, positions)
+                rotated = adapter.ropes[layer].rotate(q, positions)
                 kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
                 attended = []
                 for chunk in chunks:
@@ -246,7 +246,7 @@ class ChunkPrefill:
         """
         k, v = kept[0][chunk.cut], kept[1][chunk.cut]
         kv = scratch.prompt_layer(layer, chunk.end)
-        write_rows(self._adapter.rope, *kv, k, v, chunk.positions)
+        write_rows(self._adapter.ropes[layer], *kv, k, v, chunk.positions)
         chunk.k.append(k)
         chunk.v.append(v)
         if chunk.sketch is not None:

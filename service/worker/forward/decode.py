@@ -135,8 +135,10 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
     positions, written = batch.positions, batch.runs.sum(1) - 1
     for layer in range(adapter.layers):
         q, k, v = adapter.qkv(layer, x, batch=True)
-        write_tokens(adapter.rope, pool, layer, k, v, positions=positions, into=written[layer])
-        q = adapter.rope.rotate(q, positions)
+        write_tokens(
+            adapter.ropes[layer], pool, layer, k, v, positions=positions, into=written[layer]
+        )
+        q = adapter.ropes[layer].rotate(q, positions)
         attended = _attend(adapter, pool, layer, q, batch).flatten(1)
         x = adapter.finish(layer, x, attended, batch=True)
     return adapter.logits(x, batch=True)

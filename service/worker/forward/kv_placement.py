@@ -68,7 +68,7 @@ class KVPlacer:
     def place(self, layer: int) -> None:
         """Decodes a layer, rotates its keys, and writes both keys and values to the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
-        rope, positions = self._adapter.rope, self._positions
+        rope, positions = self._adapter.ropes[layer], self._positions
         if self._segments and kv_placement_gpu.supports(k_all):
             transfers = self._transfers_to(k_all)
             staged = transfers.layer(layer)

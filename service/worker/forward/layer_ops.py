@@ -62,8 +62,8 @@ def project(
         kv: the layer's keys and values `[kv_heads, n, head_dim]`.
     """
     fresh_q, k, v = yield from qkv(adapter, layer, x)
-    write_rows(adapter.rope, *kv, k, v, rows)
-    return ProjectedRows(adapter.rope.rotate(fresh_q, rows), fresh_q, k, v)
+    write_rows(adapter.ropes[layer], *kv, k, v, rows)
+    return ProjectedRows(adapter.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
 
 
 def qkv(adapter: DecoderAdapter, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:

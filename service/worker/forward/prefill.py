@@ -247,7 +247,7 @@ class PromptLoop:
             **projected._asdict(),
             cached=self.cached,
             scale=self.adapter.scale,
-            rotate=self.adapter.rope.rotate,
+            rotate=self.adapter.ropes[layer].rotate,
             flops=self._flops,
             attention_scores=scores,
             memo=memo,

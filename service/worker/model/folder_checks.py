@@ -12,7 +12,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from service.worker.model.supported import families
+from service.worker.model.supported import (
+    ROPE_TYPES_UP_TO_A_LENGTH,
+    STATIC_ROPE_TYPES,
+    families,
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,32 @@ def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
     return FolderFault(
         f"model_type {family} of {folder} is not served", f"give a model of the families {served}"
     )
+
+
+def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
+    """Whether the model rotates queries and keys in a way that is not served."""
+    known = (*STATIC_ROPE_TYPES, *ROPE_TYPES_UP_TO_A_LENGTH)
+    for parameters in _rope_parameters(config):
+        kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+        if kind not in known:
+            return FolderFault(
+                f"rope_type {kind} of {folder} is not served",
+                f"give a model with {', '.join(known)}",
+            )
+        part = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        if float(part or 1.0) != 1:
+            return FolderFault(
+                f"partial_rotary_factor {part} of {folder}: models that rotate only a part of "
+                "every head are not served",
+                "give a model that rotates whole heads",
+            )
+    return None
+
+
+def _rope_parameters(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The model's RoPE, or one per kind of layer; reads both spellings."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
 
 
 def weights_fault(folder: Path) -> FolderFault | None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
-from service.worker.model.folder_checks import family_fault, read_config, weights_fault
+from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
 
 
 def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAdapter:
@@ -69,7 +69,8 @@ def _check_folder(path: Path) -> None:
         raise ModelRefused(
             f"config.json cannot be read: {error}: copy the model folder again", field="model"
         ) from error
-    if fault := family_fault(path, config) or weights_fault(path):
+    fault = family_fault(path, config) or rope_fault(path, config) or weights_fault(path)
+    if fault is not None:
         raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from service.errors import ModelRefused
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.gpu import rotation_gpu
-from service.worker.model.supported import STATIC_ROPE_TYPES
+from service.worker.model.supported import ROPE_TYPES_UP_TO_A_LENGTH, STATIC_ROPE_TYPES
 
 
 class RotaryTable:
@@ -38,16 +38,17 @@ class RotaryTable:
     def of(cls, config: Any, rotary: Any, positions: int, device: torch.device) -> RotaryTable:
         """The table of a transformers rotary module.
 
+        Args:
+            positions: at most `static_positions`.
+
         Raises:
-            ModelRefused: the frequencies depend on the prompt's length.
+            ModelRefused: there is no such type, or it rotates only a part of every head.
         """
-        rope_type = str((config.rope_parameters or {}).get("rope_type", "default"))
-        if rope_type not in STATIC_ROPE_TYPES:
+        parameters = config.rope_parameters or {}
+        if (part := float(parameters.get("partial_rotary_factor", 1.0))) != 1:
             raise ModelRefused(
-                f"rope_type {rope_type!r} changes its frequencies with the prompt's length, so "
-                "stored keys cannot be moved to another position exactly; served types: "
-                + ", ".join(STATIC_ROPE_TYPES)
-                + ". Set rope_parameters in the model's config.json to one of them",
+                f"partial_rotary_factor {part:g}: models that rotate only a part of every head are "
+                "not served",
                 field="model",
             )
         fresh = type(rotary)(config).to(device)
@@ -66,6 +67,33 @@ class RotaryTable:
     def at(self, positions: Tensor) -> Rotation:
         """The rotation to `positions` `[rows]`, to be applied to more than one tensor."""
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
+
+    @classmethod
+    def none(cls, like: RotaryTable) -> RotaryTable:
+        """The table of layers without RoPE: nothing is rotated."""
+        table = cls.__new__(cls)
+        table.cos, table.sin = torch.ones_like(like.cos), torch.zeros_like(like.sin)
+        return table
+
+
+def static_positions(config: Any) -> int:
+    """Positions for which the frequencies do not depend on the prompt's length.
+
+    Raises:
+        ModelRefused: the type of RoPE is not known.
+    """
+    parameters = config.rope_parameters or {}
+    rope_type = str(parameters.get("rope_type", "default"))
+    limit = int(config.max_position_embeddings)
+    if rope_type in STATIC_ROPE_TYPES:
+        return limit
+    if rope_type not in ROPE_TYPES_UP_TO_A_LENGTH:
+        known = ", ".join((*STATIC_ROPE_TYPES, *ROPE_TYPES_UP_TO_A_LENGTH))
+        raise ModelRefused(
+            f"rope_type {rope_type!r} is not served; served types: {known}", field="model"
+        )
+    own = getattr(config, "original_max_position_embeddings", None)
+    return min(limit, int(parameters.get("original_max_position_embeddings") or own or limit))
 
 
 @dataclass(frozen=True)

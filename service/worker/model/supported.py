@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# RoPE types whose frequencies are fixed by the config. dynamic and longrope change them with the
-# prompt's length, so a key rotated for a short prompt would be wrong in a long one.
+# RoPE types whose frequencies are fixed by the config.
 STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+# Those that are fixed up to the length that the model was trained for. Beyond it they change with
+# the prompt's length, so a key rotated for a short prompt would be wrong in a long one.
+ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
-_NOT_FAMILIES = {"__init__", "base", "fused_linear", "norms"}
+_NOT_FAMILIES = {"__init__", "base", "experts", "fused_linear", "norms"}
 
 
 def families() -> frozenset[str]:

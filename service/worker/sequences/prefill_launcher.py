@@ -190,6 +190,11 @@ class PrefillLauncher:
             if stream is not None:
                 self.loader.streams.leave(stream)
 
+    def drop_loads(self, sequence: Sequence) -> None:
+        """Forgets the loads of a sequence that is `loaded` and needs none of them any more."""
+        self.stop_loading(sequence)
+        sequence.segments, sequence.found = [], None
+
     def _holds_part(self, sequence: Sequence) -> bool:
         """Whether the prompt runs with only some tokens held.
 

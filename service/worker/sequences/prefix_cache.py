@@ -1,4 +1,5 @@
-"""Answered prompts that stay in the KV pool, for requests that begin with the same tokens.
+"""Prompts in the KV pool, for requests that begin with the same tokens: answered ones, which stay
+there, and those that are being answered.
 
     kept      S │ D_1 │ D_2 │ Q_1 │ answer
     request   S │ D_1 │ D_2 │ Q_1 │ answer │ Q_2      only Q_2 is computed
@@ -20,7 +21,7 @@ no sequence needs: when one does, they make room, the least recently used one fi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 
 import torch
@@ -58,20 +59,26 @@ class PrefixCache:
         """Share of the pool that kept prompts lie in, 0 to 1. For any thread."""
         return sum(p.kv.reserved_tokens for p in list(self._prompts)) / max(1, self._pool.tokens)
 
-    def find(self, sequence: Sequence) -> Reuse | None:
-        """What a request can reuse, which is then the last to be given up."""
-        if (best := self.look_up(sequence)) is not None:
+    def find(self, sequence: Sequence, running: Iterable[Sequence] = ()) -> Reuse | None:
+        """What a request can reuse, which is then the last to be given up.
+
+        Args:
+            running: sequences that are being answered: their prompts can be continued, too.
+        """
+        best = self.look_up(sequence, running)
+        if best is not None and best.kept in self._prompts:
             self._prompts.remove(best.kept)
             self._prompts.append(best.kept)
         return best
 
-    def look_up(self, sequence: Sequence) -> Reuse | None:
+    def look_up(self, sequence: Sequence, running: Iterable[Sequence] = ()) -> Reuse | None:
         """What a request could reuse: of several prompts the one with most tokens."""
         if not self.on or not _takes_part(sequence):
             return None
         tokens = prompt_tokens(sequence.request)
         best: Reuse | None = None
-        for kept in self._prompts:
+        answering = (kept for other in running if (kept := _kept(other)) is not None)
+        for kept in (*answering, *self._prompts):
             reused = _reusable(kept, sequence, tokens)
             if reused >= MIN_TOKENS and (best is None or reused >= best.tokens):
                 best = Reuse(kept, reused)
@@ -79,24 +86,9 @@ class PrefixCache:
 
     def keep(self, sequence: Sequence) -> bool:
         """Takes over the KV of a sequence that is answered; False if it is not worth keeping."""
-        kv, layout = sequence.kv, sequence.layout
-        if not self.on or not _takes_part(sequence) or kv is None or layout is None:
+        kept = _kept(sequence) if self.on else None
+        if kept is None:
             return False
-        if sequence.logits is None or sequence.deleted or sequence.held_in_part:
-            return False
-        if kv.filled_tokens < MIN_TOKENS:
-            return False
-        answer = sequence.tokens[: kv.filled_tokens - sequence.prompt_tokens]
-        kept = KeptPrompt(
-            tokens=torch.cat([prompt_tokens(sequence.request), torch.tensor(answer).long()]),
-            prompt_tokens=sequence.prompt_tokens,
-            question_start=layout.question_start,
-            tenant=sequence.request.tenant,
-            method=_method(sequence),
-            exact=_is_exact(sequence),
-            logits=sequence.logits,
-            kv=kv,
-        )
         for other in [p for p in self._prompts if _continues(kept, p)]:
             self._drop(other)
         while len(self._prompts) >= MAX_PROMPTS:
@@ -143,6 +135,28 @@ def holds(tokens: Tensor, text: Many[int]) -> bool:
     while at >= 0 and at % 8:  # not at the border of a number
         at = whole.find(part, at + 1)
     return at >= 0
+
+
+def _kept(sequence: Sequence) -> KeptPrompt | None:
+    """A sequence's prompt and the answer so far, if others may continue it; None if not."""
+    kv, layout = sequence.kv, sequence.layout
+    if not _takes_part(sequence) or kv is None or layout is None:
+        return None
+    if sequence.logits is None or sequence.deleted or sequence.held_in_part:
+        return None
+    if kv.filled_tokens < MIN_TOKENS:
+        return None
+    answer = sequence.tokens[: kv.filled_tokens - sequence.prompt_tokens]
+    return KeptPrompt(
+        tokens=torch.cat([prompt_tokens(sequence.request), torch.tensor(answer).long()]),
+        prompt_tokens=sequence.prompt_tokens,
+        question_start=layout.question_start,
+        tenant=sequence.request.tenant,
+        method=_method(sequence),
+        exact=_is_exact(sequence),
+        logits=sequence.logits,
+        kv=kv,
+    )
 
 
 def _takes_part(sequence: Sequence) -> bool:

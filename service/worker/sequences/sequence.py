@@ -31,7 +31,7 @@ from service.worker.sequences.token_trace import TokenTracer
 
 @dataclass(frozen=True, eq=False)
 class KeptPrompt:
-    """An answered prompt whose KV stays in the pool.
+    """A prompt whose KV is in the pool, of a sequence that is answered or is being answered.
 
     Attributes:
         tokens: whose KV is in place: the prompt's, then the answer's `[m]` int64.

@@ -46,6 +46,15 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "Who?"}], "max_completion_tokens": 1, "n": 1},
     ],
     "/v1/completions": [{"prompt": ["Who?"], "max_tokens": 1, "logprobs": None, "echo": False}],
+    "/v1/search": [
+        {"query": "Which town?", "top_k": 2, "retrieval": "dense", "min_score": 0.1},
+        {"query": "Who?", "documents": ["person-01"], "filter": {"n": 1}, "include_text": False},
+    ],
+    "/v1/rerank": [{"query": "Who?", "documents": ["a", {"text": "b"}], "top_n": 1}],
+    "/v1/embeddings": [
+        {"input": ["a goat", "an eagle"], "encoding_format": "base64", "dimensions": 384},
+        {"input": "a goat", "model": "all-MiniLM-L6-v2", "user": "u"},
+    ],
     "/admin/precompute": [
         {
             "documents": [{"doc_id": "f", "title": "F", "text": "A goat.", "metadata": {"n": 1}}],

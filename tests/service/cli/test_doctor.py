@@ -97,10 +97,13 @@ def test_torch_is_not_loaded(tmp_path: Path) -> None:
 def test_models_that_are_refused(doctor: Doctor, model: Path) -> None:
     change(model / "config.json", model_type="gpt2")
     assert "qwen3" in doctor(code=1)["model"]["remedy"]
-    change(model / "config.json", model_type="llama", rope_parameters={"rope_type": "dynamic"})
-    assert "dynamic" in doctor(code=1)["model"]["message"]
-    change(model / "config.json", rope_parameters=None, rope_scaling={"type": "longrope"})
-    assert "longrope" in doctor(code=1)["model"]["message"]
+    change(model / "config.json", model_type="llama", rope_parameters={"rope_type": "spiral"})
+    assert "spiral" in doctor(code=1)["model"]["message"]
+    change(model / "config.json", rope_parameters=None, rope_scaling={"type": "helix"})
+    assert "helix" in doctor(code=1)["model"]["message"]
+    change(model / "config.json", rope_scaling=None, partial_rotary_factor=0.75)
+    assert "partial_rotary_factor 0.75" in doctor(code=1)["model"]["message"]
+    change(model / "config.json", partial_rotary_factor=None)
     change(model / "config.json", rope_scaling={"type": "linear", "factor": 2.0})
     assert doctor()["model"]["level"] == "ok"
     (model / "config.json").write_text("{")

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from service.worker.kernels.cpu import build, native
-from tests.service.worker.tiny import ALL_MODELS, FAMILIES, Tiny, largest, tiny
+from tests.service.worker.tiny import (
+    ALL_MODELS,
+    FAMILIES,
+    PLAIN_FAMILIES,
+    Tiny,
+    largest,
+    rope_of,
+    tiny,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,14 +53,20 @@ def bf16_dot(request: pytest.FixtureRequest, compiled: Any) -> bool:
 
 @pytest.fixture(params=ALL_MODELS, ids="-".join)
 def any_model(request: pytest.FixtureRequest) -> Tiny:
-    """Every family with every kind of RoPE."""
+    """Every plain family with every kind of RoPE."""
     return tiny(*request.param)
 
 
-@pytest.fixture(params=list(FAMILIES))
+@pytest.fixture(params=list(PLAIN_FAMILIES))
 def any_family(request: pytest.FixtureRequest) -> Tiny:
-    """Every family, RoPE llama3 (position-dependent in three ways at these lengths)."""
+    """Every plain family, RoPE llama3 (position-dependent in three ways at these lengths)."""
     return tiny(request.param, "llama3")
+
+
+@pytest.fixture(params=sorted(set(FAMILIES) - set(PLAIN_FAMILIES)))
+def other_family(request: pytest.FixtureRequest) -> Tiny:
+    """Families whose layers differ."""
+    return tiny(request.param, rope_of(request.param))
 
 
 @pytest.fixture

@@ -9,7 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
 
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import Prefix, PromptLayout, union
@@ -24,12 +37,53 @@ from service.worker.methods.bases.eviction import EvictionMethod, PromptAttentio
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
-FAMILIES = {
+# Every method is tested on these; `test_other_families.py` has what the others must hold to.
+PLAIN_FAMILIES = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
 }
+FAMILIES = {
+    **PLAIN_FAMILIES,
+    "granite": GraniteConfig,
+    "mixtral": MixtralConfig,
+    "olmo2": Olmo2Config,
+    "phi3": Phi3Config,
+    "qwen2_moe": Qwen2MoeConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+    "smollm3": SmolLM3Config,
+}
+# What a family has beyond the sizes that all have.
+_EXPERTS = {"moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
+_OWN: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.7,
+        "residual_multiplier": 0.6,
+    },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "phi3": {"sliding_window": None, "original_max_position_embeddings": 256},
+    "qwen2_moe": {
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 32,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    "smollm3": {"no_rope_layers": [1, 0, 1, 1, 0], "use_sliding_window": False},
+}
+# Families that have no `head_dim` apart from hidden size and heads.
+NO_HEAD_DIM = ("qwen2", "qwen2_moe", "granite", "olmo2", "phi3")
+
+
+def rope_of(family: str) -> str:
+    """Position-dependent in three ways at these lengths, where the family has such a RoPE."""
+    return "default" if family == "phi3" else "llama3"
+
+
 # Contexts and bases so small that a 50-token prompt reaches every branch of every formula.
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -51,7 +105,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
     },
 }
-ALL_MODELS = [(family, rope) for family in FAMILIES for rope in ROPES]
+ALL_MODELS = [(family, rope) for family in PLAIN_FAMILIES for rope in ROPES]
 VOCABULARY = 101
 BOS = 1
 
@@ -106,7 +160,7 @@ def tiny_config(family: str, rope: dict[str, Any] | str = "default", **changes: 
     parameters = dict(ROPES[rope] if isinstance(rope, str) else rope)
     facts: dict[str, Any] = {
         "vocab_size": VOCABULARY,
-        "hidden_size": 96 if family == "qwen2" else 48,
+        "hidden_size": 96 if family in NO_HEAD_DIM else 48,
         "intermediate_size": 80,
         "num_hidden_layers": 5,
         "num_attention_heads": 6,
@@ -114,16 +168,14 @@ def tiny_config(family: str, rope: dict[str, Any] | str = "default", **changes: 
         "max_position_embeddings": 256,
         "rope_parameters": parameters,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": family in ("qwen3", "mistral"),
+        "tie_word_embeddings": family in ("qwen3", "mistral", "granite", "smollm3"),
         "bos_token_id": BOS,
         "eos_token_id": 0,
         "pad_token_id": 0,
     }
-    if family != "qwen2":
+    if family not in NO_HEAD_DIM:
         facts["head_dim"] = 16
-    if family == "llama":
-        facts["attention_bias"] = facts["mlp_bias"] = True
-    return FAMILIES[family](**{**facts, **changes})
+    return FAMILIES[family](**{**facts, **_OWN.get(family, {}), **changes})
 
 
 def random_model(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
@@ -142,7 +194,7 @@ def random_model(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32)
                 weight.copy_(0.5 * noise)
             else:
                 gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(gain * noise / weight.shape[1] ** 0.5)
+                weight.copy_(gain * noise / weight.shape[-1] ** 0.5)
     return model.to(dtype).eval().requires_grad_(False)
 
 

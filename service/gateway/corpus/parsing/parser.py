@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from retriever import Document, Mark
@@ -11,6 +12,7 @@ from service.errors import InvalidRequest
 from service.gateway.corpus.job_records import SpooledDocument
 from service.gateway.corpus.parsing import sandbox
 from service.gateway.corpus.parsing.parsed_file import AS_THEY_ARE, MAX_MARKS, ParsedFile
+from service.gateway.corpus.parsing.sandbox import GONE
 
 
 class DocumentParser:
@@ -27,19 +29,30 @@ class DocumentParser:
         Raises:
             InvalidRequest: The file cannot be parsed; the message says why.
         """
-        assert item.kind is not None and item.meta is not None and item.content is not None
+        content = item.file if item.content is None else item.content
+        assert item.kind is not None and item.meta is not None and content is not None
         title: str = item.meta["title"]
         metadata: dict[str, Any] = item.meta["metadata"]
         if item.kind == "text":
-            return Document(item.doc_id, item.content.decode(), title, metadata)
-        parsed = await sandbox.parse(item.kind, item.content, self._limits)
+            return Document(item.doc_id, await _text(content), title, metadata)
+        parsed = await sandbox.parse(item.kind, content, self._limits)
         if item.kind in AS_THEY_ARE:
-            parsed = replace(parsed, text=item.content.decode())
+            parsed = replace(parsed, text=await _text(content))
         if not parsed.text.strip():
             raise InvalidRequest("the file holds no text")
         name = PurePath(item.doc_id).stem
         title = title or parsed.title[:2048] or name
         return Document(item.doc_id, parsed.text, title, metadata, _marks(parsed))
+
+
+async def _text(content: bytes | Path) -> str:
+    """The text of content that is UTF-8."""
+    if isinstance(content, Path):
+        try:
+            content = await asyncio.to_thread(content.read_bytes)
+        except OSError as error:
+            raise InvalidRequest(GONE.format(error.strerror)) from error
+    return content.decode("utf-8-sig")
 
 
 def _marks(parsed: ParsedFile) -> tuple[Mark, ...]:

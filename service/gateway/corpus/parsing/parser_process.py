@@ -21,7 +21,16 @@ from service.errors import InvalidRequest
 from service.gateway.corpus.parsing.parsed_file import AS_THEY_ARE, Bounds, ParsedFile
 
 PRIORITY = 10  # answers come first
-MODULES = {"html": "html", "md": "markdown", "pdf": "pdf"}
+# Which module reads a kind; those of Office and EPUB are told apart by what is in them.
+MODULES = {
+    "csv": "delimited",
+    "eml": "mail",
+    "html": "html",
+    "md": "markdown",
+    "office": "office",
+    "pdf": "pdf",
+    "rst": "rst",
+}
 
 
 def main() -> None:
@@ -33,6 +42,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    # openpyxl loads numpy where it finds it, which takes longer than most files, and much memory.
+    sys.modules["numpy"] = None  # type: ignore[assignment]
     answer: dict[str, Any]
     try:
         answer = _parse(kind, sys.stdin.buffer.read(), Bounds(pages, chars))

@@ -10,10 +10,13 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from service.errors import InvalidRequest
 from service.gateway.corpus.parsing.parsed_file import ParsedFile
+
+GONE = "the uploaded file cannot be read ({}): ingest it again"
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class FileLimits:
         return 10.0 * self.cpu_s + 10.0
 
 
-async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
-    """Parse a file in a process of its own.
+async def parse(kind: str, content: bytes | Path, limits: FileLimits) -> ParsedFile:
+    """Parse content, or a file on disk, in a process of its own.
 
     Raises:
         InvalidRequest: The file cannot be parsed; the message says why.
@@ -56,13 +59,26 @@ async def parse(kind: str, content: bytes, limits: FileLimits) -> ParsedFile:
     return ParsedFile(answer["text"], answer["title"], [tuple(mark) for mark in answer["marks"]])
 
 
-async def _run(kind: str, content: bytes, limits: FileLimits) -> dict[str, Any]:
+async def _run(kind: str, content: bytes | Path, limits: FileLimits) -> dict[str, Any]:
+    if isinstance(content, bytes):
+        return await _run_on(PIPE, content, kind, limits)
+    try:
+        with content.open("rb") as file:
+            return await _run_on(file, None, kind, limits)
+    except OSError as error:
+        raise InvalidRequest(GONE.format(error.strerror)) from error
+
+
+async def _run_on(
+    stdin: int | IO[bytes], content: bytes | None, kind: str, limits: FileLimits
+) -> dict[str, Any]:
+    """Run the process on a file, or on content that it is fed."""
     # The environment holds only the path to its modules, none of our secrets.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "service.gateway.corpus.parsing.parser_process",
         kind, str(limits.pages),
         str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes),
-        stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
+        stdin=stdin, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
     try:
@@ -85,7 +101,9 @@ async def _run(kind: str, content: bytes, limits: FileLimits) -> dict[str, Any]:
     return answer
 
 
-async def _feed(process: Process, content: bytes) -> None:
+async def _feed(process: Process, content: bytes | None) -> None:
+    if content is None:
+        return
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         process.stdin.write(content)

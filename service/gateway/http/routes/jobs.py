@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from service.gateway.corpus.job_records import OPEN_STATES, Job
+from service.gateway.corpus.job_state import MAX_ERRORS
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit
 from service.gateway.schemas import JobList, JobOut, JobProgress, JobState
 
 router = APIRouter(prefix="/admin/jobs", tags=["corpus"])
+
+MaxErrors = Annotated[
+    int, Query(ge=0, le=10_000, description="most documents that failed to be named in `errors`")
+]
 
 
 @router.get("")
@@ -28,9 +34,12 @@ async def jobs(
 
 
 @router.get("/{job_id}")
-async def job(principal: Ingesting, job_id: str, job_service: JobsDep) -> JobOut:
+async def job(
+    principal: Ingesting, job_id: str, job_service: JobsDep, errors: MaxErrors = MAX_ERRORS
+) -> JobOut:
     """How far a job is, and what is wrong with documents that failed."""
-    return job_out(await job_service.get(principal, job_id), await job_service.waiting())
+    found = await job_service.get(principal, job_id, errors)
+    return job_out(found, await job_service.waiting())
 
 
 @router.delete("/{job_id}")

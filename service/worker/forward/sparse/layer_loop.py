@@ -90,9 +90,9 @@ class SparseLayerLoop:
             if layer == adapter.layers - 1:
                 break
             stored_k, stored_v = self._stored(ends, layer, kept)
-            keys = adapter.rope.rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
+            keys = adapter.ropes[layer].rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
             values = torch.cat([stored_v, v]).transpose(0, 1)
-            q = adapter.rope.rotate(q, rows)
+            q = adapter.ropes[layer].rotate(q, rows)
             attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
             flops.attend(float(len(rows)) * len(key_rows))
             x = adapter.finish(layer, x, attended)
@@ -139,7 +139,7 @@ class SparseLayerLoop:
             # Not in place: stored tensors may be views of bytes that others read too.
             keys = torch.cat([stored_k.index_copy(0, slot, new_k), k[len(rows) :]])
             values = torch.cat([stored_v.index_copy(0, slot, new_v), v[len(rows) :]])
-            adapter.rope.rotate(keys, key_rows, out=k_all.transpose(0, 1))
+            adapter.ropes[layer].rotate(keys, key_rows, out=k_all.transpose(0, 1))
             v_all.copy_(values.transpose(0, 1))
             last = layer == adapter.layers - 1
             next_rows = torch.tensor(
@@ -150,7 +150,7 @@ class SparseLayerLoop:
             index = torch.cat(
                 [torch.searchsorted(rows, next_rows), len(rows) + asking - question[0]]
             )
-            x, q = x[index], adapter.rope.rotate(q[index], torch.cat([next_rows, asking]))
+            x, q = x[index], adapter.ropes[layer].rotate(q[index], torch.cat([next_rows, asking]))
             count = len(next_rows)
             attended = [
                 attend_rows(q[count:], k_all, v_all, asking, adapter.scale, key_rows=key_rows)
@@ -240,7 +240,7 @@ class SparseLayerLoop:
             local = [t - document.start for t in padding if t in span]
             if local:
                 parts.append(document_kv.rows(layer, local, kept.device))
-        rope = self.adapter.rope
+        rope = self.adapter.ropes[layer]
         pad_k = rope.rotate(torch.cat([k for k, _ in parts]), extra).transpose(0, 1)
         pad_v = torch.cat([v for _, v in parts]).transpose(0, 1)
         index, order = torch.cat([kept, extra]).sort()

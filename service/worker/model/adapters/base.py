@@ -8,6 +8,7 @@ that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.adapters.fused_linear import FusedLinear, fuse
 from service.worker.model.adapters.norms import is_plain, norm
-from service.worker.model.rope import RotaryTable
+from service.worker.model.rope import RotaryTable, static_positions
 from service.worker.model.supported import families
 
 
 class DecoderAdapter:
     """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
+
+    What other families do differently are the hooks below: a family's file overrides some.
 
     `batch` in the methods below means that the rows belong to different sequences. How many there
     are must not change how they are computed, so that an answer does not depend on other requests.
@@ -50,17 +53,15 @@ class DecoderAdapter:
         self.device: torch.device = weight.device
         self.blocks = list(model.model.layers)
         self._qkv: list[FusedLinear] = []
-        self._gate_up: list[FusedLinear] = []
+        self._gate_up: list[FusedLinear | None] = []
         for block in self.blocks:
-            at, mlp = block.self_attn, block.mlp
-            self._qkv.append(fuse(at.q_proj, at.k_proj, at.v_proj))
-            self._gate_up.append(fuse(mlp.gate_proj, mlp.up_proj))
-            for alone in (at.o_proj, mlp.down_proj):
-                fuse(alone)
+            self._qkv.append(self.fused_qkv(block.self_attn))
+            fuse(block.self_attn.o_proj)
+            self._gate_up.append(self.fused_mlp(block.mlp))
         fuse(model.lm_head)
         self._let_go_of_the_file()
         self.max_context = self._max_context()
-        self.rope = RotaryTable.of(config, model.model.rotary_emb, self.max_context, self.device)
+        self.ropes = self.rotary_tables()
 
     def _let_go_of_the_file(self) -> None:
         """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
@@ -73,7 +74,7 @@ class DecoderAdapter:
 
     def _max_context(self) -> int:
         """Largest prompt plus answer, in tokens, for which the model attends to everything."""
-        limit = int(self.config.max_position_embeddings)
+        limit = min(int(self.config.max_position_embeddings), static_positions(self.config))
         types = getattr(self.config, "layer_types", None)
         window = getattr(self.config, "sliding_window", None)
         if types is not None:
@@ -83,6 +84,64 @@ class DecoderAdapter:
         # Up to the window a sliding layer is full attention. Beyond it, stored keys would be used
         # that the model never attends to.
         return min(limit, int(window)) if slides and window else limit
+
+    # -- hooks for families -----------------------------------------------------------------------
+
+    has_plain_layers = True
+    """Whether layers compute what Llama's or Qwen3's do, so that a kernel may decode by itself."""
+
+    def fused_qkv(self, attention: Any) -> FusedLinear:
+        """The projection to queries, keys and values."""
+        return fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+
+    def fused_mlp(self, mlp: Any) -> FusedLinear | None:
+        """The projection to gate and up of an MLP, whose other projection is fused, too; None if
+        it is no gated MLP."""
+        fuse(mlp.down_proj)
+        return fuse(mlp.gate_proj, mlp.up_proj)
+
+    def rotary_tables(self) -> list[RotaryTable]:
+        """The rotation of every layer."""
+        rotary = self.model.model.rotary_emb
+        table = RotaryTable.of(self.config, rotary, self.max_context, self.device)
+        return [table] * self.layers
+
+    def attention_input(self, block: Any, x: Tensor) -> Tensor:
+        """What queries, keys and values are projected from."""
+        return norm(block.input_layernorm, x)
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[m, heads, head_dim]` and keys after the norm that some families have."""
+        return q, k
+
+    def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
+        """What is added to the hidden state after attention."""
+        return attended
+
+    def mlp_input(self, block: Any, x: Tensor) -> Tensor:
+        return norm(block.post_attention_layernorm, x)
+
+    def mlp_residual(self, block: Any, out: Tensor) -> Tensor:
+        """What is added to the hidden state after the MLP."""
+        return out
+
+    def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
+        """The MLP of a layer, for rows `[m, hidden]` after its norm."""
+        mlp, gate_up = self.blocks[layer].mlp, self._gate_up[layer]
+        assert gate_up is not None
+        down, activation = mlp.down_proj, activation_of(mlp)
+        if gate_up.bias is None and down.bias is None:
+            gate, up = gate_up.weight.chunk(2)
+            # The function itself, by which a kernel that computes silu recognises it.
+            silu = self.config.hidden_act in ("silu", "swish")
+            parts = (x, gate, up, down.weight, F.silu if silu else activation)
+            if cpu_linear.supports_gated_mlp(*parts, batch=batch):
+                return (yield from cpu_linear.gated_mlp(*parts))
+        both = cpu_linear.linear(x, gate_up.weight, gate_up.bias, batch=batch)
+        gate, up = both.chunk(2, dim=-1)
+        return cpu_linear.linear(activation(gate).mul_(up), down.weight, down.bias, batch=batch)
+
+    # -- what the layer loops call ----------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids `[m]` → `[m, hidden]`."""
@@ -95,18 +154,14 @@ class DecoderAdapter:
             q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
         """
         block, qkv = self.blocks[layer], self._qkv[layer]
-        normed = norm(block.input_layernorm, x)
-        out = cpu_linear.linear(normed, qkv.weight, qkv.bias, batch=batch)
+        given = self.attention_input(block, x)
+        out = cpu_linear.linear(given, qkv.weight, qkv.bias, batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
         first_v = self.heads + self.kv_heads
         q, k = self.normalise(
             block.self_attn, heads[:, : self.heads], heads[:, self.heads : first_v]
         )
         return q, k, heads[:, first_v:]
-
-    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Hook for families with a norm on queries and keys."""
-        return q, k
 
     def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
         """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads * head_dim]`."""
@@ -119,22 +174,9 @@ class DecoderAdapter:
         block = self.blocks[layer]
         o_proj = block.self_attn.o_proj
         projected = cpu_linear.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
-        x = x + projected
-        return x + (yield from self._mlp(layer, norm(block.post_attention_layernorm, x), batch))
-
-    def _mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
-        mlp, gate_up = self.blocks[layer].mlp, self._gate_up[layer]
-        down = mlp.down_proj
-        if gate_up.bias is None and down.bias is None:
-            gate, up = gate_up.weight.chunk(2)
-            # The function itself, by which a kernel that computes silu recognises it.
-            silu = self.config.hidden_act in ("silu", "swish")
-            parts = (x, gate, up, down.weight, F.silu if silu else mlp.act_fn)
-            if cpu_linear.supports_gated_mlp(*parts, batch=batch):
-                return (yield from cpu_linear.gated_mlp(*parts))
-        both = cpu_linear.linear(x, gate_up.weight, gate_up.bias, batch=batch)
-        gate, up = both.chunk(2, dim=-1)
-        return cpu_linear.linear(mlp.act_fn(gate).mul_(up), down.weight, down.bias, batch=batch)
+        x = x + self.attention_residual(block, projected)
+        out = yield from self.mlp(layer, self.mlp_input(block, x), batch)
+        return x + self.mlp_residual(block, out)
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Next-token logits of the last layer's rows: `[m, hidden]` → `[m, vocabulary]` fp32."""
@@ -143,23 +185,22 @@ class DecoderAdapter:
         return cpu_linear.linear(x, head.weight, head.bias, batch=batch).float()
 
     def weights(self) -> DecoderWeights | None:
-        """All parameters for a kernel that decodes by itself; None if it would compute otherwise.
-
-        A family that changes how a layer is computed must return None, or say so in the weights.
-        """
-        plain = all(is_plain(block.input_layernorm) for block in self.blocks)
-        if self.config.hidden_act not in ("silu", "swish") or not plain:
+        """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
+        if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
+            return None
+        if not all(is_plain(block.input_layernorm) for block in self.blocks):
             return None
         last, head = self.model.model.norm, self.model.lm_head
         return DecoderWeights(
             [self._layer_weights(layer) for layer in range(self.layers)],
-            last.weight, head.weight, head.bias, self.rope.cos, self.rope.sin,
+            last.weight, head.weight, head.bias, self.ropes[0].cos, self.ropes[0].sin,
             heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
         )  # fmt: skip
 
     def _layer_weights(self, layer: int) -> LayerWeights:
         block, qkv, gate_up = self.blocks[layer], self._qkv[layer], self._gate_up[layer]
         attention, down = block.self_attn, block.mlp.down_proj
+        assert gate_up is not None
         q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         return LayerWeights(
             norm=block.input_layernorm.weight,
@@ -183,6 +224,12 @@ class DecoderAdapter:
     @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
+    """The activation function of a gated MLP, which families name differently."""
+    function: Callable[[Tensor], Tensor] = getattr(mlp, "act_fn", None) or mlp.activation_fn
+    return function
 
 
 def adapter_for(model: Any) -> DecoderAdapter:

@@ -8,8 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # transformers has one class per family, and these compute the same. Others do not: Gemma's adds one
-# to the weight.
-KNOWN = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+# to the weight, OLMo 2's rounds later.
+KNOWN = frozenset(
+    f"{family}RMSNorm"
+    for family in (
+        *("Granite", "Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3"),
+        *("Qwen3Moe", "SmolLM3"),
+    )
+)
 
 
 def norm(module: Any, x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import pytest
 
 from service.cli import main
 from service.cli.corpus.batch_upload import batches, submit
-from service.cli.corpus.files import DocumentToSend, UnsendableDocument, count, find, read
+from service.cli.corpus.files import DocumentToSend, Read, count, read
+from service.cli.corpus.folder_scan import SkippedFile, UnsendableDocument, scan
 from service.cli.corpus.job_polling import ended
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig, until
@@ -33,12 +34,16 @@ def files(tmp_path: Path) -> Path:
 
 
 def found(*paths: object) -> dict[str, DocumentToSend | UnsendableDocument]:
-    return {d.doc_id: d for d in read(find([str(p) for p in paths])[0], {"b": 2})}
+    documents = read(scan([str(p) for p in paths]).sources, {"b": 2})
+    return {d.doc_id: d for d in documents if not isinstance(d, SkippedFile)}
 
 
 def test_files_become_documents(files: Path) -> None:
-    sources, others = find([str(files), str(files / "rome.txt")])
-    assert others == 1 and count(sources) == 5
+    seen = scan([str(files), str(files / "rome.txt")])
+    assert count(seen.sources) == 5 and not seen.failed
+    assert [(Path(f.path).name, f.reason) for f in seen.skipped] == [
+        ("image.png", "of another kind"), ("rome.txt", "the same file as another"),
+    ]  # fmt: skip
     documents = found(files)
     assert set(documents) == {"north/oslo.md", "rome.txt", "page.html", "x/1", "x/2"}
     row = documents["x/2"]
@@ -61,7 +66,7 @@ def test_what_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     (tmp_path / 'q".txt').write_text("quoted")
     (tmp_path / "bad.jsonl").write_text('{"doc_id": "a"}\n{"doc_id": "b", "text": "b"}\n[]\n')
     all_of = [str(tmp_path / "a"), str(tmp_path / "b"), *map(str, sorted(tmp_path.glob("*.*")))]
-    read_now = list(read(find(all_of)[0], {}))
+    read_now: list[Read] = list(read(scan(all_of).sources, {}))
     assert [d.doc_id for d in read_now if isinstance(d, DocumentToSend)] == ["one.txt", "b"]
     messages = "\n".join(d.message for d in read_now if isinstance(d, UnsendableDocument))
     for part in ("already that of", "iconv", "quotes", "line 1", "line 3"):

@@ -22,6 +22,12 @@ from service.settings import load
 from tests.service.gateway.rig import Rig, running, until
 
 Create = Callable[..., str]
+# Where an empty body is refused before the key's scopes are looked at.
+BODIES: dict[str, Any] = {
+    "/v1/search": {"query": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["a"]},
+    "/v1/embeddings": {"input": "a"},
+}
 
 
 @pytest.fixture
@@ -89,6 +95,9 @@ def test_a_key_that_is_nearly_right_is_wrong(keyed: Rig, create: Create, change:
     [
         ("generate", "GET", "/v1/models"),
         ("generate", "POST", "/v1/rag/generate"),
+        ("generate", "POST", "/v1/search"),
+        ("generate", "POST", "/v1/rerank"),
+        ("generate", "POST", "/v1/embeddings"),
         ("ingest", "POST", "/admin/precompute"),
         ("ingest", "GET", "/admin/jobs/none"),
         ("admin", "GET", "/admin/documents"),
@@ -100,7 +109,7 @@ def test_a_key_that_is_nearly_right_is_wrong(keyed: Rig, create: Create, change:
 def test_every_route_asks_for_its_scope_and_no_other(
     keyed: Rig, create: Create, scope: str, method: str, path: str
 ) -> None:
-    body = {"json": {}} if method == "POST" else {}
+    body = {"json": BODIES.get(path, {})} if method == "POST" else {}
     for given in ("generate", "ingest", "admin", "metrics"):
         key = create("--scope", given)
         reply = keyed.http.request(method, path, headers=with_key(key), **body)
@@ -227,6 +236,31 @@ def test_tokens_per_minute_of_a_key(keyed: Rig, create: Create) -> None:
     assert refused.status_code == 429
     assert refused.json()["error"]["param"] == "tokens_per_minute"
     assert int(refused.headers["retry-after"]) > 60, "more than a minute's worth was used"
+
+
+def test_tokens_that_are_embedded_count(keyed: Rig, create: Create) -> None:
+    key = with_key(create("--tokens-per-minute", "20"))
+    body = {"input": ["a word " * 10, "another " * 15]}
+    assert keyed.http.post("/v1/embeddings", json=body, headers=key).status_code == 200
+    refused = keyed.http.post("/v1/search", json={"query": "Oslo"}, headers=key)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["param"] == "tokens_per_minute"
+
+
+def test_a_search_sees_the_documents_of_its_tenant_only(keyed: Rig, create: Create) -> None:
+    red, blue = (with_key(create("--tenant", tenant)) for tenant in ("red", "blue"))
+    document = {"doc_id": "oslo", "text": "Oslo is red."}
+    job = keyed.http.post("/admin/precompute", json={"documents": [document]}, headers=red).json()
+    path = f"/admin/jobs/{job['job_id']}"
+    until(lambda: keyed.http.get(path, headers=red).json()["state"] == "succeeded", "ingested")
+    body = {"query": "Oslo"}
+    (found,) = keyed.http.post("/v1/search", json=body, headers=red).json()["results"]
+    assert found["text"] == "Oslo is red."
+    for others in (blue, {}):
+        answer = keyed.http.post("/v1/search", json=body, headers=others).json()
+        assert answer["results"] == [] and answer["warnings"] == ["there are no documents"]
+    named = keyed.http.post("/v1/search", json={**body, "documents": ["oslo"]}, headers=blue)
+    assert named.status_code == 404
 
 
 def test_buckets_fill_again_and_tenants_have_their_own() -> None:

@@ -17,6 +17,7 @@ from retriever.testing import HashingEmbedder
 from service.gateway.corpus.job_database import JobDatabase
 from service.gateway.corpus.job_records import UploadedDocument
 from service.gateway.corpus.job_store import JobStore
+from service.gateway.corpus.spool_folder import SpoolFolder
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Precompute, Purge
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
@@ -120,7 +121,7 @@ def test_what_was_not_accepted_is_forgotten_at_the_next_start(folder: Path, data
         pass
     database = JobDatabase(data / "jobs.sqlite3")
     database.start()
-    JobStore(database).begin("")
+    JobStore(database, SpoolFolder(data / "spool")).begin("")
     database.close()
     assert spooling(data) == 1
     with running(folder, data):
@@ -278,7 +279,7 @@ def test_jobs_of_the_first_release_go_on(tmp_path: Path) -> None:
     database = JobDatabase(path)
     database.start()
     try:
-        store = JobStore(database)
+        store = JobStore(database, SpoolFolder(tmp_path / "spool"))
         done, waiting = store.get("one", ""), store.get("two", "")
         assert done is not None and (done.state, done.chunks) == ("succeeded", 2)
         assert waiting is not None and waiting.state == "queued"
@@ -339,11 +340,16 @@ def test_an_open_job_says_how_long_it_takes(rig: Rig) -> None:
 def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
     database = JobDatabase(tmp_path / "jobs.sqlite3")
     database.start()
-    store = JobStore(database)
+    store = JobStore(database, SpoolFolder(tmp_path / "spool"))
     job_id = store.begin("")
     store.spool(job_id, [UploadedDocument("d", "default", "text", b"eight to")])
     store.accept(job_id, None, b"")
     with database.transaction() as write:
+        for trigger in ("freed_by_update", "freed_by_delete"):
+            write.execute(f"DROP TRIGGER {trigger}")
+        for table in ("freed_files", "events"):
+            write.execute(f"DROP TABLE {table}")
+        write.execute("ALTER TABLE documents DROP COLUMN spooled")
         write.execute("ALTER TABLE documents DROP COLUMN tokens")
         write.execute("PRAGMA user_version = 3")
     database.close()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from retriever import EndpointEmbedder
 from retriever.embedders.base import CountedVectors
 from retriever.testing import HashingEmbedder
+from service.gateway.search.call_limit import MAX_CALLS
 from service.gateway.search.embedding_service import BATCH_TEXTS
 from tests.retriever.http_endpoint import endpoint
-from tests.service.gateway.rig import Rig, running
+from tests.service.gateway.rig import Rig, running, until
 
 TEXTS = ["the red fox", "an owl at night", "the red fox"]
 
@@ -81,8 +86,6 @@ def test_an_endpoint_says_how_many_tokens_it_read(folder: Path, data: Path) -> N
         return 200, {"data": rows, "usage": {"prompt_tokens": 7 * len(rows)}}
 
     with endpoint(answer) as model:
-        from retriever import EndpointEmbedder
-
         embedder: Any = EndpointEmbedder(model.url, "far")
         with running(folder, data, embedder=embedder) as rig:
             body = embed(rig, ["a", "b"], model="far").json()
@@ -98,8 +101,6 @@ def test_a_call_whose_client_is_gone_is_given_up_between_batches(folder: Path, d
 
     class Slow(HashingEmbedder):
         def embed_counted(self, texts: Any) -> CountedVectors:
-            import time
-
             if texts[0].startswith("slow"):
                 time.sleep(0.2)
                 done.append(len(texts))
@@ -112,3 +113,26 @@ def test_a_call_whose_client_is_gone_is_given_up_between_batches(folder: Path, d
         # Another call is not held up by the rest: it would take ten seconds.
         assert rig.http.post("/v1/embeddings", json={"input": "quick"}, timeout=5).is_success
         assert len(done) < 10
+
+
+def test_so_many_calls_at_a_time_and_answers_are_not_held_up(folder: Path, data: Path) -> None:
+    release = threading.Event()
+
+    class Stuck(HashingEmbedder):
+        def embed_counted(self, texts: Any) -> CountedVectors:
+            if texts[0] == "stuck":
+                assert release.wait(30)
+            return super().embed_counted(texts)
+
+    with running(folder, data, embedder=Stuck()) as rig, ThreadPoolExecutor(MAX_CALLS) as pool:
+        try:
+            asked = [pool.submit(embed, rig, "stuck") for _ in range(MAX_CALLS)]
+            until(lambda: rig.gateway.limiter.in_flight == MAX_CALLS, "all calls are under way")
+            refused = embed(rig, "one more")
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            assert refused.json()["error"]["code"] == "overloaded"
+            assert rig.ask(top_k=1).status_code == 200
+        finally:
+            release.set()
+        assert all(one.result().is_success for one in asked)
+        assert embed(rig, "one more").is_success

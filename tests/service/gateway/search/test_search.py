@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,6 +148,8 @@ def test_a_floor_for_a_reranker_that_fails_is_not_applied(folder: Path, data: Pa
         ({"documents": ["nobody"]}, 404, "documents", "no document 'nobody'"),
         ({"filter": {"a": {"near": 1}}}, 422, "filter.a.near", "near"),
         ({"min_score": "0.5"}, 422, "min_score", "min_score"),
+        ({"min_score": 0.04}, 422, "min_score", "or choose retrieval dense"),
+        ({"min_score": 1.1, "retrieval": "dense"}, 422, "min_score", "at most 1"),
         ({"rerank": True}, 422, "rerank", "KVSTITCH_RERANKER_URL"),
         ({"topk": 3}, 422, "topk", "known are: collection, top_k"),
         ({"question": "x"}, 422, "question", "not a known field"),
@@ -191,8 +194,6 @@ def test_results_say_where_in_their_document_they_are(rig: Rig) -> None:
 def test_a_deadline_that_passes_is_a_504(folder: Path, data: Path) -> None:
     class Slow(HashingEmbedder):
         def embed_counted(self, texts: Any) -> Any:
-            import time
-
             if "slow" in texts[0]:
                 time.sleep(1.0)
             return super().embed_counted(texts)

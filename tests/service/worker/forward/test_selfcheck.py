@@ -31,7 +31,7 @@ def test_another_attention_scale_is_refused() -> None:
 
 def test_other_rotary_frequencies_are_refused() -> None:
     adapter = adapter_for(random_model(tiny_config("qwen2")))
-    adapter.rope.cos, adapter.rope.sin = adapter.rope.sin, adapter.rope.cos
+    adapter.ropes[0].cos, adapter.ropes[0].sin = adapter.ropes[0].sin, adapter.ropes[0].cos
     with pytest.raises(ModelRefused):
         selfcheck.check(adapter)
 
@@ -39,12 +39,12 @@ def test_other_rotary_frequencies_are_refused() -> None:
 def test_a_rotation_that_does_not_compose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right in a full prefill, wrong when stored keys are moved: only stitching shows it."""
     adapter = adapter_for(random_model(tiny_config("llama")))
-    rotate = adapter.rope.rotate
+    rotate = adapter.ropes[0].rotate
 
     def shifted(x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         # `out` is given only where stored keys are placed.
         return rotate(x, positions if out is None else positions + 1, out)
 
-    monkeypatch.setattr(adapter.rope, "rotate", shifted)
+    monkeypatch.setattr(adapter.ropes[0], "rotate", shifted)
     with pytest.raises(ModelRefused, match="stitched prompt differs"):
         selfcheck.check(adapter)

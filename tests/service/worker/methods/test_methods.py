@@ -235,7 +235,7 @@ def kept_by(
             fresh_v=fresh,
             cached=[None, None],
             scale=8**-0.5,
-            rotate=tiny("llama").adapter.rope.rotate,
+            rotate=tiny("llama").adapter.ropes[0].rotate,
             flops=counts,
         )
         prompt = prompt_attention(

@@ -237,3 +237,36 @@ def test_a_text_is_found_where_it_stands(
     whole = [*text[:at], *part, *text[at:]] if inserted else text
     stands = any(whole[i : i + len(part)] == part for i in range(len(whole)))
     assert holds(torch.tensor(whole, dtype=torch.long), part) == stands
+
+
+@pytest.mark.parametrize("documents", [[], DOCUMENTS], ids=["chat", "documents"])
+@pytest.mark.parametrize("method", [VANILLA, SCOUT], ids=lambda m: m.name)
+def test_prompts_that_come_together_share_their_beginning(
+    kept: Rig, fresh: Rig, method: Method, documents: Sequence[Chunk]
+) -> None:
+    """The first is still being answered when the others start."""
+    beginning = words(8, 60)
+    questions = [[*beginning, *words(20 + n, 9)] for n in range(4)]
+    names = [kept.submit(method, documents, question=q, max_tokens=48) for q in questions]
+    begin(kept, names[-1])
+    assert len(kept.engine.scheduler.running) == 4  # nothing was answered and kept meanwhile
+    kept.run()
+    reused = [kept.done(name).report.reused_tokens for name in names]
+    alike = kept.done(names[0]).report.prompt_tokens - 9
+    exact = method == VANILLA or not documents
+    assert reused == ([0, *[alike] * 3] if exact else [0] * 4)
+    for name, question in zip(names, questions, strict=True):
+        expected, _ = fresh.answer(method, documents, question=question, max_tokens=48)
+        assert kept.tokens(name) == expected
+    assert kept.engine.pool_free_share == 1.0
+
+
+def test_the_same_prompt_twice_at_once_is_computed_once(kept: Rig, fresh: Rig) -> None:
+    """By any method: the second continues the first one's repaired KV."""
+    names = [kept.submit(SCOUT, DOCUMENTS, question=ASKED, max_tokens=12) for _ in range(2)]
+    kept.run()
+    first, second = (kept.done(name).report for name in names)
+    assert second.reused_tokens == second.prompt_tokens and first.reused_tokens == 0
+    assert {d.tier for d in second.documents} == {"pool"}
+    expected, _ = fresh.answer(SCOUT, DOCUMENTS, question=ASKED, max_tokens=12)
+    assert [kept.tokens(name) for name in names] == [expected] * 2

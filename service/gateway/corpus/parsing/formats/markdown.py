@@ -15,7 +15,7 @@ _LINE = re.compile(r"\r\n|\r|\n")
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a text in UTF-8; its title is the first heading of level 1, if there is one."""
-    text = content.decode()
+    text = content.decode("utf-8-sig")
     starts = [0, *(end.end() for end in _LINE.finditer(text))]
     found = [
         (starts[opening.map[0]], opening.tag, inline.content.strip())

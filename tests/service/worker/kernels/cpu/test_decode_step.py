@@ -16,16 +16,24 @@ from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
-from tests.service.worker.tiny import FAMILIES, assert_close, random_model, tiny_config
+from tests.service.worker.tiny import (
+    FAMILIES,
+    NO_HEAD_DIM,
+    PLAIN_FAMILIES,
+    assert_close,
+    random_model,
+    rope_of,
+    tiny_config,
+)
 
 WIDTHS = {"hidden_size": 192, "intermediate_size": 96, "vocab_size": 101}
 LONG = (*LENGTHS, 127, 128, 129, 300)  # around a block of keys, and a tile
 
 
 def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> DecoderAdapter:
-    head_dim = {} if family == "qwen2" else {"head_dim": 32}
+    head_dim = {} if family in NO_HEAD_DIM else {"head_dim": 32}
     config = tiny_config(
-        family, "llama3", **{"max_position_embeddings": 512, **WIDTHS, **head_dim, **changes}
+        family, rope_of(family), **{"max_position_embeddings": 512, **WIDTHS, **head_dim, **changes}
     )
     return adapter_for(random_model(config, dtype=dtype))
 
@@ -43,8 +51,16 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch, compiled: Any, bf16_dot: bool) ->
     monkeypatch.setattr(decode, "kernel_for", made)
 
 
+BY_KERNEL = [*PLAIN_FAMILIES, "phi3"]
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(BY_KERNEL)))
+def test_families_with_other_layers_decode_by_operations(family: str) -> None:
+    assert model_of(family).weights() is None
+
+
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BY_KERNEL)
 def test_it_computes_what_the_operations_compute(
     by_kernel: None, monkeypatch: pytest.MonkeyPatch, family: str, ragged: bool
 ) -> None:

@@ -22,6 +22,7 @@ from tests.service.worker.tiny import (
     assert_close,
     assert_same,
     random_model,
+    rope_of,
     tiny_config,
     tiny_of,
 )
@@ -75,42 +76,58 @@ def test_bias_free_llama() -> None:
 def test_bfloat16_stays_near_float32(family: str) -> None:
     """The same weights in bf16: the loop loses no more than bf16 itself does
     (transformers' own bf16 forward is the measure)."""
-    exact = random_model(tiny_config(family, "llama3"))
+    exact = random_model(tiny_config(family, rope_of(family)))
     expected = exact(torch.tensor([IDS])).logits[0, -1]
-    rounded = random_model(tiny_config(family, "llama3"), dtype=torch.bfloat16)
+    rounded = random_model(tiny_config(family, rope_of(family)), dtype=torch.bfloat16)
     theirs = float((rounded(torch.tensor([IDS])).logits[0, -1].float() - expected).abs().max())
     ours = tiny_of(rounded).stitch(Vanilla()).logits
     assert ours.dtype == torch.float32
     assert float((ours - expected).abs().max()) <= 2 * theirs + 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-        {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "short_factor": [1.0] * 8,
-            "long_factor": [2.0] * 8,
-            "original_max_position_embeddings": 64,
-        },
-    ],
-    ids=["dynamic", "longrope"],
-)
-def test_length_dependent_rope_is_refused(family: str, rope: dict[str, Any]) -> None:
-    """The message names the type, the served ones, and where to change it."""
-    made = random_model(tiny_config(family, rope))
-    with pytest.raises(ModelRefused) as refusal:
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": len(IDS),
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_longrope_is_served_where_it_does_not_change(family: str) -> None:
+    """Up to the original length, by the short factors; one token more and transformers' rotation is
+    another one."""
+    changes = {"original_max_position_embeddings": len(IDS)} if family == "phi3" else {}
+    made = tiny_of(random_model(tiny_config(family, LONGROPE, **changes)))
+    assert made.adapter.max_context == len(IDS)
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
+    longer = [*IDS, 44]
+    changed = made.model(torch.tensor([longer])).logits[0, len(IDS) - 1]
+    assert float((changed - theirs).abs().max()) > 1e-3
+
+
+def test_dynamic_rope_is_served_where_it_does_not_change() -> None:
+    made = tiny_of(random_model(tiny_config("llama", DYNAMIC, max_position_embeddings=len(IDS))))
+    assert made.adapter.max_context == len(IDS)
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
+
+
+def test_unknown_and_partial_rotations_are_refused() -> None:
+    """The message names the type and the served ones."""
+    made = random_model(tiny_config("llama"))
+    made.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
+    with pytest.raises(ModelRefused, match=r"'spiral' is not served.*yarn.*longrope") as refusal:
         adapter_for(made)
-    message = refusal.value.message
-    assert repr(rope["rope_type"]) in message
-    for served in ("default", "linear", "yarn", "llama3"):
-        assert served in message
-    assert "rope_parameters" in message and "config.json" in message
     assert refusal.value.field == "model"
+    made = random_model(tiny_config("llama"))
+    made.config.rope_parameters = {**made.config.rope_parameters, "partial_rotary_factor": 0.5}
+    with pytest.raises(ModelRefused, match=r"partial_rotary_factor 0\.5"):
+        adapter_for(made)
 
 
 def test_rope_scaling_of_older_config_files() -> None:
@@ -122,9 +139,8 @@ def test_rope_scaling_of_older_config_files() -> None:
     theirs = made.model(torch.tensor([IDS])).logits[0, -1]
     assert made.reference.frequencies[0] == 0.25
     assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
-    refused = {**old, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
-    with pytest.raises(ModelRefused, match="dynamic"):
-        adapter_for(random_model(FAMILIES["llama"].from_dict(refused)))
+    dynamic = {**old, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
+    assert adapter_for(random_model(FAMILIES["llama"].from_dict(dynamic))).max_context == 256
 
 
 def test_unknown_family_is_refused() -> None:
@@ -203,7 +219,7 @@ def test_facts(family: str) -> None:
     assert (adapter.layers, adapter.heads, adapter.kv_heads, adapter.head_dim) == (5, 6, 2, 16)
     assert adapter.kv_bytes_per_token == 2 * 5 * 2 * 16 * 4
     assert adapter.end_ids == {0}
-    assert adapter.scale == pytest.approx(0.25)
+    assert adapter.scale == pytest.approx(0.2 if family == "granite" else 0.25)
 
 
 def test_several_end_tokens() -> None:

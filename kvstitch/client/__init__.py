@@ -1,0 +1,50 @@
+"""A client of a running service, for blocking code and for coroutines.
+
+    with Client("http://localhost:8000") as client:
+        client.ingest([{"doc_id": "kettle", "text": "The warranty of the kettle is two years."}])
+        print(client.generate("How long is the warranty?").text)
+
+Both clients make the same calls (`calls`), repeat them by the same rules (`attempts`), and read
+the same results (`results`); only waiting and sending differ.
+"""
+
+from kvstitch.client.async_client import AsyncClient
+from kvstitch.client.errors import KvstitchError
+from kvstitch.client.events import Done, Event, Sources, Token
+from kvstitch.client.results import (
+    Answer,
+    CacheReport,
+    Citation,
+    Document,
+    Embeddings,
+    Explanation,
+    Job,
+    Methods,
+    Receipt,
+    Reranking,
+    SearchResult,
+    SearchResults,
+)
+from kvstitch.client.sync_client import Client
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "CacheReport",
+    "Citation",
+    "Client",
+    "Document",
+    "Done",
+    "Embeddings",
+    "Event",
+    "Explanation",
+    "Job",
+    "KvstitchError",
+    "Methods",
+    "Receipt",
+    "Reranking",
+    "SearchResult",
+    "SearchResults",
+    "Sources",
+    "Token",
+]

@@ -1,0 +1,241 @@
+"""Every error that a client raises: the service's own by their codes, and those of the way there.
+
+KvstitchError
+├── ConnectionFailed          nothing answered at this address, or the connection broke
+│   └── TimedOut              no answer in time
+├── UnexpectedResponse        something answered, but not as kvstitch does
+├── WaitedTooLong             `wait` gave up; the job goes on
+└── ServiceError              the service refused or failed; `code` says why
+    ├── InvalidRequest        a field is wrong, `field` names it
+    │   ├── UnknownMethod     no fusion or eviction method so named
+    │   ├── BodyTooLarge      the body or a document exceeds a limit
+    │   ├── PromptTooLong     the prompt exceeds the model's context
+    │   └── Unsupported       a known field of OpenAI's that is not supported
+    ├── Unauthenticated       no API key, or not a valid one
+    ├── Forbidden             the API key lacks a scope
+    ├── NotFound              unknown document, job, receipt or path
+    │   └── ModelNotFound     a model name that is not served
+    ├── Conflict              forbidden in the current state
+    │   ├── NotCalibrated     `kvstitch tune` was not run for this
+    │   └── NoReranker        the service has no reranker
+    ├── QuotaExceeded         a limit of the key or its tenant
+    ├── Unavailable           too busy, starting, or shutting down: try again later
+    │   └── RerankerFailed    the reranker's endpoint failed or is late
+    ├── DiskFull              nothing can be stored until there is room
+    ├── DeadlineExceeded      no token before the deadline
+    └── ServerError           a fault of the service
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+SHOWN_CHARS = 200
+
+
+class KvstitchError(Exception):
+    """Base of all errors.
+
+    Attributes:
+        message: For people: what is wrong and what to do.
+        code: The service's, stable and machine-readable; None: it did not come from the service.
+        field: Of the request, that is wrong; None if there is none.
+        status: Of the HTTP response; None if there is none, or the error came in a stream.
+        request_id: That the service's log names; None if there was no response.
+        retry_after: Seconds after which a retry may succeed; None if unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        field: str | None = None,
+        status: int | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.field = field
+        self.status = status
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+
+class ConnectionFailed(KvstitchError):
+    pass
+
+
+class TimedOut(ConnectionFailed):
+    pass
+
+
+class UnexpectedResponse(KvstitchError):
+    pass
+
+
+class WaitedTooLong(KvstitchError):
+    pass
+
+
+class ServiceError(KvstitchError):
+    pass
+
+
+class InvalidRequest(ServiceError):
+    pass
+
+
+class UnknownMethod(InvalidRequest):
+    pass
+
+
+class BodyTooLarge(InvalidRequest):
+    pass
+
+
+class PromptTooLong(InvalidRequest):
+    pass
+
+
+class Unsupported(InvalidRequest):
+    pass
+
+
+class Unauthenticated(ServiceError):
+    pass
+
+
+class Forbidden(ServiceError):
+    pass
+
+
+class NotFound(ServiceError):
+    pass
+
+
+class ModelNotFound(NotFound):
+    pass
+
+
+class Conflict(ServiceError):
+    pass
+
+
+class NotCalibrated(Conflict):
+    pass
+
+
+class NoReranker(Conflict):
+    pass
+
+
+class QuotaExceeded(ServiceError):
+    pass
+
+
+class Unavailable(ServiceError):
+    pass
+
+
+class RerankerFailed(Unavailable):
+    pass
+
+
+class DiskFull(ServiceError):
+    pass
+
+
+class DeadlineExceeded(ServiceError):
+    pass
+
+
+class ServerError(ServiceError):
+    pass
+
+
+BY_CODE: dict[str, type[ServiceError]] = {
+    "invalid_request": InvalidRequest,
+    "unknown_method": UnknownMethod,
+    "bad_body": InvalidRequest,
+    "body_too_large": BodyTooLarge,
+    "body_timeout": InvalidRequest,
+    "prompt_too_long": PromptTooLong,
+    "unsupported": Unsupported,
+    "unsupported_media_type": InvalidRequest,
+    "invalid_api_key": Unauthenticated,
+    "missing_scope": Forbidden,
+    "foreign_origin": Forbidden,
+    "unknown_host": Forbidden,
+    "not_found": NotFound,
+    "model_not_found": ModelNotFound,
+    "conflict": Conflict,
+    "not_calibrated": NotCalibrated,
+    "no_reranker": NoReranker,
+    "quota_exceeded": QuotaExceeded,
+    "overloaded": Unavailable,
+    "worker_unavailable": Unavailable,
+    "reranker_failed": RerankerFailed,
+    "disk_full": DiskFull,
+    "deadline_exceeded": DeadlineExceeded,
+    "worker_fault": ServerError,
+    "internal_error": ServerError,
+}
+
+
+def from_response(response: httpx.Response) -> KvstitchError:
+    """The error in a response whose body has been read, in either form that the service has."""
+    try:
+        content = response.json()
+        found = content.get("error") or content
+        message, code = found.get("detail") or found["message"], found["code"]
+        field = found.get("field") or found.get("param")
+    except (ValueError, AttributeError, LookupError):
+        shown = response.text[:SHOWN_CHARS] or response.reason_phrase
+        return UnexpectedResponse(
+            f"{response.url} answered {response.status_code}, but not as kvstitch does: {shown}",
+            status=response.status_code,
+        )
+    return _by_code(code, response.status_code)(
+        message,
+        code=code,
+        field=field,
+        status=response.status_code,
+        request_id=response.headers.get("x-request-id"),
+        retry_after=retry_after(response),
+    )
+
+
+def from_event(data: dict[str, Any], response: httpx.Response) -> KvstitchError:
+    """The error that ends a stream."""
+    found = data["error"]
+    return _by_code(found["code"], None)(
+        found["message"],
+        code=found["code"],
+        field=found.get("param"),
+        request_id=response.headers.get("x-request-id"),
+    )
+
+
+def from_transport(error: httpx.TransportError | httpx.InvalidURL, url: str) -> KvstitchError:
+    """The error for a connection that failed."""
+    kind = TimedOut if isinstance(error, httpx.TimeoutException) else ConnectionFailed
+    said = str(error) or type(error).__name__
+    return kind(f"no answer from {url}: {said}; is the service running there?")
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the response asks to wait; None if it does not say."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdigit() else None
+
+
+def _by_code(code: str, status: int | None) -> type[ServiceError]:
+    """A newer service may have codes that are not known here."""
+    if code in BY_CODE:
+        return BY_CODE[code]
+    return InvalidRequest if status is not None and status < 500 else ServerError

@@ -1,0 +1,49 @@
+"""Makes dataclasses of JSON, by the types of their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+R = TypeVar("R")
+
+
+def read(kind: type[R], data: Any) -> R:
+    """Make a result of JSON.
+
+    Raises:
+        LookupError, TypeError: The JSON is something else.
+    """
+    made: R = _read(kind, data)
+    return made
+
+
+def _read(kind: Any, data: Any) -> Any:
+    hints = _hints(kind)
+    given: dict[str, Any] = {"raw": data} if "raw" in hints else {}
+    for field in dataclasses.fields(kind):
+        if field.name != "raw" and field.name in data:
+            given[field.name] = _value(hints[field.name], data[field.name])
+    return kind(**given)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _value(hint: Any, data: Any) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if data is None:
+            return None
+        hint = next(one for one in get_args(hint) if one is not type(None))
+        origin = get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        return _read(hint, data)
+    if origin is list:
+        (item,) = get_args(hint)
+        return [_value(item, one) for one in data]
+    return data

@@ -1,0 +1,301 @@
+"""The client for blocking code."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx
+
+from kvstitch.client import calls
+from kvstitch.client.attempts import FAULTS, Attempts
+from kvstitch.client.calls import Call
+from kvstitch.client.connection import Connection
+from kvstitch.client.errors import from_transport
+from kvstitch.client.files import File, form_fields, read_files
+from kvstitch.client.options import GenerateOptions, NewDocument, SearchOptions
+from kvstitch.client.progress import OnProgress, Pages, Waiting
+from kvstitch.client.results import (
+    Answer,
+    Document,
+    Embeddings,
+    Explanation,
+    Job,
+    Methods,
+    Receipt,
+    Reranking,
+    SearchResults,
+)
+from kvstitch.client.streams import AnswerStream
+
+T = TypeVar("T")
+
+
+class Client:
+    """A service, for blocking code. Any number of threads may use it.
+    Close it, or use it in a `with`.
+
+    Every call raises `kvstitch.client.errors.KvstitchError`: `ServiceError` and its kinds where
+    the service refused, `ConnectionFailed` where nothing answered.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 2,
+        max_wait_s: float = 30.0,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            base_url: Of the service; None: KVSTITCH_URL, else http://localhost:8000.
+            api_key: None: KVSTITCH_API_KEY, else none is sent.
+            timeout_s: Longest silence of the service within a call.
+            max_retries: How often a call is repeated: after a 429 or 503 with Retry-After, and
+                after a connection failed if sending twice is the same as sending once.
+            max_wait_s: A call is not repeated if the service asks to wait longer.
+
+        Raises:
+            InvalidRequest: The key has characters that no key has.
+        """
+        self._connection = Connection.make(
+            base_url,
+            api_key,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            max_wait_s=max_wait_s,
+        )
+        self._http = httpx.Client(**self._connection.for_httpx())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def generate(self, question: str | None = None, **options: Unpack[GenerateOptions]) -> Answer:
+        """An answer, whole; `question`, or the option `messages`."""
+        return self._send(calls.generate(question, options))
+
+    def stream(
+        self, question: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> AnswerStream:
+        """An answer as events while it is generated."""
+        call = calls.stream(question, options)
+        return AnswerStream(self._open(call, Attempts(call, self._connection)))
+
+    def explain(
+        self, question: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> Explanation:
+        """What an answer would take; nothing is generated."""
+        return self._send(calls.explain(question, options))
+
+    def search(self, query: str, **options: Unpack[SearchOptions]) -> SearchResults:
+        """The passages that an answer would be given."""
+        return self._send(calls.search(query, options))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        model: str | None = None,
+    ) -> Reranking:
+        """Texts, best first, by the service's reranker."""
+        return self._send(calls.rerank(query, documents, top_n, model))
+
+    def embeddings(self, texts: Sequence[str], *, model: str | None = None) -> Embeddings:
+        """Vectors of texts, by the service's embedder."""
+        return self._send(calls.embeddings(texts, model))
+
+    def methods(self) -> Methods:
+        """Fusion and eviction methods, their parameters, and the defaults."""
+        return self._send(calls.methods())
+
+    def status(self) -> dict[str, Any]:
+        """The state of the service: model, corpus, tiers, requests in flight."""
+        return self._send(calls.status())
+
+    # -- documents in ----------------------------------------------------------------------------
+
+    def precompute(
+        self,
+        documents: Sequence[NewDocument],
+        *,
+        collection: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Hand documents in: they are on disk when this returns; `wait` waits for their KV.
+
+        Args:
+            documents: New ones, or new revisions.
+            collection: Of documents that name none.
+            idempotency_key: With the same one, the same documents are taken once; None: one that
+                is used for this call and its retries only.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        return self._send(calls.precompute(documents, collection, key))
+
+    def precompute_files(
+        self,
+        files: Iterable[File],
+        *,
+        collection: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Hand files in, Markdown, text, HTML or PDF; their names become document ids.
+
+        Args:
+            files: Paths, or pairs of name and content.
+            collection: Of all of them.
+            metadata: Of all of them.
+            idempotency_key: As for `precompute`.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        contents = read_files(files)
+        fields = form_fields(collection, metadata)
+        return self._send(calls.precompute_files(contents, fields, key))
+
+    def ingest(
+        self,
+        documents: Sequence[NewDocument],
+        *,
+        collection: str | None = None,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Job:
+        """`precompute`, then `wait`. Documents that failed are in the job's `errors`."""
+        job = self.precompute(documents, collection=collection)
+        return self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
+
+    def ingest_files(
+        self,
+        files: Iterable[File],
+        *,
+        collection: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Job:
+        """`precompute_files`, then `wait`. Files that failed are in the job's `errors`."""
+        job = self.precompute_files(files, collection=collection, metadata=metadata)
+        return self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def get_job(self, job_id: str) -> Job:
+        return self._send(calls.get_job(job_id))
+
+    def list_jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[Job]:
+        """Jobs, newest first, page by page; at most `limit`."""
+        return self._items(Pages(partial(calls.job_page, state), limit))
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Leave what is not done. Conflict: the job has ended."""
+        return self._send(calls.cancel_job(job_id))
+
+    def wait(
+        self,
+        job: Job | str,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Job:
+        """Wait until a job has ended, however it ends.
+
+        Args:
+            job: The job or its id.
+            on_progress: Called with the job, first and whenever something changed.
+            timeout_s: Longest time to wait.
+
+        Raises:
+            WaitedTooLong: The time is up; the job goes on.
+        """
+        waiting = Waiting(on_progress, timeout_s)
+        found = self.get_job(job if isinstance(job, str) else job.job_id)
+        while (pause_s := waiting.pause_before_next(found)) is not None:
+            time.sleep(pause_s)
+            found = self.get_job(found.job_id)
+        return found
+
+    # -- stored documents ------------------------------------------------------------------------
+
+    def get_document(self, doc_id: str, *, collection: str | None = None) -> Document:
+        """A document with its text."""
+        return self._send(calls.get_document(doc_id, collection))
+
+    def list_documents(
+        self, *, collection: str | None = None, limit: int | None = None
+    ) -> Iterator[Document]:
+        """Documents by doc_id, page by page, without their texts; at most `limit`."""
+        return self._items(Pages(partial(calls.document_page, collection), limit))
+
+    def delete_document(self, doc_id: str, *, collection: str | None = None) -> Receipt:
+        """Remove a document: text, vectors, and KV in every tier. NotFound: there is none."""
+        return self._send(calls.delete_document(doc_id, collection))
+
+    def delete_documents(
+        self,
+        doc_ids: Sequence[str] | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        collection: str | None = None,
+    ) -> Receipt:
+        """Remove documents by id, or by what their metadata says; unknown ids are ignored."""
+        return self._send(calls.delete_documents(doc_ids, filter, collection))
+
+    def get_receipt(self, receipt_id: str) -> Receipt:
+        """A deletion's receipt, and whether anything is still owed."""
+        return self._send(calls.get_receipt(receipt_id))
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _send(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self._connection)
+        response = self._open(call, attempts)
+        try:
+            response.read()
+        except FAULTS as fault:
+            raise from_transport(fault, self._connection.base_url) from fault
+        finally:
+            response.close()
+        return attempts.result(response)
+
+    def _open(self, call: Call[T], attempts: Attempts[T]) -> httpx.Response:
+        """The response that counts, before its body is read; an error is raised."""
+        while True:
+            try:
+                request = self._http.build_request(
+                    call.method, call.path, headers=dict(call.headers), **call.content
+                )
+                response = self._http.send(request, stream=True)
+                if response.is_success:
+                    return response
+                response.read()
+                pause_s = attempts.pause_after(response)
+            except FAULTS as fault:
+                pause_s = attempts.pause_after_fault(fault)
+            time.sleep(pause_s)
+
+    def _items(self, pages: Pages[T]) -> Iterator[T]:
+        while (call := pages.next_call()) is not None:
+            yield from pages.items(self._send(call))

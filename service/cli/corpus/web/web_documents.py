@@ -1,0 +1,100 @@
+"""Fetched pages as documents, called by their URL."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from service.cli.corpus.files import DocumentToSend, Read
+from service.cli.corpus.folder_scan import OTHER_KIND, SkippedFile, UnsendableDocument
+from service.cli.corpus.web.fetch import Fetched, Fetcher, FetchLimits, NotFetched
+from service.cli.corpus.web.url_list import of_file, of_sitemap, without_repetitions
+from service.cli.service_client import WrongArgument
+from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+
+REPEATED = "named before"
+TOO_MANY = "beyond --max-urls"
+MAX_BYTES = 32 << 20
+MAX_SECONDS = 60.0
+_NAMELESS = ("", "application/octet-stream", "text/plain")  # types that say nothing
+_UNSENDABLE = '"\\'
+
+
+def fetch_all(args: argparse.Namespace) -> Iterator[Read]:
+    """Yields every page of --urls and --sitemap, or why there is none.
+
+    Raises:
+        CommandError: The list of URLs cannot be had.
+    """
+    limits = FetchLimits(_hosts(args), MAX_BYTES, MAX_SECONDS, args.allow_private_addresses)
+    with Fetcher(limits) as fetcher:
+        count = 0
+        for url, again in without_repetitions(_urls(args, fetcher)):
+            if again or count >= args.max_urls:
+                yield SkippedFile(url, REPEATED if again else TOO_MANY)
+                continue
+            count += 1
+            yield _document(url, fetcher)
+
+
+def _urls(args: argparse.Namespace, fetcher: Fetcher) -> Iterator[str]:
+    if args.urls is not None:
+        yield from of_file(args.urls)
+    if args.sitemap is not None:
+        yield from of_sitemap(args.sitemap, fetcher)
+
+
+def _hosts(args: argparse.Namespace) -> frozenset[str]:
+    """The hosts that are named, and the sitemap's own.
+
+    Raises:
+        WrongArgument: There are none.
+    """
+    hosts = {host.lower() for host in args.allow_host or []}
+    if args.sitemap is not None:
+        try:
+            hosts.add(urlsplit(args.sitemap).hostname or "")
+        except ValueError as error:
+            raise WrongArgument(f"{args.sitemap} is not a URL: {error}") from error
+    if not hosts:
+        raise WrongArgument("--urls needs --allow-host HOST, for each host that may be asked")
+    return frozenset(hosts)
+
+
+def _document(url: str, fetcher: Fetcher) -> Read:
+    if any(char in _UNSENDABLE for char in url) or not url.isprintable():
+        return UnsendableDocument(url, "it has quotes or control characters", "no URL")
+    try:
+        page = fetcher.get(url)
+        media_type, content = page.media_type, _in_utf8(page)
+    except NotFetched as error:
+        return UnsendableDocument(url, str(error), error.reason)
+    path = urlsplit(url).path
+    if media_type in _NAMELESS:
+        kind = file_kind(path, "", content)
+        media_type = "text/plain"
+        if kind in UTF8_KINDS:
+            try:
+                content.decode()
+            except UnicodeDecodeError as error:
+                message = f"not valid UTF-8 (byte {error.start})"
+                return UnsendableDocument(url, message, "not valid UTF-8")
+    elif media_type not in KIND_OF_MEDIA_TYPE:
+        return SkippedFile(url, OTHER_KIND, media_type)
+    return DocumentToSend(url, media_type, content)
+
+
+def _in_utf8(page: Fetched) -> bytes:
+    """The content; of text in another charset that the server names, converted.
+
+    Raises:
+        NotFetched: It is not in that charset.
+    """
+    if not page.media_type.startswith("text/") or page.charset in ("", "utf-8", "utf8"):
+        return page.content
+    try:
+        # The mark at the beginning says that it is UTF-8, whatever the page says of itself.
+        return page.content.decode(page.charset).encode("utf-8-sig")
+    except (LookupError, UnicodeError) as error:
+        raise NotFetched("not in the charset that its server names", str(error)) from error

@@ -1,0 +1,48 @@
+"""Which files can be read: names and media types of every kind, and how a file's kind is found."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+PDF_START = b"%PDF-"
+_ZIP_START = b"PK\x03\x04"
+_OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_STARTS = {PDF_START: "pdf", _ZIP_START: "office", _OLE_START: "office"}
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+# (kind, media type, suffixes). Office's formats and EPUB are one kind: the parser tells them apart.
+_FORMATS = (
+    ("text", "text/plain", (".txt", ".text")),
+    ("md", "text/markdown", (".md", ".markdown")),
+    ("rst", "text/x-rst", (".rst",)),
+    ("html", "text/html", (".html", ".htm")),
+    ("html", "application/xhtml+xml", (".xhtml",)),
+    ("csv", "text/csv", (".csv",)),
+    ("csv", "text/tab-separated-values", (".tsv", ".tab")),
+    ("eml", "message/rfc822", (".eml",)),
+    ("pdf", "application/pdf", (".pdf",)),
+    ("office", _OFFICE + "wordprocessingml.document", (".docx",)),
+    ("office", _OFFICE + "presentationml.presentation", (".pptx",)),
+    ("office", _OFFICE + "spreadsheetml.sheet", (".xlsx",)),
+    ("office", "application/epub+zip", (".epub",)),
+)
+MEDIA_TYPE_OF_SUFFIX = {suffix: media for _, media, names in _FORMATS for suffix in names}
+KIND_OF_SUFFIX = {suffix: kind for kind, _, names in _FORMATS for suffix in names}
+# Plain text says nothing: clients send it for files of kinds that they do not know.
+KIND_OF_MEDIA_TYPE = {media: kind for kind, media, _ in _FORMATS if kind != "text"}
+
+UTF8_KINDS = ("text", "md", "rst")  # kept as they are, so they must be valid UTF-8
+BINARY_KINDS = ("pdf", "office")  # mostly pictures and markup, so they may be larger
+
+
+def kind_of_start(content: bytes | bytearray) -> str | None:
+    """The kind that the first bytes of a file tell, whatever its name says."""
+    return next((kind for start, kind in _STARTS.items() if content.startswith(start)), None)
+
+
+def file_kind(name: str, media_type: str, content: bytes) -> str:
+    """Kind of a file by its first bytes, else its media type, else its name, else "text"."""
+    return (
+        kind_of_start(content)
+        or KIND_OF_MEDIA_TYPE.get(media_type)
+        or KIND_OF_SUFFIX.get(PurePath(name).suffix.lower(), "text")
+    )

@@ -1,0 +1,1 @@
+"""Tells a URL of the operator's that a job has ended."""

@@ -1,0 +1,18 @@
+"""Mixtral: every MLP is several experts, whose probabilities are normalised in fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.worker.model.adapters.experts import ExpertsAdapter
+
+
+class Adapter(ExpertsAdapter):
+    family = "mixtral"
+
+    def expert_width(self) -> int:
+        return int(self.config.intermediate_size)
+
+    def router_weights(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+        return chosen / chosen.sum(-1, keepdim=True)

@@ -1,0 +1,17 @@
+"""Qwen3 with experts (30B-A3B, 235B-A22B): norms on query and key heads, and some dense layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from service.worker.model.adapters.experts import ExpertsAdapter
+from service.worker.model.adapters.norms import norm
+
+
+class Adapter(ExpertsAdapter):
+    family = "qwen3_moe"
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return norm(attention.q_norm, q), norm(attention.k_norm, k)

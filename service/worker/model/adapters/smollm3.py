@@ -1,0 +1,17 @@
+"""SmolLM3: Llama, with some layers that do not rotate queries and keys."""
+
+from __future__ import annotations
+
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.rope import RotaryTable
+
+
+class Adapter(DecoderAdapter):
+    family = "smollm3"
+    has_plain_layers = False
+
+    def rotary_tables(self) -> list[RotaryTable]:
+        tables = super().rotary_tables()
+        none = RotaryTable.none(tables[0])
+        rotated = self.config.no_rope_layers  # 1: rotates, as its name does not say
+        return [table if r else none for table, r in zip(tables, rotated, strict=True)]
