@@ -20,10 +20,9 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Citation:
+class FoundPassage:
     """A passage; `index` is its place in the prompt or the ranking, from 1. `score` is what it was
-    ranked by: cosine, BM25, reciprocal ranks, or the reranker's score. Fields from `used` on are
-    known once there is an answer; quotes are spans of the document."""
+    ranked by: cosine, BM25, reciprocal ranks, or the reranker's score."""
 
     index: int
     doc_id: str
@@ -40,6 +39,13 @@ class Citation:
     text: str | None = None
     page: str | None = None
     heading: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Citation(FoundPassage):
+    """A passage that an answer was given. Fields from `used` on are known once there is an answer;
+    quotes are spans of the document."""
+
     url: str | None = None
     used: bool | None = None
     support: float | None = None
@@ -48,7 +54,7 @@ class Citation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult(Citation):
+class SearchResult(FoundPassage):
     """A passage of a search, with its document's metadata."""
 
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
