@@ -29,6 +29,7 @@ test: setup
 	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
 	scripts/install-redis.sh
 	scripts/install-chromium.sh
+	scripts/install-axe.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 	$(VENV)/python -m pytest -n 2 --dist loadfile

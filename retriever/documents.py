@@ -157,10 +157,12 @@ class DocFilter:
     Attributes:
         doc_ids: only these documents; None: all.
         where: only documents whose metadata passes this filter.
+        named: only documents whose id or title contains this, in whatever case; "": all.
     """
 
     doc_ids: tuple[str, ...] | None = None
     where: Filter = MATCH_ALL
+    named: str = ""
 
 
 def canonical_metadata(metadata: Mapping[str, Any]) -> str:

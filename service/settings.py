@@ -7,6 +7,7 @@ Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DA
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from service.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
 MIN_SECRET_CHARS = 16
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
 def default_data_dir() -> Path:
@@ -78,6 +80,11 @@ class Settings(BaseSettings):
     )
     allowed_origins: str = Field(
         "", description="other sites whose pages may write, https://host:port, by commas; *: any"
+    )
+    cors_origins: str = Field(
+        "",
+        description="other sites whose pages may use the API, reading included, "
+        "https://host:port, by commas; *: any; empty: none",
     )
 
     # The engine.
@@ -233,6 +240,17 @@ class Settings(BaseSettings):
     def _known_prefix_mode(cls, value: str | None) -> str | None:
         if value is not None and value not in PREFIX_MODES:
             raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _exact_origins(cls, value: str) -> str:
+        for origin in filter(None, map(str.strip, value.split(","))):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: write scheme://host or scheme://host:port, "
+                    "without a path, as browsers send it"
+                )
         return value
 
     @field_validator("webhook_secret")

@@ -121,6 +121,8 @@ class Database:
             self._path, timeout=self._wait_s, isolation_level=None, check_same_thread=False
         )
         connection.row_factory = sqlite3.Row
+        # SQLite's own lower() knows ASCII only.
+        connection.create_function("casefold", 1, str.casefold, deterministic=True)
         connection.execute("PRAGMA foreign_keys = ON")
         # An acknowledged document survives a power cut; embedding costs far more than this fsync.
         connection.execute("PRAGMA synchronous = FULL")

@@ -19,11 +19,15 @@ def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
     """A WHERE condition and its values; for None the condition is always true."""
     if doc_filter is None:
         return "1", []
-    if doc_filter.doc_ids is None:
-        return _sql(doc_filter.where)
     condition, values = _sql(doc_filter.where)
-    named = "doc_id IN (SELECT value FROM json_each(?))"
-    return f"{named} AND {condition}", [json.dumps(list(doc_filter.doc_ids)), *values]
+    if doc_filter.named:
+        part = doc_filter.named.casefold()
+        condition = f"(instr(casefold(doc_id), ?) OR instr(casefold(title), ?)) AND {condition}"
+        values = [part, part, *values]
+    if doc_filter.doc_ids is not None:
+        condition = f"doc_id IN (SELECT value FROM json_each(?)) AND {condition}"
+        values = [json.dumps(list(doc_filter.doc_ids)), *values]
+    return condition, values
 
 
 def _sql(part: Filter) -> tuple[str, list[Any]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from typing import TypeAlias
 
 from service import __version__
-from service.cli import doctor, keys, model, serve, status, tune
+from service.cli import completion, doctor, keys, model, serve, status, tune
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     _model(commands.add_parser("model", help="models with names: list, fetch, path"))
     _tune(commands.add_parser("tune", help="measure which settings suit a model and documents"))
     _doctor(commands.add_parser("doctor", help="look for what is wrong, and say what to do"))
+    _completion(commands.add_parser("completion", help="complete commands in a shell"), made)
     return made
 
 
@@ -263,6 +265,15 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     ):
         add(name, type=int, help=help)
     parser.set_defaults(command=tune.run)
+
+
+def _completion(parser: argparse.ArgumentParser, whole: argparse.ArgumentParser) -> None:
+    parser.description = "Print a script that completes commands, options and their values."
+    parser.epilog = 'For bash: eval "$(kvstitch completion bash)"; zsh: source <(kvstitch ' \
+        "completion zsh); fish: kvstitch completion fish | source."  # fmt: skip
+    parser.add_argument("shell", choices=tuple(completion.SCRIPTS), metavar="SHELL", help="bash, "
+                        "zsh or fish")  # fmt: skip
+    parser.set_defaults(command=partial(completion.run, parser=whole))
 
 
 def _doctor(parser: argparse.ArgumentParser) -> None:

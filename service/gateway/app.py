@@ -11,7 +11,8 @@ from service import __version__
 from service.errors import KvstitchError
 from service.gateway import problems
 from service.gateway.composition import Gateway
-from service.gateway.http.browser_guard import BrowserGuard
+from service.gateway.http.browser_guard import BrowserGuard, comma_separated
+from service.gateway.http.cors import allow_origins
 from service.gateway.http.middleware import Authentication, BodyLimits, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
@@ -28,6 +29,7 @@ from service.gateway.http.routes import (
     openai,
     rag,
     retrieval_models,
+    root,
     search,
 )
 from service.gateway.http.services import GatewayServices
@@ -55,6 +57,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.services = services
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(BrowserGuard, settings=gateway.settings)
+    if origins := comma_separated(gateway.settings.cors_origins):
+        app.add_middleware(allow_origins, origins=origins)
     app.add_middleware(
         RequestContext,
         limits=BodyLimits(
@@ -68,7 +72,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     problems.install(app)
     for module in (
         *(rag, search, retrieval_models, openai, models),
-        *(ingest, jobs, documents, collections, gate, health, docs),
+        *(ingest, jobs, documents, collections, gate, health, docs, root),
     ):
         app.include_router(module.router)
     app.mount("/ui", console.Console(), name="console")

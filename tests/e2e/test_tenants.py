@@ -23,11 +23,11 @@ ONLY = {
 }
 
 
-def make_key(data_dir: Path, tenant: str) -> str:
+def make_key(data_dir: Path, tenant: str, *more: str) -> str:
     data_dir.mkdir(exist_ok=True)  # keys are made in the folder of a service
     command = [sys.executable, "-m", "service.cli", "keys", "create", "--json"]
     made = subprocess.run(
-        [*command, "--data-dir", str(data_dir), "--tenant", tenant],
+        [*command, "--data-dir", str(data_dir), "--tenant", tenant, *more],
         capture_output=True,
         text=True,
         check=True,

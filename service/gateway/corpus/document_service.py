@@ -43,9 +43,12 @@ class DocumentService:
         self._precompute = precompute
         self._gauges = gauges
 
-    async def page(self, scope: Scope, limit: int, cursor: str | None) -> DocumentPage:
+    async def page(
+        self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
+    ) -> DocumentPage:
+        """One page of the documents that pass `where`, in the order of doc_id."""
         self._retriever.require()
-        return await self._retriever.page(limit, cursor, scope=scope)
+        return await self._retriever.page(limit, cursor, where, scope=scope)
 
     async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
         """One document with its text.

@@ -62,7 +62,8 @@ class SpoolFolder:
 
     def sweep(self, named: Collection[str]) -> int:
         """Remove what no row names, before there are uploads; returns how many files that were."""
-        orphans = [path.name for path in self._folder.iterdir() if path.name not in named]
+        files = [path.name for path in self._folder.iterdir() if path.is_file()]
+        orphans = [name for name in files if name not in named]
         self.remove(orphans)
         return len(orphans)
 

@@ -32,10 +32,13 @@ class BrowserGuard:
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._hosts = _names(settings.allowed_hosts)
+        self._hosts = comma_separated(settings.allowed_hosts)
         if not self._hosts and not is_loopback(settings.host):
             self._hosts = frozenset({ANY})  # its names are known to the operator alone
-        self._origins = _names(settings.allowed_origins)
+        # Who may read answers may also ask: a question is a POST.
+        self._origins = comma_separated(settings.allowed_origins) | comma_separated(
+            settings.cors_origins
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -78,7 +81,8 @@ class BrowserGuard:
             )
 
 
-def _names(listed: str) -> frozenset[str]:
+def comma_separated(listed: str) -> frozenset[str]:
+    """The names of a setting, in lower case."""
     return frozenset(name.strip().lower() for name in listed.split(",") if name.strip())
 
 

@@ -34,7 +34,8 @@ STREAMED_TYPES = ("multipart/form-data", *JSON_LINES)
 SLOWEST_BYTES_PER_S = 16_384  # of a body that may take longer because it is long
 UPLOAD_PATH = "/admin/precompute"
 # Served without a key, because nothing here depends on anybody's documents.
-PUBLIC_PATHS = ("/health/", "/docs", "/openapi.json", "/ui")
+PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/ui")
+PUBLIC_FOLDERS = ("/health/", "/ui/")
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,10 @@ class RequestContext:
             await respond(Request(scope), cut_off())(scope, receive, send_with_id)
 
 
+def _is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)
+
+
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(
         f"the body is larger than {limit} bytes: send it in several calls", field="body"
@@ -151,7 +156,7 @@ class Authentication:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(PUBLIC_PATHS):
+        if scope["type"] == "http" and not _is_public(scope["path"]):
             try:
                 principal = self._access.authenticate(Headers(scope=scope))
             except KvstitchError as error:

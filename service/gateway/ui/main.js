@@ -1,39 +1,31 @@
-// Builds the console: the tabs, the API key, and what every panel needs at the start.
+// Builds the console: the tabs, what every panel needs at the start, and the way to the key.
 
-import { getJson, key } from "./api.js";
-import { ask } from "./ask.js";
-import { documents } from "./documents.js";
-import { byId } from "./dom.js";
-import { jobs } from "./jobs.js";
-import { tabs } from "./tabs.js";
-import { tiers } from "./tiers.js";
+import { ask } from "./ask/ask.js";
+import { chat } from "./chat/chat.js";
+import { documents } from "./documents/documents.js";
+import { firstUse } from "./first_use/first_use.js";
+import { jobs } from "./jobs/jobs.js";
+import { byId } from "./lib/dom.js";
+import { tabs } from "./lib/tabs.js";
+import { connection } from "./settings/connection.js";
+import { settings } from "./settings/settings.js";
+import { tiers } from "./tiers/tiers.js";
 
-const panels = [ask, documents, jobs, tiers].map((panel) => panel());
-
-byId("key").value = key.get();
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  key.set(byId("key").value.trim());
-  document.body.classList.remove("key-wanted");
-  load();
-});
-document.addEventListener("key-wanted", () => {
-  if (document.body.classList.contains("key-wanted")) return;
-  document.body.classList.add("key-wanted");
-  byId("service").textContent = "This service asks for an API key.";
+const RETRY_MS = 5000;
+const choose = tabs(document.querySelector("[role=tablist]"));
+const connect = connection(() => {
+  choose("settings");
   byId("key").focus();
 });
+const panels = [chat, ask, documents, jobs, tiers, () => settings(load)].map((panel) => panel());
+firstUse();
+
+let retry = 0;
 
 async function load() {
-  try {
-    const { data } = await getJson("v1/models");
-    byId("service").textContent = `serving ${data[0].id}`;
-  } catch (error) {
-    if (error.status !== 401) byId("service").textContent = error.message;
-    return;
-  }
-  for (const panel of panels) panel();
+  clearTimeout(retry);
+  if (await connect()) for (const panel of panels) panel();
+  else if (byId("key").getAttribute("aria-invalid") !== "true") retry = setTimeout(load, RETRY_MS); // it starts, perhaps
 }
 
-tabs(document.querySelector("[role=tablist]"));
 load();

@@ -47,9 +47,12 @@ def chromium() -> Iterator[Browser]:
 class Console:
     """One page at /ui, in a session of its own."""
 
-    def __init__(self, browser: Browser, service: Service, **looks: Any) -> None:
+    def __init__(
+        self, browser: Browser, service: Service, *, width: int = 1280, **looks: Any
+    ) -> None:
+        """`looks` are those of Playwright's contexts, e.g. color_scheme="dark"."""
         self.service = service
-        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, **looks)
+        self.context = browser.new_context(viewport={"width": width, "height": 860}, **looks)
         self.context.set_default_timeout(1000 * HANG_S)
         self.page: Page = self.context.new_page()
         self.wrong: list[str] = []
@@ -76,9 +79,21 @@ class Console:
     def ready(self, tab: str = "ask") -> Page:
         """Opened, and what the service says of itself has come."""
         page = self.open(tab)
-        page.get_by_text("serving ").wait_for()
+        self.wait_until_served()
         page.locator("[name=fusion] option").first.wait_for(state="attached")
+        page.locator("#chat-method optgroup").first.wait_for(state="attached")
         return page
+
+    def wait_until_served(self) -> None:
+        self.page.locator("#service").get_by_text("serving ").wait_for()
+
+    @property
+    def panel(self) -> Locator:
+        """The panel of the tab that is chosen."""
+        return self.page.get_by_role("tabpanel")
+
+    def choose_tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
 
     def ask(self, question: str, **choices: str) -> None:
         """Ask with these choices of the first method's fields, and wait for the end."""
@@ -97,6 +112,23 @@ class Console:
 
     def wait_for_answers(self) -> None:
         self.page.locator("#send:enabled").wait_for()
+
+    def open_tokens(self) -> None:
+        """Unfold the prompt of every answer on the Ask tab."""
+        for summary in self.page.locator(".prompt > summary").all():
+            summary.click()
+
+    def chat(self, question: str, answers: int = 1) -> Locator:
+        """Ask in the Chat tab by keyboard alone; the exchange when its answer has ended."""
+        self.page.get_by_label("Message").focus()
+        self.page.keyboard.type(question)
+        self.page.keyboard.press("Enter")
+        return self.exchange(answers)
+
+    def exchange(self, number: int) -> Locator:
+        found = self.page.locator(".exchange").nth(number - 1)
+        found.get_by_role("button", name="Regenerate").wait_for()
+        return found
 
     def done(self) -> list[dict[str, Any]]:
         """The `done` events that the page was sent, in order."""

@@ -76,12 +76,12 @@ def test_evicted_tokens_are_shown(console: Console) -> None:
 
 
 def test_every_field_reaches_the_service(console: Console) -> None:
-    page = console.ready()
-    page.get_by_label("Collection").first.fill("default")
-    page.get_by_label("Retrieval").select_option("sparse")
-    page.get_by_label("Missing KV").select_option("as stored")
-    page.get_by_label("Passages").fill("2")
-    page.get_by_label("Answer tokens").fill("5")
+    console.ready()
+    console.panel.get_by_label("Collection").fill("default")
+    console.panel.get_by_label("Retrieval").select_option("sparse")
+    console.panel.get_by_label("Missing KV").select_option("as stored")
+    console.panel.get_by_label("Passages").fill("2")
+    console.panel.get_by_label("Answer tokens").fill("5")
     console.ask(QUESTION, method="a3", ratio="0.4", eviction="snapkv", budget="77")
     streamed, dry = console.asked
     chosen = {
@@ -110,14 +110,14 @@ def test_the_answer_streams(console: Console) -> None:
             new MutationObserver(() => {
                 const answer = document.querySelector(".answer");
                 if (!answer) return;
-                const cited = document.querySelectorAll(".citations button").length;
+                const cited = document.querySelectorAll("#results .citations button").length;
                 window.seen.push([answer.textContent, cited, answer.getAttribute("aria-busy")]);
             }).observe(document.getElementById("results"), {
                 childList: true, subtree: true, characterData: true,
             });
         }"""
     )
-    page.get_by_label("Answer tokens").fill("400")
+    console.panel.get_by_label("Answer tokens").fill("400")
     console.ask(QUESTION)
     (done,) = console.done()
     seen: list[tuple[str, int, str]] = page.evaluate("window.seen")
@@ -130,12 +130,12 @@ def test_the_answer_streams(console: Console) -> None:
 
 def test_an_answer_can_be_stopped(console: Console) -> None:
     page = console.ready()
-    page.get_by_label("Answer tokens").fill("700")
+    console.panel.get_by_label("Answer tokens").fill("700")
     page.get_by_label("Question", exact=True).fill(QUESTION)
     page.get_by_role("button", name="Ask", exact=True).click()
     page.locator(".answer").filter(has_text=re.compile(".{20}")).wait_for()
     page.get_by_role("button", name="Stop").click()
-    page.get_by_text("stopped").wait_for()
+    console.panel.get_by_text("stopped").wait_for()
     console.wait_for_answers()
     console.ask(QUESTION)  # and the next one is answered
     assert len(console.done()) == 1
@@ -161,7 +161,7 @@ def test_two_methods_side_by_side(console: Console) -> None:
 
 def test_an_error_is_said(console: Console) -> None:
     page = console.ready()
-    page.get_by_label("Collection").first.fill("x" * 200)
+    console.panel.get_by_label("Collection").fill("x" * 200)
     console.ask(QUESTION)
     assert "collection" in (page.locator(".result .state").text_content() or "")
     # The browser notes the refusal by itself; nothing else may be noted.
@@ -183,19 +183,23 @@ def test_without_a_mouse(console: Console) -> None:
     assert focused() == "Skip to the panel"
     keyboard.press("Tab")
     assert focused() == "tab-ask"
-    for key, tab in (("ArrowRight", "documents"), ("End", "tiers"), ("ArrowRight", "ask")):
+    for key, tab in (("ArrowRight", "documents"), ("End", "settings"), ("ArrowRight", "chat")):
         keyboard.press(key)
         assert focused() == f"tab-{tab}"
         page.get_by_role("tabpanel").wait_for()
         assert page.get_by_role("tabpanel").get_attribute("id") == f"panel-{tab}"
+    keyboard.press("ArrowRight")
     page.get_by_label("Question", exact=True).focus()
     keyboard.type(QUESTION)
     keyboard.press("Enter")
-    page.locator(".tallies").wait_for()
+    page.locator(".tallies").wait_for(state="attached")
     console.wait_for_answers()
+    tokens_shown = page.locator(".prompt .rows")
+    assert not tokens_shown.is_visible()  # until they are asked for
     chip = page.get_by_role("button", name="Show passage 2")
     chip.focus()
     keyboard.press("Enter")
+    assert tokens_shown.is_visible()
     row = page.locator(".segment").nth(2)
     assert "lit" in (row.get_attribute("class") or "")
     assert chip.get_attribute("aria-pressed") == "true"
@@ -214,6 +218,7 @@ def test_scores_on_hover(console: Console) -> None:
     page = console.ready()
     console.ask(QUESTION, method="cacheblend")
     (done,) = console.done()
+    console.open_tokens()
     page.locator(".segment").nth(2).locator(".t").nth(3).hover()
     told, _, score = (page.locator(".detail").text_content() or "").rpartition(" ")
     assert told.endswith("cacheblend score")
@@ -249,4 +254,10 @@ def test_nothing_else_may_run(console: Console, service: Service) -> None:
     assert console.wrong  # what the other tests look at does see it
     console.wrong.clear()
     assert service.http.get("/ui/nothing.js").status_code == 404
-    assert service.http.get("/ui/../gateway.py").status_code == 404
+    for path in (
+        "/ui/../gateway.py",
+        "/ui/%2e%2e/api.py",
+        "/ui/lib/..%2f..%2f..%2fapi.py",
+        "/ui/lib",
+    ):
+        assert service.http.get(path).status_code == 404, path

@@ -9,7 +9,17 @@ import pytest
 from tests.e2e.console.browser import Console
 
 NAMED = {
-    *("button", "checkbox", "combobox", "dialog", "group", "meter", "progressbar", "region"),
+    *(
+        "button",
+        "checkbox",
+        "combobox",
+        "dialog",
+        "group",
+        "meter",
+        "progressbar",
+        "radio",
+        "region",
+    ),
     *("spinbutton", "tab", "tabpanel", "table", "tablist", "textbox", "article", "option"),
 }
 
@@ -25,12 +35,17 @@ def value(node: dict[str, Any], name: str) -> str:
     return str(node.get(name, {}).get("value", ""))
 
 
-@pytest.mark.parametrize("tab", ["ask", "documents", "jobs", "tiers"])
+@pytest.mark.parametrize("tab", ["chat", "ask", "documents", "jobs", "tiers", "settings"])
 def test_everything_has_a_name(console: Console, tab: str) -> None:
     page = console.ready(tab)
     if tab == "ask":
         page.get_by_label("Compare with a second method").check()
         console.ask("Which colour does the family wear?")
+        console.open_tokens()
+    elif tab == "chat":
+        console.chat("Which colour does the family wear?")
+    elif tab == "settings":
+        page.locator("#service-defaults dd").first.wait_for()
     else:
         page.locator(f"#panel-{tab} tbody tr").first.wait_for()
     found = nodes(console)
@@ -57,6 +72,7 @@ def test_the_counts_are_there_without_colours(console: Console) -> None:
     page = console.ready()
     console.ask("Which colour does the family wear?", method="a3")
     (done,) = console.done()
+    console.open_tokens()
     first = done["cache"]["documents"][0]
     words = f"{first['tokens'] - first['rows_recomputed']} RAM"
     if first["rows_recomputed"]:
@@ -71,7 +87,7 @@ def test_the_counts_are_there_without_colours(console: Console) -> None:
         })"""
     )
     assert len(styles) == len(set(styles)) == 7
-    heads = page.get_by_role("table").last.get_by_role("columnheader").all_text_contents()
+    heads = console.panel.get_by_role("table").last.get_by_role("columnheader").all_text_contents()
     assert heads[0] == "Segment" and heads[-2:] == ["Evicted", "KV kept"]
 
 
@@ -81,6 +97,7 @@ def test_text_stands_out_from_what_is_behind_it(console: Console, scheme: str) -
     console.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page = console.ready()
     console.ask("Which colour does the family wear?", method="a3")
+    console.open_tokens()
     ratios: dict[str, float] = page.evaluate(CONTRAST)
     assert set(ratios) >= {"t memory", "t recomputed", "t question", "state", "detail"}
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}

@@ -116,8 +116,8 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     catalog.close()
 
 
-def put(catalog: Catalog, doc_id: str, metadata: Mapping[str, Any]) -> None:
-    document = Document(doc_id, "x", metadata=metadata)
+def put(catalog: Catalog, doc_id: str, metadata: Mapping[str, Any], title: str = "") -> None:
+    document = Document(doc_id, "x", title, metadata)
     vector = np.ones((1, 2), np.float32)
     revision = document_revision(document, "")
     catalog.upsert(document, revision, [ChunkSpan(0, 1, 1)], vector, SPACE)
@@ -231,3 +231,19 @@ def test_the_largest_filter_runs(catalog: Catalog) -> None:
     assert matching(catalog, {"and": [{path: {"nin": values}}] * MAX_TESTS}) == everyone
     assert matching(catalog, {"or": [{path: {"in": values}}] * MAX_TESTS}) == []
     assert matching(catalog, deep(MAX_DEPTH)) == []
+
+
+def test_names_are_looked_for_in_id_and_title(catalog: Catalog) -> None:
+    """In whatever case, also beyond ASCII; no character stands for others; with any filter."""
+    for doc_id, title, lang in (("a/1", "Straße", "de"), ("B_2", "ÉTÉ", "fr"), ("c%3", "", "de")):
+        put(catalog, doc_id, {"tongue": lang}, title)
+
+    def found(named: str, **only: Any) -> list[str]:
+        where = parse_filter({"tongue": {"exists": True}, **only})
+        page = catalog.page(doc_filter=DocFilter(where=where, named=named))
+        return [info.doc_id for info in page.documents]
+
+    assert found("STRASSE") == ["a/1"] and found("été") == ["B_2"] and found("b_") == ["B_2"]
+    assert found("%") == ["c%3"] and found("_") == ["B_2"] and found("'") == []
+    assert found("") == ["B_2", "a/1", "c%3"] and found("", tongue="de") == ["a/1", "c%3"]
+    assert found("3", tongue="fr") == []

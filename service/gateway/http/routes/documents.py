@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from retriever import DocFilter, DocumentInfo
 from service.errors import InvalidRequest
@@ -16,17 +18,28 @@ from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, 
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 
+MAX_FILTER_CHARS = 8192
+
 
 @router.get("/documents")
 async def documents(
     principal: Administering,
     service: DocumentsDep,
+    *,
     collection: CollectionName = "default",
     limit: Limit = 100,
     cursor: str | None = None,
+    q: Annotated[
+        str, Query(max_length=512, description="only where id or title contains it, in any case")
+    ] = "",
+    filter: Annotated[
+        str | None,
+        Query(max_length=MAX_FILTER_CHARS, description="JSON, as in POST /v1/rag/generate"),
+    ] = None,
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
-    page = await service.page(document_scope(principal.tenant, collection), limit, cursor)
+    where = DocFilter(where=metadata_filter(_conditions(filter)), named=q)
+    page = await service.page(document_scope(principal.tenant, collection), limit, cursor, where)
     return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
 
 
@@ -99,6 +112,25 @@ async def unpin(
     """Let a document's KV be evicted like any other."""
     stored = await service.set_pinned(document_scope(principal.tenant, collection), doc_id, False)
     return _info(stored.info)
+
+
+def _conditions(text: str | None) -> dict[str, Any] | None:
+    """The filter of a query string.
+
+    Raises:
+        InvalidRequest: It is no JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"filter: is not valid JSON: {error}", field="filter") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(
+            'filter: must be an object such as {"year": {"gte": 2020}}', field="filter"
+        )
+    return found
 
 
 def receipt_out(receipt: Receipt) -> ReceiptOut:

@@ -23,9 +23,10 @@ class NotReady(BaseModel):
     reason: str
 
 
+@router.get("/health", include_in_schema=False)
 @router.get("/health/live")
 async def live() -> dict[str, str]:
-    """This process answers; nothing else is looked at."""
+    """This process answers; nothing else is looked at. /health is another name for it."""
     return {"status": "ok"}
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from datetime import date, datetime
+from io import BytesIO
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
 from service.gateway.corpus.parsing import sandbox
@@ -230,3 +234,38 @@ async def test_entities_of_a_book_are_not_expanded_without_end() -> None:
     content = changed_zip(make_epub("B", ["y"]), {"OEBPS/book.opf": laughs})
     with pytest.raises(InvalidRequest):
         await sandbox.parse("office", content, LIMITS)
+
+
+WHOLE = [DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
+
+
+@settings(max_examples=16, deadline=None)
+@given(whole=st.sampled_from(WHOLE), data=st.data())
+async def test_damaged_archives(whole: bytes, data: st.DataObject) -> None:
+    """Read all the same, or refused with words; in any case this process is well."""
+    content = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 20))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        await sandbox.parse("office", bytes(content), LIMITS)
+    except InvalidRequest as error:
+        assert error.message
+
+
+PARTS = {"docx": "word/document.xml", "xlsx": "xl/worksheets/sheet1.xml"}
+
+
+@settings(max_examples=16, deadline=None)
+@given(kind=st.sampled_from(sorted(PARTS)), data=st.data())
+async def test_damaged_xml(kind: str, data: st.DataObject) -> None:
+    """The archive is whole, so that the damage reaches the format's library."""
+    whole = {"docx": DOCX, "xlsx": XLSX}[kind]
+    with zipfile.ZipFile(BytesIO(whole)) as archive:
+        xml = archive.read(PARTS[kind])
+    at = data.draw(st.integers(0, len(xml) - 1))
+    end = data.draw(st.integers(at, min(len(xml), at + 40)))
+    spoiled = xml[:at] + data.draw(st.sampled_from([b"", b"<", b"9" * 30, b"\xff"])) + xml[end:]
+    try:
+        await sandbox.parse("office", changed_zip(whole, {PARTS[kind]: spoiled}), LIMITS)
+    except InvalidRequest as error:
+        assert error.message

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from fnmatch import fnmatch
-from pathlib import Path
+from contextlib import closing
+from http.client import HTTPConnection
+from os.path import normpath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -13,7 +15,7 @@ from service.gateway.http.routes.console import FILES
 from tests.service.gateway.rig import Rig
 
 ROOT = Path(__file__).parents[5]
-NAMES = sorted(file.name for file in FILES.iterdir())
+NAMES = sorted(str(file.relative_to(FILES)) for file in FILES.rglob("*") if file.is_file())
 TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -42,13 +44,52 @@ def test_the_folder_leads_to_the_page(rig: Rig) -> None:
 
 def test_every_file_is_in_the_wheel() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    patterns = tool["setuptools"]["package-data"]["service"]
-    lost = [n for n in NAMES if not any(fnmatch(f"gateway/ui/{n}", p) for p in patterns)]
+    package = ROOT / "service"
+    packed = {
+        file
+        for pattern in tool["setuptools"]["package-data"]["service"]
+        for file in package.glob(f"{pattern}/*" if pattern.endswith("**") else pattern)
+    }
+    lost = [name for name in NAMES if FILES / name not in packed]
     assert NAMES and lost == []
 
 
 def test_the_page_names_only_files_that_are_there() -> None:
-    text = "".join((FILES / name).read_text() for name in NAMES if name.endswith((".html", ".js")))
-    named = re.findall(r'(?:src|href)="([^"#]+)"', text) + re.findall(r'from "\./([^"]+)"', text)
-    assert named and set(named) <= set(NAMES)
-    assert not re.search(r"""https?://|<style|\sstyle="|\son[a-z]+="|innerHTML|eval\(""", text)
+    """And every file is named by another one: none is left over."""
+    named = {"index.html"}
+    for name in NAMES:
+        if not name.endswith((".html", ".js")):
+            continue
+        text = (FILES / name).read_text()
+        relative = re.findall(r'(?:src|href)="([^"#]+)"', text)
+        relative += re.findall(r'from "(\.[^"]+)"', text)
+        named |= {normpath(f"{PurePosixPath(name).parent}/{path}") for path in relative}
+        assert not re.search(r"""<style|\sstyle="|\son[a-z]+="|innerHTML|eval\(""", text), name
+    assert named == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/ui/../api.py", "/ui/%2e%2e/api.py", "/ui/lib/..%2f..%2f..%2fapi.py", "/ui//etc/passwd"),
+        *("/ui/lib/../../../api.py", "/ui/lib%2fapi.js%00", "/ui/chat", "/ui/lib/", "/ui/nothing"),
+    ],
+)
+def test_no_path_leads_out_of_the_folder(rig: Rig, path: str) -> None:
+    """Sent as it is written: a client's library would tidy it up."""
+    address = rig.http.base_url.host, rig.http.base_url.port
+    with closing(HTTPConnection(*address)) as connection:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        assert reply.status == 404, (path, reply.read())
+
+
+def test_the_root_leads_to_the_console(rig: Rig) -> None:
+    page = rig.http.get("/", headers={"Accept": "text/html,*/*;q=0.8"}, follow_redirects=False)
+    assert page.status_code == 307 and page.headers["location"] == "ui/"
+    followed = rig.http.get("/", headers={"Accept": "text/html"}, follow_redirects=True)
+    assert followed.content == (FILES / "index.html").read_bytes()
+    told = rig.http.get("/")  # httpx sends Accept: */*
+    assert told.json()["service"] == "kvstitch" and told.headers["vary"] == "Accept"
+    for name in ("console", "docs", "openapi", "health"):
+        assert rig.http.get(told.json()[name]).status_code == 200

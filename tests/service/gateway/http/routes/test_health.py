@@ -22,7 +22,9 @@ def test_models_and_methods(shared: Rig) -> None:
 
 def test_ready_says_why_not(folder: Path, data: Path) -> None:
     with running(folder, data, command=("false",), wait_ready=False) as rig:
-        assert rig.http.get("/health/live").status_code == 200
+        for path in ("/health", "/health/live"):
+            reply = rig.http.get(path)
+            assert reply.status_code == 200 and reply.json() == {"status": "ok"}
         response = rig.http.get("/health/ready")
         assert response.status_code == 503 and "worker" in response.json()["reason"]
         status = rig.http.get("/status").json()

@@ -1,0 +1,197 @@
+"""The Chat tab: turns that know of each other, streamed, kept, stopped, made anew, cleared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.e2e.console.browser import Console
+from tests.e2e.console.looks import BOTH, Look
+from tests.e2e.service import Service
+
+FIRST = "Which colour does the family wear?"
+SECOND = "And which animal does it keep?"
+
+
+@pytest.fixture
+def console(
+    browser: Browser, service: Service, request: pytest.FixtureRequest
+) -> Iterator[Console]:
+    look: Look = getattr(request, "param", {})
+    console = Console(browser, service, **look)
+    yield console
+    console.close()
+    assert console.wrong == []
+
+
+def kept(page: Page) -> list[dict[str, object]]:
+    return list(json.loads(page.evaluate("sessionStorage.getItem('kvstitch.chat') ?? '[]'")))
+
+
+@pytest.mark.parametrize("console", BOTH, indirect=True)
+def test_a_conversation_by_keyboard_alone(console: Console) -> None:
+    """Two turns; the second is asked with the first behind it. Then a passage is read."""
+    page, keyboard = console.ready("chat"), console.page.keyboard
+    first = console.chat(FIRST)
+    second = console.chat(SECOND, answers=2)
+    done = console.done()
+    assert [text.strip() for text in page.locator(".exchange .markdown").all_text_contents()] == [
+        answer["text"].replace("\n", "").strip() for answer in done
+    ]
+    asked = console.asked[-1]
+    assert [(m["role"], m["content"]) for m in asked["messages"]] == [
+        ("user", FIRST),
+        ("assistant", done[0]["text"]),
+        ("user", SECOND),
+    ]
+    for exchange, answer in ((first, done[0]), (second, done[1])):
+        figures = exchange.locator(".figures-line").text_content() or ""
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert figures.startswith(f"{answer['fusion']['method']} · first token ")
+        assert f"{cached} of {answer['usage']['prompt_tokens']} tokens from cache" in figures
+        assert exchange.locator(".chip").count() == len(answer["citations"])
+    # Backwards from the field: what belongs to the answer, then its passages.
+    assert page.evaluate("document.activeElement.id") == "chat-text"
+    for _ in range(10):
+        keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.className") == "chip":
+            break
+    chip = second.locator(".chip").last
+    assert chip.evaluate("node => node === document.activeElement")
+    keyboard.press("Enter")
+    passage = second.locator(".passage")
+    assert passage.locator("blockquote").text_content() == done[1]["citations"][-1]["text"]
+    assert chip.get_attribute("aria-expanded") == "true"
+    keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Open the document"
+    keyboard.press("Enter")
+    reader = page.get_by_role("dialog")
+    reader.locator("mark").wait_for()
+    assert reader.locator("mark").text_content() == done[1]["citations"][-1]["text"]
+    keyboard.press("Escape")
+    reader.wait_for(state="hidden")
+    assert page.evaluate("document.activeElement.textContent") == "Open the document"
+
+
+def test_the_answer_grows_and_is_said_by_sentences(console: Console) -> None:
+    page = console.ready("chat")
+    page.evaluate("localStorage.setItem('kvstitch.preferences', '{\"maxTokens\": \"300\"}')")
+    page.evaluate(
+        """() => {
+            window.seen = [];
+            new MutationObserver(() => {
+                const text = document.querySelector(".exchange .markdown");
+                if (text?.getAttribute("aria-busy") === "true") window.seen.push(text.textContent);
+            }).observe(document.getElementById("exchanges"), {
+                childList: true, subtree: true, characterData: true,
+            });
+        }"""
+    )
+    console.chat(FIRST)
+    (done,) = console.done()
+    assert done["usage"]["completion_tokens"] == 300
+    seen = list(dict.fromkeys(text for text in page.evaluate("window.seen") if text))
+    assert len(seen) > 3 and seen == sorted(seen, key=len)
+    said = page.locator("#chat-live p").all_text_contents()
+    squeezed = "".join("".join(said).split())
+    assert squeezed == "".join(done["text"].split())  # everything once
+    assert page.locator("#chat-live").get_attribute("aria-live") == "polite"
+    assert page.locator(".exchange .markdown").get_attribute("aria-live") is None
+
+
+def test_it_is_kept_in_the_tab_until_it_is_cleared(console: Console, service: Service) -> None:
+    page = console.ready("chat")
+    console.chat(FIRST)
+    text = page.locator(".exchange .markdown").text_content()
+    assert page.evaluate("localStorage.length") == 0 and len(kept(page)) == 1
+    page.reload()
+    assert page.locator(".exchange .markdown").text_content() == text
+    page.locator(".exchange .chip").first.click()
+    assert page.locator(".passage blockquote").text_content()
+    console.wait_until_served()
+    page.get_by_role("button", name="Clear").click()
+    assert page.locator(".exchange").count() == 0 and kept(page) == []
+    assert page.evaluate("document.activeElement.id") == "chat-text"
+    page.get_by_text("Ask about your documents").first.wait_for()
+
+
+def test_stopping_and_making_anew(console: Console) -> None:
+    """Escape stops; what had come stays, and the answer can be had again."""
+    page = console.ready("chat")
+    page.evaluate("localStorage.setItem('kvstitch.preferences', '{\"maxTokens\": \"700\"}')")
+    page.get_by_label("Message").fill(FIRST)
+    page.keyboard.press("Enter")
+    text = page.locator(".exchange .markdown")
+    page.locator(".exchange .markdown > *").first.wait_for()
+    page.keyboard.press("Escape")
+    exchange = console.exchange(1)
+    assert exchange.locator(".state").text_content() == "stopped"
+    came = text.text_content()
+    assert came and kept(page)[0]["answer"]["state"] == "stopped"  # type: ignore[index]
+    page.evaluate("localStorage.clear()")
+    page.locator("#chat-method").select_option("profile:exact")
+    exchange.get_by_role("button", name="Regenerate").click()
+    exchange.locator(".figures-line").filter(has_text="vanilla").wait_for()
+    assert console.asked[-1]["profile"] == "exact"
+    assert [m["content"] for m in console.asked[-1]["messages"]] == [FIRST]
+    assert page.locator(".exchange").count() == 1
+    assert exchange.locator(".state").is_hidden()
+
+
+def test_copying_gives_the_text(console: Console) -> None:
+    console.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = console.ready("chat")
+    exchange = console.chat(FIRST)
+    exchange.get_by_role("button", name="Copy").click()
+    exchange.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == console.done()[0]["text"]
+
+
+def test_a_full_context_leaves_out_the_earliest_turns(console: Console) -> None:
+    """The demo model has room for 1,024 tokens: the conversation is cut, and says so."""
+    page = console.ready("chat")
+    long = "The family keeps a goat. " * 60
+    turn = {"state": "done", "text": long, "error": "", "passages": [], "collection": "default"}
+    old = [
+        {"question": f"Question {n}?", "answer": {**turn, "notes": [], "figures": None}}
+        for n in range(3)
+    ]
+    page.evaluate("old => sessionStorage.setItem('kvstitch.chat', old)", json.dumps(old))
+    page.reload()
+    page.locator("#chat-method optgroup").first.wait_for(state="attached")
+    exchange = console.chat(FIRST, answers=4)
+    note = exchange.locator(".warnings li").first.text_content() or ""
+    assert "of the conversation" in note and "left out" in note
+    sent = console.asked[-1]["messages"]
+    assert sent[-1]["content"] == FIRST and len(sent) < 7
+    assert console.wrong and all("status of 400" in line for line in console.wrong)
+    console.wrong.clear()
+
+
+def test_an_error_is_said_and_kept_out_of_what_follows(console: Console) -> None:
+    page = console.ready("chat")
+    page.evaluate("localStorage.setItem('kvstitch.preferences', '{\"topK\": \"100\"}')")
+    exchange = console.chat(FIRST)
+    state = exchange.locator(".state")
+    assert "top_k" in (state.text_content() or "") and state.is_visible()
+    assert "top_k" in (page.locator("#chat-live").text_content() or "")
+    assert console.wrong and all("status of 422" in line for line in console.wrong)
+    console.wrong.clear()
+    page.evaluate("localStorage.clear()")
+    console.chat(SECOND, answers=2)
+    assert [m["content"] for m in console.asked[-1]["messages"]] == [SECOND]
+
+
+def test_the_collection_is_chosen_here(console: Console, service: Service) -> None:
+    service.ingest([{"doc_id": "solo", "text": "Only this is here.", "collection": "lonely"}])
+    try:
+        page = console.ready("chat")
+        page.locator("#chat-collection option[value=lonely]").wait_for(state="attached")
+        page.locator("#chat-collection").select_option("lonely")
+        exchange = console.chat("What is here?")
+        assert exchange.locator(".chip").all_text_contents() == ["[1] solo"]
+    finally:
+        service.http.delete("/admin/collections/lonely")

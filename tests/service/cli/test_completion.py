@@ -1,0 +1,155 @@
+"""`kvstitch completion` in the shells themselves."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from service.cli.arguments import JOB_STATES, parser
+from service.cli.completion import SCRIPTS
+from service.cli.completion.command_tree import FILE_OPTIONS, Command, read_parser
+
+TREE = read_parser(parser())
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_kvstitch
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def script(shell: str) -> str:
+    command = [sys.executable, "-m", "service.cli", "completion", shell]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def bash_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("completion") / "kvstitch.bash"
+    file.write_text(script("bash"))
+    return file
+
+
+def bash(file: Path, *words: str, cwd: Path | None = None) -> list[str]:
+    """What bash offers for the last word."""
+    command = ["bash", "--norc", "-c", COMPLETE, "bash", str(file), "kvstitch", *words]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=True)
+    assert ran.stderr == ""
+    return sorted(filter(None, ran.stdout.split("\n")))
+
+
+@pytest.mark.parametrize("command", list(TREE.all()), ids=lambda command: command.at or "kvstitch")
+def test_bash_offers_every_command_and_option(bash_file: Path, command: Command) -> None:
+    """All that the parser has at each place, and nothing else."""
+    below = sorted(below.path[-1] for below in command.commands)
+    options = sorted(name for option in command.options for name in option.names)
+    if not command.files:
+        wanted = sorted([*below, *command.arguments, *options])
+        assert bash(bash_file, *command.path, "") == wanted
+    assert bash(bash_file, *command.path, "--") == [o for o in options if o.startswith("--")]
+    for option in command.options:
+        if option.choices:
+            for name in option.names:
+                offered = bash(bash_file, *command.path, name, "")
+                assert offered == sorted(option.choices)
+
+
+def test_bash_knows_values_from_commands(bash_file: Path, tmp_path: Path) -> None:
+    assert bash(bash_file, "jo") == ["jobs"] and bash(bash_file, "jobs", "c") == ["cancel"]
+    assert bash(bash_file, "jobs", "list", "--state", "") == sorted(JOB_STATES)
+    assert bash(bash_file, "serve", "--codec", "=", "int") == ["int2", "int4", "int8"]
+    assert bash(bash_file, "serve", "--codec", "=") == ["int2", "int4", "int8", "raw"]
+    # The name of a collection is not the action of that name.
+    assert bash(bash_file, "documents", "--url", "list", "pi") == ["pin"]
+    assert bash(bash_file, "ask", "--collection", "") == []  # any name: nothing to offer
+    assert bash(bash_file, "completion", "z") == ["zsh"]
+    (tmp_path / "my notes.md").touch()
+    (tmp_path / "models").mkdir()
+    assert bash(bash_file, "ingest", "m", cwd=tmp_path) == ["models", "my notes.md"]
+    assert bash(bash_file, "serve", "--model", "mo", cwd=tmp_path) == ["models"]
+    assert "--batch" in bash(bash_file, "ingest", "--", cwd=tmp_path)
+
+
+def test_bash_completes_while_one_types(bash_file: Path) -> None:
+    """A terminal, and the Tab key."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"PS1": "> ", "TERM": "dumb"}
+        os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+    try:
+        read_until(terminal, "> ")
+        os.write(terminal, f"source {bash_file}\n".encode())
+        os.write(terminal, b"kvstitch docu\tdele\t--ye\t")
+        read_until(terminal, "kvstitch documents delete --yes ")
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def read_until(terminal: int, pattern: str, timeout_s: float = 10.0) -> str:
+    seen = ""
+    end = time.monotonic() + timeout_s
+    while not re.search(pattern, seen):
+        assert time.monotonic() < end, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen
+
+
+def test_every_file_option_is_an_option() -> None:
+    names = {n for command in TREE.all() for option in command.options for n in option.names}
+    assert set(FILE_OPTIONS) <= names
+
+
+@pytest.mark.parametrize("shell", sorted(SCRIPTS))
+def test_every_shell_can_read_its_script(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    ran = subprocess.run([shell, "-n"], input=script(shell), capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+
+
+def test_fish_offers_what_bash_does() -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    source = script("fish")
+
+    def fish(line: str) -> list[str]:
+        ask = f"{source}\ncomplete -C {line!r}"
+        ran = subprocess.run(["fish", "-N", "-c", ask], capture_output=True, text=True, check=True)
+        return sorted(found.split("\t")[0] for found in ran.stdout.splitlines())
+
+    assert fish("kvstitch jo") == ["jobs"]
+    assert fish("kvstitch jobs list --state ") == sorted(JOB_STATES)
+    assert fish("kvstitch documents --url list pi") == ["pin"]
+    assert "--yes" in fish("kvstitch documents delete --")
+
+
+def test_zsh_offers_what_bash_does(tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    file = tmp_path / "kvstitch.zsh"
+    file.write_text(script("zsh"))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"PS1": "> ", "TERM": "dumb", "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+        os.execvp("zsh", ["zsh", "-f", "-i"])
+    try:
+        os.write(terminal, f"autoload -U compinit; compinit -D; source {file}\n".encode())
+        read_until(terminal, "source.*\n.*> ")
+        os.write(terminal, b"kvstitch jo\tlist --state succ\t")
+        read_until(terminal, "bs.+list --state succeeded")
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(terminal)
