@@ -32,6 +32,7 @@ test: setup
 	scripts/install-axe.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
+	scripts/install-clients.sh
 	$(VENV)/python -m pytest -n 2 --dist loadfile
 
 check: setup
@@ -40,6 +41,7 @@ check: setup
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 	$(VENV)/python -m service.metrics_docs --check
+	$(VENV)/python -m service.gateway.http.openai.field_docs --check
 	$(VENV)/python -m service.worker.model.families_docs --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 

@@ -16,7 +16,6 @@ flock 9
 mark=$(cat $wanted/requirements.txt "$0" | sha256sum | cut -d' ' -f1)
 if [ "$(cat $python/.installed 2>/dev/null || true)" != "$mark" ]; then
   echo "setup: clients in Python"
-  rm -rf $python
   "${PYTHON:-python3}" -m venv $python
   if command -v uv >/dev/null 2>&1; then
     VIRTUAL_ENV=$PWD/$python uv pip install -q -r $wanted/requirements.txt
@@ -33,7 +32,6 @@ fi
 mark=$(cat $wanted/package.json "$0" | sha256sum | cut -d' ' -f1)
 if [ "$(cat $node/.installed 2>/dev/null || true)" != "$mark" ]; then
   echo "setup: clients in JavaScript"
-  rm -rf $node
   mkdir -p $node
   cp $wanted/package.json $node/
   npm install --prefix $node --silent --no-audit --no-fund --no-package-lock

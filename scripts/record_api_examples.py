@@ -65,6 +65,22 @@ CHAT: dict[str, Any] = {
         "kvstitch": {"collection": "default", "top_k": 1, "include_text": True},
     },
 }
+RESPONSES: dict[str, Any] = {
+    "text": {"model": "kvstitch-demo", "input": WHO, "instructions": "Answer in one word."},
+    "stream": {"model": "kvstitch-demo", "input": WHO, "stream": True},
+    "tools": {
+        "model": "kvstitch-demo",
+        "input": [{"role": "user", "content": WHO}],
+        "tools": [
+            {
+                "type": "function",
+                "name": "look_up",
+                "description": "Looks a person up.",
+                "parameters": {"type": "object", "properties": {"name": {"type": "string"}}},
+            }
+        ],
+    },
+}
 TEXT: dict[str, Any] = {"plain": {"model": "kvstitch-demo", "prompt": WHO, "max_tokens": 16}}
 SEARCH: dict[str, Any] = {
     "by meaning": {"query": WHO, "top_k": 2, "retrieval": "dense", "min_score": 0.3},
@@ -128,6 +144,7 @@ def main(url: str) -> None:
     record("POST", "/v1/rag/generate", requests=RAG)
     record("POST", "/v1/chat/completions", requests=CHAT)
     record("POST", "/v1/completions", requests=TEXT)
+    record("POST", "/v1/responses", requests=RESPONSES)
     record("POST", "/v1/search", requests=SEARCH)
     record("POST", "/v1/rerank", requests=RERANK)
     vectors = record("POST", "/v1/embeddings", requests=EMBEDDINGS)

@@ -28,6 +28,7 @@ from service.gateway.http.routes import (
     models,
     openai,
     rag,
+    responses,
     retrieval_models,
     root,
     search,
@@ -71,7 +72,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     problems.install(app)
     for module in (
-        *(rag, search, retrieval_models, openai, models),
+        *(rag, search, retrieval_models, openai, responses, models),
         *(ingest, jobs, documents, collections, gate, health, docs, root),
     ):
         app.include_router(module.router)

@@ -18,7 +18,8 @@ from service.errors import InvalidRequest, MalformedBody
 NOT_UTF8 = "is not valid UTF-8: save or send the text encoded as UTF-8"
 MAX_OTHER_FIELDS = 5
 MAX_SHOWN_CHARS = 80
-_UNION_BRANCHES = ("str", "int", "RerankText")
+_UNION_KINDS = ("constrained-", "list[", "function-", "literal[", "dict[")
+_UNION_BRANCHES = ("str", "int", "RerankText", "NamedTool", "FunctionChoice")
 
 
 def from_validation(faults: Sequence[Any], body: type[BaseModel]) -> InvalidRequest:
@@ -78,7 +79,7 @@ def _field_path(loc: Sequence[int | str]) -> str:
     for part in loc[start:end]:
         if isinstance(part, int):
             out += f"[{part}]"
-        elif part.startswith(("constrained-", "list[", "function-")) or part in _UNION_BRANCHES:
+        elif part.startswith(_UNION_KINDS) or part in _UNION_BRANCHES:
             continue  # pydantic's name for a branch of a union, which the client never wrote
         else:
             out += f".{part}" if out else part

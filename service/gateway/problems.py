@@ -29,7 +29,9 @@ _OPENAI_ERROR_TYPES = {
 }
 RETRY_AFTER_S = 5.0  # where the error does not say
 # OpenAI's clients expect 400, not 422, for an invalid request.
-OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+OPENAI_PATHS = tuple(
+    f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "embeddings")
+)
 
 
 def install(app: FastAPI) -> None:

@@ -146,9 +146,8 @@ def test_openai_raises_what_it_should(client: openai.OpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.NotFoundError, match="GET /v1/models"):
         create(model="gpt-4o", messages=USER)
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
-        create(model="endless", messages=USER, tools=[tool])
+    with pytest.raises(openai.BadRequestError, match="audio is not supported"):
+        create(model="endless", messages=USER, audio={"format": "wav", "voice": "x"})
     with pytest.raises(openai.BadRequestError) as refused:
         create(model="endless", messages=USER, temperature=-1)
     assert refused.value.param == "temperature"

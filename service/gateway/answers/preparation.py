@@ -37,6 +37,10 @@ from service.settings import Settings
 # all KV in memory).
 PREFETCH_MIN_CHARS = 1000
 
+# Tokens of an answer that may be a call or must have a form, where the request does not say: it is
+# worth nothing if it is cut off, and models' defaults are made for sentences.
+STRUCTURED_MAX_TOKENS = 512
+
 SendHint = Callable[[Prefetch], None]
 
 
@@ -234,7 +238,10 @@ class RequestPreparer:
         wanted = validated.request.max_tokens
         room = min(validated.max_context - plan.tokens, self._settings.max_tokens_limit)
         if wanted is None:
-            return min(self._prompts.format.max_tokens, room), []
+            usual = self._prompts.format.max_tokens
+            if validated.request.tools is not None or validated.request.guided is not None:
+                usual = max(usual, STRUCTURED_MAX_TOKENS)
+            return min(usual, room), []
         if wanted <= room:
             return wanted, []
         return room, [

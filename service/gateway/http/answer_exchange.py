@@ -61,7 +61,7 @@ class AnswerExchange:
             timing = server_timing(result.stages, result.timing.total_s)
             return json_response(whole(answer, result), timing)
 
-        return await self._whole(collect())
+        return await respond_unless_disconnected(collect(), self.request, lambda done: done)
 
     async def answers_to(
         self,
@@ -88,11 +88,7 @@ class AnswerExchange:
             timing = server_timing(results[0].stages, total_s)
             return json_response(whole(group, results), timing)
 
-        return await self._whole(collect())
-
-    async def _whole(self, work: Coroutine[Any, Any, Response]) -> Response:
-        response = await unless_disconnected(work, self.request.receive)
-        return Response(status_code=CLIENT_DISCONNECTED) if response is None else response
+        return await respond_unless_disconnected(collect(), self.request, lambda done: done)
 
 
 def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:

@@ -22,6 +22,7 @@ STREAMS = {
     "/v1/rag/generate": "events sources, token …, then done or error",
     "/v1/chat/completions": "chat.completion.chunk objects, then [DONE]",
     "/v1/completions": "text_completion objects, then [DONE]",
+    "/v1/responses": "events response.created … response.completed",
 }
 TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings")  # these take a deadline
 REF = "#/components/schemas/{model}"
@@ -79,7 +80,7 @@ def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
     if offer.methods:
         models["MethodChoice"]["properties"]["method"]["enum"] = offer.methods
     if offer.models:
-        for name in ("ChatRequest", "CompletionRequest"):
+        for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
             models[name]["properties"]["model"]["enum"] = [*offer.models, None]
     components["securitySchemes"] = SECURITY
     for path, operations in schema["paths"].items():

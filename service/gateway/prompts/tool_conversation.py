@@ -14,9 +14,7 @@ model was trained on.
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,14 +30,12 @@ from service.gateway.prompts.conversation import (
 from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.protected_text import ProtectedText
+from service.gateway.prompts.template_tools import one_call_each, takes_tools, tools_text
 from service.gateway.tool_calls.forms import FORMS, HERMES, ToolForm, form_of, result_text
 from service.gateway.tool_calls.template_ids import template_id
-from service.gateway.tool_calls.tools import Tool, ToolSet
+from service.gateway.tool_calls.tools import ToolSet
 from service.prompt import Turn
 
-_PROBE = Tool("kvstitch_probe", "probe")
-_SYSTEM_MARK, _USER_MARK = "KVSTITCH-SYSTEM-TEXT", "KVSTITCH-USER-TEXT"
-_PIECES = re.compile(rf"(\n|<[^<>\s]+>|\[/?[A-Z_]+\]|{_SYSTEM_MARK}|{_USER_MARK})")
 CACHED_TOOLS = 64
 
 
@@ -52,13 +48,12 @@ class WrittenText:
 
 
 class ToolConversation(Protocol):
-    """How a model's conversations with tools are written.
+    """How a model's conversations with tools are written."""
 
-    Attributes:
-        form: In which the model writes calls.
-    """
-
-    form: ToolForm
+    @property
+    def form(self) -> ToolForm:
+        """In which the model writes calls."""
+        ...
 
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
         """Q of a normalised conversation, to stand behind documents.
@@ -89,7 +84,7 @@ def tool_conversation(
     if source is None:
         return PlainToolConversation(chosen or HERMES, plain, None)
     template = ChatTemplate(source, folder)
-    if not _takes_tools(template):
+    if not takes_tools(template):
         return PlainToolConversation(chosen or HERMES, plain, template)
     return TemplateToolConversation(chosen or form_of(source), template, added_texts)
 
@@ -160,7 +155,7 @@ class TemplateToolConversation:
                 messages[0]["content"] += f"Question: {{t{number}}}"
                 open_turn = False
             else:
-                messages.append(self._message(number, turn, protected))
+                messages.append(self._message(number, turns, protected))
                 open_turn = False
         rendered = self._rendered(messages, None)
         system, _, question = rendered.partition(DOCUMENTS_MARK)
@@ -172,7 +167,7 @@ class TemplateToolConversation:
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
         protected = ProtectedText(self._added_texts)
         definitions = None if tools is None else protected.protect(json.loads(tools.text))
-        messages = [self._message(number, turn, protected) for number, turn in enumerate(turns)]
+        messages = [self._message(number, turns, protected) for number in range(len(turns))]
         rendered = self._rendered(messages, definitions)
         return WrittenText(rendered, protected.texts | self._own_texts(rendered, turns))
 
@@ -185,9 +180,12 @@ class TemplateToolConversation:
             if all(len(message.get("tool_calls", ())) < 2 for message in messages):
                 raise
             # Llama 3's takes one call at a time.
-            return render_messages(self._template, _one_call_each(messages), definitions)
+            return render_messages(self._template, one_call_each(messages), definitions)
 
-    def _message(self, number: int, turn: Turn, protected: ProtectedText) -> dict[str, Any]:
+    def _message(
+        self, number: int, turns: Sequence[Turn], protected: ProtectedText
+    ) -> dict[str, Any]:
+        turn = turns[number]
         content = f"{{t{number}}}" if turn.text else ""
         message: dict[str, Any] = {"role": turn.role, "content": content}
         if turn.calls:
@@ -202,6 +200,9 @@ class TemplateToolConversation:
                 for call in turn.calls
             ]
         if turn.role == "tool":
+            called = (call for earlier in turns for call in earlier.calls)
+            names = (call.name for call in called if call.id == turn.call_id)
+            message["name"] = protected.protect(next(names, ""))
             message["tool_call_id"] = template_id(turn.call_id, self.form)
         return message
 
@@ -221,58 +222,8 @@ class TemplateToolConversation:
     def _describe(self, definitions: str) -> WrittenText:
         """What the template writes because of these tools, wherever it does."""
         protected = ProtectedText(self._added_texts)
-        text = _tools_text(self._template, protected.protect(json.loads(definitions)))
+        text = tools_text(self._template, protected.protect(json.loads(definitions)))
         return WrittenText(text, protected.texts)
-
-
-def _takes_tools(template: ChatTemplate) -> bool:
-    try:
-        return _PROBE.name in _tools_text(template, [_PROBE.definition])
-    except ModelRefused:
-        return False
-
-
-def _tools_text(template: ChatTemplate, definitions: list[dict[str, Any]]) -> str:
-    """What a template writes with tools and does not write without, but for the marks of turns."""
-    messages = [
-        {"role": "system", "content": _SYSTEM_MARK},
-        {"role": "user", "content": _USER_MARK},
-    ]
-    try:
-        without = template.render(messages)
-    except ModelRefused:  # no system messages
-        messages = messages[1:]
-        without = template.render(messages)
-    before = _PIECES.split(without)
-    after = _PIECES.split(template.render(messages, definitions))
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    marks = {piece for piece in before if _PIECES.fullmatch(piece) and piece != "\n"}
-    return "".join(
-        piece
-        for kind, _, _, start, end in matcher.get_opcodes()
-        if kind in ("insert", "replace")
-        for piece in after[start:end]
-        if piece not in marks
-    ).strip()
-
-
-def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same conversation as if every call had been made, and answered, by itself."""
-    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
-    out: list[dict[str, Any]] = []
-    split: set[str] = set()
-    for message in messages:
-        calls = message.get("tool_calls", [])
-        if len(calls) > 1:
-            for number, call in enumerate(calls):
-                content = message["content"] if number == 0 else ""
-                out.append({**message, "content": content, "tool_calls": [call]})
-                if call["id"] in results:
-                    out.append(results[call["id"]])
-                    split.add(call["id"])
-        elif message["role"] != "tool" or message["tool_call_id"] not in split:
-            out.append(message)
-    return out
 
 
 def _texts(turns: Sequence[Turn]) -> dict[str, str]:

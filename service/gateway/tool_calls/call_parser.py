@@ -11,66 +11,21 @@ arguments have begun, and cannot be taken back then.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
 
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.json_call import CallReader
+from service.gateway.tool_calls.parsed_answer import (
+    CallArguments,
+    CallStarted,
+    ParsedAnswer,
+    Piece,
+    Text,
+)
 from service.gateway.tool_calls.tools import ToolSet
 
 _BETWEEN = " \t\r\n,;[]"  # what may stand before, between and after calls
 _ARGS_MARK = "[ARGS]"
 _NO_CALL = "what began like a tool call is none, and stays text"
-
-
-@dataclass(frozen=True)
-class Text:
-    """Text of the answer that is no call."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallStarted:
-    """A call; its arguments follow. `index` counts the answer's calls from 0."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class CallArguments:
-    """The next piece of a call's arguments, which are JSON text."""
-
-    index: int
-    text: str
-
-
-Piece = Text | CallStarted | CallArguments
-
-
-@dataclass
-class ParsedCall:
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass
-class ParsedAnswer:
-    """A whole answer: its text without calls, and its calls."""
-
-    text: str = ""
-    calls: list[ParsedCall] = field(default_factory=list)
-
-    def add(self, piece: Piece) -> None:
-        match piece:
-            case Text(text):
-                self.text += text
-            case CallStarted(_, id, name):
-                self.calls.append(ParsedCall(id, name, ""))
-            case CallArguments(index, text):
-                self.calls[index].arguments += text
 
 
 class CallParser:
@@ -121,11 +76,14 @@ class CallParser:
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """What is left of an answer that has ended; `cut`: before its end."""
         out: list[Piece] = []
-        if self._reader is not None and self._sent >= 0:
+        reader = self._reader
+        if cut and reader is not None and reader.streamable and self._wanted(reader.name):
+            self._pass_on(reader, out)
+        if reader is not None and self._sent >= 0:
             if not cut:
-                self.warnings.append(_incomplete(self._reader.name))
-        elif self._raw.strip(_BETWEEN):
-            if not cut:
+                self.warnings.append(_incomplete(reader.name))
+        elif self._raw.strip(_BETWEEN) or (self._inside and not self.answer.calls):
+            if self._raw.strip(_BETWEEN) and not cut:
                 self.warnings.append(_NO_CALL)
             out.append(Text(self._raw + self._held))
         elif not self._inside and not (self.answer.calls and not self._held.strip()):
@@ -176,23 +134,23 @@ class CallParser:
             if form.bare_names:  # newer forms of Mistral repeat the mark
                 rest = held.lstrip(_BETWEEN.replace("[", ""))
                 if rest.startswith(form.opens):
-                    self._raw, self._held = form.opens, rest[len(form.opens) :]
+                    self._take(len(held) - len(rest) + len(form.opens))
                     return
                 if rest and form.opens.startswith(rest):
                     return
             if blank:
-                self._raw, self._held = self._raw + held[:blank], held[blank:]
+                self._take(blank)
                 return
             if form.closes and form.closes.startswith(held[: len(form.closes)]):
                 if held.startswith(form.closes):
                     self._inside = False
-                    if self._raw.strip(_BETWEEN) == form.opens:
+                    if self._raw.strip(_BETWEEN):
                         out.append(Text(self._raw + form.closes))
                         self.warnings.append("an empty tool call stays text")
                     self._raw, self._held = "", held[len(form.closes) :]
                 return
             if form.closes and held.startswith(form.opens):  # the mark, repeated without its end
-                self._raw, self._held = form.opens, held[len(form.opens) :]
+                self._take(len(form.opens))
                 return
             if form.closes and form.opens.startswith(held):
                 return
@@ -201,10 +159,14 @@ class CallParser:
             self._reader, self._sent, self._name = CallReader(name), -1, ""
             return
         if form.bare_names and (held[0].isalnum() or held[0] in "_.-[]"):
-            self._name, self._raw = self._name + held[0], self._raw + held[0]
-            self._held = held[1:]
+            self._name += held[0]
+            self._take(1)
             return
         self._no_call(out)
+
+    def _take(self, length: int) -> None:
+        """So much of what is held belongs to what may be a call."""
+        self._raw, self._held = self._raw + self._held[:length], self._held[length:]
 
     def _no_call(self, out: list[Piece], why: str = _NO_CALL) -> None:
         """What stands where a call should is text."""
@@ -223,10 +185,10 @@ class CallParser:
         for at, char in enumerate(self._held, 1):
             reader.feed(char)
             if reader.complete or reader.broken:
-                self._raw, self._held = self._raw + self._held[:at], self._held[at:]
+                self._take(at)
                 self._end_call(reader, out)
                 return
-        self._raw, self._held = self._raw + self._held, ""
+        self._take(len(self._held))
         if self._early and reader.streamable and self._wanted(reader.name):
             self._pass_on(reader, out)
 
@@ -279,14 +241,6 @@ class CallParser:
                     piece = Text(out.pop().text + piece.text)  # type: ignore[union-attr]
                 out.append(piece)
         return out
-
-
-def parsed(text: str, form: ToolForm, tools: ToolSet, *, cut: bool) -> CallParser:
-    """The parser of a whole answer, finished."""
-    parser = CallParser(form, tools, early=False)
-    parser.push(text)
-    parser.finish(cut=cut)
-    return parser
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -29,7 +29,9 @@ class Tool:
     def definition(self) -> dict[str, Any]:
         """As OpenAI and chat templates write it."""
         function: dict[str, Any] = {"name": self.name, "description": self.description}
-        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        parameters = self.parameters or {"type": "object"}
+        # Many templates write out the properties and cannot do without.
+        function["parameters"] = {**parameters, "properties": parameters.get("properties", {})}
         return {"type": "function", "function": function}
 
 

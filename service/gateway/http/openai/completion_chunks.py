@@ -28,13 +28,8 @@ from service.gateway.http.sse import data_line
 from service.gateway.problems import error_object
 from service.gateway.schemas import Citation, GenerateResponse
 from service.gateway.schemas.logprobs import TokenLogprob
-from service.gateway.tool_calls.call_parser import (
-    CallArguments,
-    CallParser,
-    CallStarted,
-    Piece,
-    Text,
-)
+from service.gateway.tool_calls.call_parser import CallParser
+from service.gateway.tool_calls.parsed_answer import CallArguments, CallStarted, Piece, Text
 
 DONE = "data: [DONE]\n\n"
 

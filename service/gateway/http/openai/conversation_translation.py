@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai.field_rules import check_fields
@@ -92,32 +93,51 @@ def tools_of(body: ChatRequest, notes: list[str]) -> ToolSet | None:
         Unsupported: A tool is no function.
         InvalidRequest: `tool_choice` asks for what is not there, or two tools have one name.
     """
+    tools = [_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
     choice = body.tool_choice
-    if not body.tools:
-        if choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice needs tools: send them", field="tool_choice")
-        return None
-    tools = tuple(_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools))
+    return tool_set(
+        tools,
+        choice.function.name if isinstance(choice, NamedTool) else None,
+        choice if isinstance(choice, str) else None,
+        parallel=body.parallel_tool_calls is not False,
+        where="function.name",
+    )
+
+
+def tool_set(
+    tools: Sequence[Tool],
+    named: str | None,
+    choice: Literal["none", "auto", "required"] | None,
+    *,
+    parallel: bool,
+    where: str,
+) -> ToolSet | None:
+    """The tools that the answer may call; None: it may call none.
+
+    Args:
+        tools: All that were sent.
+        named: The only one that must be called.
+        choice: Whether one must be called.
+        parallel: Whether several may be called at once.
+        where: Path of a tool's name in the tool.
+
+    Raises:
+        InvalidRequest: What must be called is not there, or two tools have one name.
+    """
     names = [tool.name for tool in tools]
     for number, name in enumerate(names):
         if name in names[:number]:
-            field = f"tools[{number}].function.name"
+            field = f"tools[{number}].{where}"
             raise InvalidRequest(f"{field} {name!r} is another tool's", field=field)
-    if choice == "none":
+    if named is not None and named not in names:
+        raise InvalidRequest(
+            f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"
+        )
+    if not tools and choice == "required":
+        raise InvalidRequest("tool_choice needs tools: send them", field="tool_choice")
+    if not tools or choice == "none":
         return None
-    named = None
-    if isinstance(choice, NamedTool):
-        named = choice.function.name
-        if named not in names:
-            raise InvalidRequest(
-                f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"
-            )
-    return ToolSet(
-        tools,
-        "required" if choice == "required" else "auto",
-        named,
-        body.parallel_tool_calls is not False,
-    )
+    return ToolSet(tuple(tools), "required" if choice == "required" else "auto", named, parallel)
 
 
 def _tool(where: str, tool: ToolDefinition, notes: list[str]) -> Tool:

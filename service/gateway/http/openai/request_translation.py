@@ -25,6 +25,7 @@ from service.gateway.http.openai.field_table import (
 )
 from service.gateway.http.openai.model_presets import preset_fusion
 from service.gateway.http.openai.structured_output import WantedForm, wanted_form, with_tools
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.conversation import ConversationRequest
 from service.gateway.schemas.openai.chat import ChatRequest
@@ -57,6 +58,10 @@ class Served:
     ready: Ready
 
 
+def served_by(prompts: PromptBuilder, ready: Ready) -> Served:
+    return Served(prompts.model, prompts.tool_form, ready)
+
+
 @dataclass(frozen=True)
 class TranslatedRequest:
     """One request of a client.
@@ -77,7 +82,10 @@ class TranslatedRequest:
 
     def renamed(self, error: KvstitchError) -> KvstitchError:
         """The error with the client's name of the field."""
-        error.field = self.as_sent(error.field)
+        ours, sent = error.field, self.as_sent(error.field)
+        if ours and sent and error.message.startswith(ours):
+            error.message = sent + error.message.removeprefix(ours)
+        error.field = sent
         return error
 
 

@@ -20,7 +20,8 @@ from service.gateway.schemas.openai.chat import (
     ToolCallOut,
 )
 from service.gateway.schemas.openai.completion import Completion, TextChoice
-from service.gateway.tool_calls.call_parser import CallParser, ParsedAnswer
+from service.gateway.tool_calls.call_parser import CallParser
+from service.gateway.tool_calls.parsed_answer import ParsedAnswer
 
 
 def completion(

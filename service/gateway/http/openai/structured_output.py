@@ -8,6 +8,7 @@ from typing import Any
 
 from service.errors import InvalidRequest
 from service.gateway.schemas.openai.common import ResponseFormat, SampledRequest, StructuredOutputs
+from service.gateway.tool_calls.closed_schema import closed
 from service.gateway.tool_calls.forced_call import call_grammar
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import ToolSet
@@ -84,16 +85,15 @@ def _of_response_format(wanted: ResponseFormat | None) -> WantedForm | None:
         return None
     if wanted.type == "json_object":
         return WantedForm("response_format", {"json_object": True})
-    return named_schema(
-        "response_format.json_schema.schema", wanted.json_schema and wanted.json_schema.schema_
-    )
+    schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+    return named_schema("response_format.json_schema.schema", schema)
 
 
 def named_schema(field: str, schema: dict[str, Any] | None) -> WantedForm:
     """JSON of a schema, which must be there."""
     if schema is None:
         raise InvalidRequest(f"{field} is missing: send the schema", field=field)
-    return WantedForm(field, {"json_schema": schema})
+    return WantedForm(field, {"json_schema": closed(schema)})
 
 
 def _of_structured_outputs(wanted: StructuredOutputs | None) -> WantedForm | None:
@@ -129,7 +129,7 @@ def _schema(field: str, value: dict[str, Any] | str | None) -> WantedForm | None
             raise InvalidRequest(f"{field} is not JSON: {error}", field=field) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{field} must be a JSON schema, an object", field=field)
-    return WantedForm(field, {"json_schema": value})
+    return named_schema(field, value)
 
 
 def _plain(field: str, name: str, value: Any) -> WantedForm | None:

@@ -19,9 +19,9 @@ from service.gateway.http.openai.request_translation import (
     TranslatedRequest,
     from_chat,
     from_completion,
+    served_by,
 )
 from service.gateway.http.openai.response_translation import completion
-from service.gateway.http.services import GatewayServices
 from service.gateway.schemas.openai.chat import ChatCompletion, ChatRequest
 from service.gateway.schemas.openai.completion import Completion, CompletionRequest
 
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 @router.post("/chat/completions", response_model=ChatCompletion)
 async def chat(body: ChatRequest, exchange: AnswerExchangeDep, gateway: GatewayDep) -> Any:
     """Answer the last user message from documents that are searched for it."""
-    served = _served(gateway)
+    served = served_by(gateway.prompts, gateway.worker.require())
     return await _answer(exchange, body, from_chat(body, served), served)
 
 
@@ -40,13 +40,8 @@ async def completions(
     body: CompletionRequest, exchange: AnswerExchangeDep, gateway: GatewayDep
 ) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
-    served = _served(gateway)
+    served = served_by(gateway.prompts, gateway.worker.require())
     return await _answer(exchange, body, from_completion(body, served), served)
-
-
-def _served(gateway: GatewayServices) -> Served:
-    prompts = gateway.prompts
-    return Served(prompts.model, prompts.tool_form, gateway.worker.require())
 
 
 async def _answer(

@@ -10,6 +10,8 @@ from fastapi.responses import JSONResponse
 from service.gateway.http.answer_exchange import respond_unless_disconnected
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.openai.field_rules import check_fields
+from service.gateway.http.openai.field_table import EMBEDDINGS
 from service.gateway.schemas.embeddings import EmbeddingsRequest, EmbeddingsResponse
 from service.gateway.schemas.rerank import RerankRequest, RerankResponse
 
@@ -33,6 +35,7 @@ async def embeddings(
     body: EmbeddingsRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Turn texts into vectors, with the embedder that the documents are searched by."""
+    check_fields(body.model_extra, EMBEDDINGS)
     return await respond_unless_disconnected(
         gateway.embeddings.embed(body, call),
         request,

@@ -47,6 +47,7 @@ class MessageToolCall(BaseModel):
     id: Unicode = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = Field(None, description="some clients leave it from a stream")
 
 
 class ChatMessage(BaseModel):

@@ -19,7 +19,7 @@ from service.gateway.http.openapi_examples import examples
 from tests.service.gateway.rig import Rig
 
 ROOT = Path(__file__).parents[4]
-OFFERED = (("ChatRequest", "model"), ("CompletionRequest", "model"))
+OFFERED = tuple((f"{kind}Request", "model") for kind in ("Chat", "Completion", "Responses"))
 CASES_PER_OPERATION = 3
 
 

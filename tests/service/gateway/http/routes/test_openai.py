@@ -262,6 +262,9 @@ def test_fields_without_an_effect_are_named(shared: Rig) -> None:
         (CHAT, {"tools": [{"function": {"name": "f"}}] * 2}, "tools[1].function.name",
          "invalid_request"),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "invalid_request"),
+        (CHAT, {"tool_choice": "sometimes"}, "tool_choice", "invalid_request"),
+        (CHAT, {"guided_json": 3}, "guided_json", "invalid_request"),
+        (CHAT, {"guided_grammar": "start: x"}, "guided_grammar", "invalid_request"),
         (CHAT, {"tools": [{"function": {"name": "f"}}],
                 "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice",
          "invalid_request"),
@@ -331,6 +334,7 @@ def test_what_cannot_be_done_is_400_and_named(
         assert (error["param"], error["code"]) == (param, code), response.text
         assert error["type"] == "invalid_request_error"
         assert response.headers["x-should-retry"] == "false"
+    assert error["message"].startswith(param) or code != "invalid_request" or "." not in param
     if param == "kvstitch.topk":
         assert "top_k" in error["message"] and "question" not in error["message"]
 

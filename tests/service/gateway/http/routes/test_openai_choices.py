@@ -17,7 +17,7 @@ from tests.service.gateway.http.routes.test_openai import (
     last_request,
     says,
 )
-from tests.service.gateway.rig import Rig, until
+from tests.service.gateway.rig import Rig, running, until
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -69,6 +69,14 @@ def test_all_choices_end_when_one_fails_or_the_client_leaves(rig: Rig) -> None:
         next(response.iter_lines())
     until(lambda: len(fake(rig).seen(Abort)) == 3, "aborts")
     until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")
+
+
+def test_what_was_opened_is_released_if_another_is_refused(folder: Any, data: Any) -> None:
+    with running(folder, data, max_waiting=1, max_running=1) as rig:
+        response = chat(rig, n=9)
+        assert response.status_code == 503, response.text
+        until(lambda: rig.metric("kvstitch_requests_in_flight") == 0, "released")
+        assert chat(rig).status_code == 200
 
 
 def test_several_prompts_are_answered_in_their_order(rig: Rig) -> None:

@@ -1,0 +1,148 @@
+"""No field of OpenAI's API, or of vLLM's extras, is without a rule; and rules, schemas and the page
+say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import EmbeddingCreateParams, chat, completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from openai.types.shared_params import FunctionDefinition
+from pydantic import BaseModel
+
+from service.errors import InvalidRequest, Unsupported
+from service.gateway.http.openai import field_docs, field_table
+from service.gateway.http.openai.field_rules import Rules, check_fields, noted, refused
+from service.gateway.schemas.embeddings import EmbeddingsRequest
+from service.gateway.schemas.openai import responses
+from service.gateway.schemas.openai.chat import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    ToolDefinition,
+)
+from service.gateway.schemas.openai.chat import (
+    FunctionDefinition as OurFunction,
+)
+from service.gateway.schemas.openai.common import (
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+)
+from service.gateway.schemas.openai.completion import CompletionRequest
+
+# vLLM's protocol.py of chats and of completions, and what its earlier versions took.
+VLLM_BOTH = """
+    echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty seed stop stream
+    stream_options temperature top_p user use_beam_search top_k min_p repetition_penalty
+    watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+    skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
+    allowed_token_ids prompt_logprobs logprob_token_ids bad_words add_special_tokens response_format
+    structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids
+    routed_experts_prompt_start return_token_offsets return_mm_kwargs cache_salt kv_transfer_params
+    ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval
+    best_of guided_json guided_regex guided_choice guided_grammar structural_tag
+    guided_decoding_backend guided_whitespace_pattern logits_processors
+"""
+VLLM_CHAT = """
+    messages max_completion_tokens top_logprobs tools tool_choice reasoning_effort include_reasoning
+    parallel_tool_calls add_generation_prompt continue_final_message documents chat_template
+    chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text
+"""
+VLLM_TEXT = "prompt suffix prompt_embeds"
+CHAT_PARAMS = chat_create_params.CompletionCreateParamsStreaming
+TEXT_PARAMS = completion_create_params.CompletionCreateParamsStreaming
+RESPONSE_PARAMS = response_create_params.ResponseCreateParamsStreaming
+
+
+def words(*texts: str) -> set[str]:
+    return {word for text in texts for word in text.split()}
+
+
+def own(params: Any) -> set[str]:
+    """The fields of a typed dictionary."""
+    return set(params.__required_keys__ | params.__optional_keys__)
+
+
+@pytest.mark.parametrize(
+    ("rules", "known"),
+    [
+        (field_table.CHAT, own(CHAT_PARAMS) | words(VLLM_BOTH, VLLM_CHAT)),
+        (field_table.COMPLETION, own(TEXT_PARAMS) | words(VLLM_BOTH, VLLM_TEXT)),
+        (field_table.RESPONSES, own(RESPONSE_PARAMS)),
+        (field_table.EMBEDDINGS, own(EmbeddingCreateParams)),
+        (
+            field_table.MESSAGE,
+            own(chat.ChatCompletionUserMessageParam)
+            | own(chat.ChatCompletionAssistantMessageParam)
+            | own(chat.ChatCompletionToolMessageParam)
+            | set(chat.ChatCompletionMessage.model_fields),
+        ),
+        (field_table.STREAM_OPTIONS, own(chat.ChatCompletionStreamOptionsParam)),
+        (field_table.CONTENT_PART, own(chat.ChatCompletionContentPartTextParam)),
+        (field_table.TOOL, own(chat.ChatCompletionFunctionToolParam)),
+        (field_table.FUNCTION, own(FunctionDefinition)),
+    ],
+)
+def test_every_known_field_has_a_rule(rules: Rules, known: set[str]) -> None:
+    assert len(known) > 1
+    assert known - set(rules) == set()
+
+
+@pytest.mark.parametrize(
+    ("rules", "model"),
+    [
+        (field_table.CHAT, ChatRequest),
+        (field_table.COMPLETION, CompletionRequest),
+        (field_table.RESPONSES, responses.ResponsesRequest),
+        (field_table.EMBEDDINGS, EmbeddingsRequest),
+        (field_table.MESSAGE, ChatMessage),
+        (field_table.CONTENT_PART, ContentPart),
+        (field_table.TOOL, ToolDefinition),
+        (field_table.FUNCTION, OurFunction),
+        (field_table.STREAM_OPTIONS, StreamOptions),
+        (field_table.RESPONSE_FORMAT, ResponseFormat),
+        (field_table.STRUCTURED_OUTPUTS, StructuredOutputs),
+        (field_table.INPUT_ITEM, responses.InputItem),
+        (field_table.TEXT_OPTIONS, responses.TextOptions),
+    ],
+)
+def test_what_is_honoured_is_what_the_schema_takes(rules: Rules, model: type[BaseModel]) -> None:
+    taken = {field.alias or name for name, field in model.model_fields.items()}
+    assert {name for name, rule in rules.items() if rule.treatment == "honoured"} == taken
+
+
+@pytest.mark.parametrize("title", field_docs.TABLES)
+def test_what_is_not_honoured_says_why(title: str) -> None:
+    for name, rule in field_docs.TABLES[title].items():
+        assert rule.why or rule.treatment == "honoured", name
+        value = object()
+        if rule.treatment == "refused":
+            with pytest.raises(Unsupported) as error:
+                check_fields({name: value}, {name: rule}, "a.")
+            assert error.value.field == f"a.{name}" and rule.why in error.value.message
+        elif rule.treatment == "noted":
+            assert check_fields({name: value}, {name: rule}) == [
+                f"{name} has no effect: {rule.why}"
+            ]
+        for harmless in (None, *rule.harmless):
+            assert check_fields({name: harmless}, {name: rule}) == []
+
+
+def test_a_field_that_nobody_knows_is_an_error() -> None:
+    with pytest.raises(InvalidRequest, match=r"a\.b is not a known field"):
+        check_fields({"b": None}, {"c": noted("")}, "a.")
+
+
+def test_json_s_false_is_not_0() -> None:
+    with pytest.raises(Unsupported):
+        check_fields({"b": False}, {"b": refused("no", 0)})
+    with pytest.raises(Unsupported):
+        check_fields({"b": 0}, {"b": refused("no", False)})
+
+
+def test_the_page_shows_the_tables() -> None:
+    page = field_docs.FILE.read_text(encoding="utf-8")
+    assert field_docs.render(page) == page, field_docs.REMEDY

@@ -1,0 +1,112 @@
+"""Finding calls in answers, whole and cut into pieces of every size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.gateway.tool_calls.call_parser import CallParser
+from service.gateway.tool_calls.forms import FORMS, HERMES, LLAMA3_JSON, MISTRAL, ToolForm, form_of
+from service.gateway.tool_calls.parsed_answer import ParsedAnswer
+from service.gateway.tool_calls.tools import Tool, ToolSet
+from tests.service.gateway.tool_calls import templates
+
+TOOLS = ToolSet((Tool("f"), Tool("g")))
+F, G = ("f", '{"a": "x}\\"{", "b": [1, {"c": 2}]}'), ("g", "{}")
+CASES: list[tuple[ToolForm, str, str, list[tuple[str, str]]]] = [
+    (HERMES, f'Hi.\n<tool_call>\n{{"name": "f", "arguments": {F[1]}}}\n</tool_call>', "Hi.", [F]),
+    (
+        HERMES,
+        f'<tool_call>{{"arguments": {F[1]}, "name": "f"}}</tool_call>\n<tool_call>{{"name": "g"}}'
+        "</tool_call>",
+        "",
+        [F, G],
+    ),
+    (
+        HERMES,
+        f'<tool_call>[\n{{"name": "f", "arguments": {F[1]}}}, {{"name": "g", "arguments": null}}]'
+        "</tool_call>",
+        "",
+        [F, G],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}',
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    (HERMES, f'<tool_call>{{"name": "g"}}<tool_call>{{"name": "f", "parameters": {F[1]}}}', "",
+     [G, F]),
+    (HERMES, "plain < text <tool \n", "plain < text <tool \n", []),
+    (LLAMA3_JSON, f'{{"name": "f", "parameters": {F[1]}}}; {{"name": "g"}}', "", [F, G]),
+    (LLAMA3_JSON, '{"x": 1} is JSON', '{"x": 1} is JSON', []),
+    (LLAMA3_JSON, "[1, 2]", "[1, 2]", []),
+    (LLAMA3_JSON, 'Like {"name": "f"}', 'Like {"name": "f"}', []),
+    (
+        MISTRAL,
+        f'Hi.[TOOL_CALLS] [{{"name": "f", "arguments": {F[1]}, "id": "123456789"}}, '
+        '{"name": "g", "arguments": {}}]',
+        "Hi.",
+        [F, G],
+    ),
+    (MISTRAL, f"[TOOL_CALLS]f{F[1]}[TOOL_CALLS]g[ARGS]{{}}", "", [F, G]),
+    (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
+]  # fmt: skip
+
+
+def parse(form: ToolForm, parts: list[str], *, early: bool) -> CallParser:
+    parser = CallParser(form, TOOLS, early=early)
+    passed = ParsedAnswer()
+    for part in parts:
+        for piece in parser.push(part):
+            passed.add(piece)
+    for piece in parser.finish():
+        passed.add(piece)
+    assert passed == parser.answer  # what is passed on is what is remembered
+    return parser
+
+
+def calls(parser: CallParser) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in parser.answer.calls]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(("form", "answer", "text", "expected"), CASES)
+def test_pieces_of_any_size_yield_the_same(
+    form: ToolForm,
+    answer: str,
+    text: str,
+    expected: list[tuple[str, str]],
+    size: int,
+    early: bool,
+) -> None:
+    parts = [answer[start : start + size] for start in range(0, len(answer), size)]
+    parser = parse(form, parts, early=early)
+    assert (parser.answer.text, calls(parser)) == (text, expected)
+    ids = [call.id for call in parser.answer.calls]
+    assert len(set(ids)) == len(ids)
+
+
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", '{"name": "f"', '"arguments": ')
+ALPHABET = st.sampled_from([*MARKS, "f", *'{}[],:;" \n\\x1<t'])
+
+
+@settings(max_examples=400, deadline=None)
+@given(form=st.sampled_from(list(FORMS.values())), parts=st.lists(ALPHABET, max_size=25))
+def test_nothing_is_lost_where_there_is_no_call(form: ToolForm, parts: list[str]) -> None:
+    whole, pieces = (
+        parse(form, ["".join(parts)], early=False),
+        parse(form, parts, early=False),
+    )
+    assert whole.answer.text == pieces.answer.text and calls(whole) == calls(pieces)
+    if not whole.answer.calls:
+        assert "".join(whole.answer.text.split()) == "".join("".join(parts).split())
+
+
+def test_a_template_tells_its_form() -> None:
+    assert form_of(templates.HERMES) == HERMES
+    assert form_of(templates.LLAMA3) == LLAMA3_JSON
+    assert form_of(templates.MISTRAL) == MISTRAL
+    assert form_of(templates.PLAIN) == form_of(None) == HERMES
