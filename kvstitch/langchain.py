@@ -132,7 +132,7 @@ def _document(result: SearchResult) -> Document:
         "char_start": result.char_start,
         "char_end": result.char_end,
         "score": result.score,
-        "headings": result.headings,
+        "heading": result.heading,
         "page": result.page,
     }
     metadata = {**result.metadata, **{f"kvstitch_{name}": value for name, value in own.items()}}

@@ -20,7 +20,7 @@ from kvstitch.client.options import Retrieval, SearchOptions
 class KvstitchRetriever(BaseRetriever):
     """Passages of the documents that a service has stored.
 
-    A node's metadata are those of the stored document, and `title`, `headings` and `page` where the
+    A node's metadata are those of the stored document, and `title`, `heading` and `page` where the
     service has them; its source is the document.
     """
 
@@ -74,7 +74,7 @@ class KvstitchRetriever(BaseRetriever):
 
 
 def _node(result: SearchResult) -> NodeWithScore:
-    known = {"title": result.title, "headings": result.headings, "page": result.page}
+    known = {"title": result.title, "heading": result.heading, "page": result.page}
     node = TextNode(
         id_=str(result.chunk_id),
         text=result.text or "",

@@ -36,7 +36,7 @@ LEFT_BUCKETS = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 100.0)
 KL_BUCKETS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 
 STAGES = (
-    *("embed", "retrieve", "rerank", "plan", "queue", "load", "prefill", "evict"),
+    *("condense", "embed", "retrieve", "rerank", "plan", "queue", "load", "prefill", "evict"),
     *("first_token", "decode", "flush"),
 )
 TIERS = ("memory", "ssd", "redis")

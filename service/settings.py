@@ -160,6 +160,11 @@ class Settings(BaseSettings):
     retrieval: Literal["dense", "sparse", "hybrid"] = Field(
         "hybrid", description="how passages are searched where a request does not say"
     )
+    condense: Literal["off", "join", "model"] = Field(
+        "join",
+        description="what is searched for a question that follows others, where a request does "
+        "not say: the question, joined with earlier ones, or rewritten by the model",
+    )
     chunk_tokens: int | None = Field(None, ge=16, le=32768)
     top_k: int | None = Field(None, ge=0, le=1024)
     prefix_mode: str | None = None

@@ -31,6 +31,9 @@ class GenerateOptions(SearchOptions, total=False):
     profile: Literal["fast", "balanced", "exact"] | None
     cold: Literal["in_context", "as_stored"] | None
     prefix_cache: bool
+    condense: Literal["off", "join", "model"] | None
+    attribute: bool
+    cite: Literal["none", "marks", "inline"]
     max_tokens: int | None
     temperature: float
     top_p: float

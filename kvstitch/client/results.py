@@ -20,7 +20,7 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Citation:
+class FoundPassage:
     """A passage; `index` is its place in the prompt or the ranking, from 1. `score` is what it was
     ranked by: cosine, BM25, reciprocal ranks, or the reranker's score."""
 
@@ -37,15 +37,27 @@ class Citation:
     sparse_score: float | None = None
     rerank_score: float | None = None
     text: str | None = None
+    page: str | None = None
+    heading: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult(Citation):
-    """A passage of a search, with its document's metadata and where in it the passage begins."""
+class Citation(FoundPassage):
+    """A passage that an answer was given. Fields from `used` on are known once there is an answer;
+    quotes are spans of the document."""
+
+    url: str | None = None
+    used: bool | None = None
+    support: float | None = None
+    quote_start: int | None = None
+    quote_end: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(FoundPassage):
+    """A passage of a search, with its document's metadata."""
 
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
-    headings: list[str] = dataclasses.field(default_factory=list)
-    page: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +141,17 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """A sentence of an answer, `text[start:end]`, and the indexes of citations that support it."""
+
+    start: int
+    end: int
+    citations: list[int]
+    score: float
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer(Result):
     """A whole answer."""
 
@@ -137,6 +160,9 @@ class Answer(Result):
     text: str
     finish_reason: str
     citations: list[Citation]
+    found: bool = True
+    retrieval: dict[str, Any] | None = None
+    attributions: list[Attribution] | None = None
     usage: Usage
     cache: CacheReport
     stages: dict[str, float]

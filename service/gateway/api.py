@@ -1,12 +1,18 @@
 """The gateway's public surface, for benchmarks and for tuning.
 
-How a model's prompts are written and encoded, how texts are embedded, and how files are read.
+How a model's prompts are written and encoded, how texts are embedded, how files are read, what is
+searched for a follow-up question, and which passages support an answer.
 
 Anything that is not listed in `__all__` may change at any time.
 """
 
 from __future__ import annotations
 
+from service.gateway.answers.attribution.attributor import attribute
+from service.gateway.answers.attribution.sentences import sentences
+from service.gateway.answers.attribution.support import SupportScorer
+from service.gateway.answers.condensing.condenser import Condensed, QueryCondenser
+from service.gateway.answers.condensing.join import joined_query
 from service.gateway.corpus.jobs.job_records import SpooledDocument
 from service.gateway.corpus.parsing.parser import DocumentParser
 from service.gateway.corpus.parsing.sandbox import FileLimits
@@ -19,18 +25,31 @@ from service.gateway.prompts.format import (
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
+from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
 from service.gateway.retrieval.model_factory import make_embedder
+from service.gateway.retrieval.passage_search import PassageSearch
+from service.gateway.retrieval.timed_embedder import TimedEmbedder
 
 __all__ = [
     "INSTRUCTION",
+    "AsyncRetriever",
+    "Condensed",
     "DocumentParser",
     "FileLimits",
     "ModelFolder",
+    "PassageSearch",
     "PromptBuilder",
+    "QueryCondenser",
+    "SearchQuery",
     "ServingTokenizer",
     "SpooledDocument",
+    "SupportScorer",
+    "TimedEmbedder",
+    "attribute",
     "from_chat_template",
+    "joined_query",
     "load_format",
     "make_embedder",
+    "sentences",
     "without_bos",
 ]

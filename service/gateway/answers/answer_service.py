@@ -66,7 +66,7 @@ class AnswerService:
             slot = self._limiter.acquire(validated.estimated_tokens, call.principal.key_id)
             preparing = self._preparer.prepare(validated, traceparent=span.traceparent)
             prepared = await before_deadline(preparing, call)
-            call.principal.spend_tokens(prepared.prompt_tokens)
+            call.principal.spend_tokens(prepared.prompt_tokens + prepared.condense_tokens)
         except BaseException as error:
             if slot is not None:
                 slot.close()

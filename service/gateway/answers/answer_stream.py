@@ -13,14 +13,15 @@ from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.answers import response
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
 from service.gateway.answers.answer_metrics import observe_answer
+from service.gateway.answers.attribution.report import add_attribution
 from service.gateway.answers.call_context import CallContext
 from service.gateway.answers.concurrency_limiter import RequestSlot
-from service.gateway.answers.preparation import PreparedRequest
+from service.gateway.answers.prepared_request import PreparedRequest
 from service.gateway.answers.token_report import token_report
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.schemas import Citation, GenerateResponse
+from service.gateway.schemas import Citation, GenerateResponse, RetrievalNote
 from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Done, Failed, Report, TokenItem
@@ -29,9 +30,10 @@ from service.tracing import Span
 
 @dataclass(frozen=True)
 class Sources:
-    """The first event: the passages that the prompt holds."""
+    """The first event: the passages that the prompt holds, and what was searched for them."""
 
     citations: list[Citation]
+    retrieval: RetrievalNote | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class AnswerStream:
         generate = self.prepared.generate
         timer: asyncio.TimerHandle | None = None
         try:
-            yield Sources(self.prepared.citations)
+            yield Sources(self.prepared.citations, self.prepared.retrieval)
             if (left_s := self.call.left_s) is not None:
                 # Nothing is awaited before the request is sent, so no abort can overtake it.
                 loop = asyncio.get_running_loop()
@@ -146,6 +148,7 @@ class AnswerStream:
                             if text := self.text.finish():
                                 yield self._delta(text)
                             result = self._result(event)
+                            await add_attribution(result, self.prepared, self.text.begun)
                             await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", result.timing.total_s)
@@ -194,6 +197,8 @@ class AnswerStream:
             # The worker may have finished by itself before our abort reached it.
             finish_reason="stop" if self.text.stopped else done.finish_reason,
             citations=self.prepared.citations,
+            found=bool(self.prepared.passages),
+            retrieval=self.prepared.retrieval,
             usage=response.usage(report),
             cache=response.cache_report(report, self.prepared.doc_ids),
             stages=stages,

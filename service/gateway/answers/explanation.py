@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.gateway.answers import response
-from service.gateway.answers.preparation import PreparedRequest
+from service.gateway.answers.prepared_request import PreparedRequest
 from service.gateway.schemas.explain import DocumentForecast, Explanation, SegmentForecastOut
 from service.messages import Forecast, SegmentForecast
 
@@ -23,6 +23,8 @@ def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Ex
         id=generate.id,
         model=model,
         citations=prepared.citations,
+        found=bool(prepared.passages),
+        retrieval=prepared.retrieval,
         prompt_tokens=forecast.prompt_tokens,
         max_tokens=generate.sampling.max_tokens,
         system=SegmentForecastOut(**_segment_fields(forecast.system)),

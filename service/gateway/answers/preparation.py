@@ -13,27 +13,25 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from retriever import Passage
 from service.errors import PromptTooLong
 from service.gateway.answers import response
-from service.gateway.answers.inline_documents import inline_passages
+from service.gateway.answers.attribution.inline import asking_for_marks
+from service.gateway.answers.condensing.condenser import Condensed
+from service.gateway.answers.passage_finding import PassageFinder, retrieval_note
+from service.gateway.answers.prepared_request import PreparedRequest
 from service.gateway.answers.token_choice import sampling
 from service.gateway.answers.validation import ValidatedRequest
+from service.gateway.prompts.conversation import question_of
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
-from service.gateway.retrieval.passage_search import PassageSearch
-from service.gateway.schemas import Citation
-from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Chunk, Generate, Prefetch
+from service.prompt import Turn
 from service.settings import Settings
 
-# Inline documents with more characters per token of context than this cannot fit, and are refused
-# before they are encoded.
-MAX_INLINE_CHARS_PER_TOKEN = 32
 # A conversation this long takes longer to encode than the worker takes to read KV ahead. For a
 # shorter one the request itself comes as soon, and handling the hint would delay it (by 1.2 ms with
 # all KV in memory).
@@ -47,37 +45,13 @@ SendHint = Callable[[Prefetch], None]
 
 
 @dataclass(frozen=True)
-class PreparedRequest:
-    """A request that is ready to be sent to the worker.
-
-    Attributes:
-        generate: The message.
-        passages: The documents of the prompt, in its order.
-        citations: The same as the client gets them.
-        prompt_tokens: Length of the prompt.
-        stages: Seconds of embed, retrieve, plan and, if it was asked for, rerank.
-        warnings: For the client.
-    """
-
-    generate: Generate
-    passages: list[Passage]
-    citations: list[Citation]
-    prompt_tokens: int
-    stages: dict[str, float]
-    warnings: list[str]
-
-    @property
-    def doc_ids(self) -> dict[int, str]:
-        """Chunk id to the id of its document."""
-        return {passage.chunk.chunk_id: passage.chunk.doc_id for passage in self.passages}
-
-
-@dataclass(frozen=True)
 class _Found:
-    """Passages, and the question's ids if they had to be known before the search."""
+    """Passages, the question's ids if they had to be known before the search, and what was searched
+    for; None: nothing."""
 
     result: RetrievalResult
     question: list[int] | None
+    condensed: Condensed | None
 
 
 class RequestPreparer:
@@ -94,7 +68,7 @@ class RequestPreparer:
         self._worker = worker
         self._behind = behind
         self._retriever = retriever
-        self._passages = PassageSearch(retriever, settings)
+        self._finder = PassageFinder(worker, retriever, prompts, settings)
         self._prompts = prompts
         self._settings = settings
 
@@ -122,25 +96,21 @@ class RequestPreparer:
         def plan(found: _Found) -> PreparedRequest:
             return self._plan(validated, found, traceparent, send_hint if prefetch else None)
 
-        if validated.search is None or not validated.search.rerank:
-            return await self._retriever.run_blocking(lambda: plan(self._find(validated)))
-        found = await self._retriever.run_blocking(lambda: self._find(validated))
-        reranked = await self._retriever.rerank(validated.search, found.result)
-        return await self._retriever.run_blocking(lambda: plan(_Found(reranked, found.question)))
+        condensed = await self._finder.condense(validated)
+        if condensed is None or not condensed.search.rerank:
+            return await self._retriever.run_blocking(
+                lambda: plan(self._find(validated, condensed))
+            )
+        found = await self._retriever.run_blocking(lambda: self._find(validated, condensed))
+        reranked = await self._finder.rerank(found.condensed or condensed, found.result)
+        return await self._retriever.run_blocking(lambda: plan(replace(found, result=reranked)))
 
     # -- on a search thread ----------------------------------------------------------------------
 
-    def _find(self, validated: ValidatedRequest) -> _Found:
-        request = validated.request
+    def _find(self, validated: ValidatedRequest, condensed: Condensed | None) -> _Found:
         question = self._encode_if_long(validated)
-        if request.inline_documents is not None:
-            passages = self._inline_passages(request.inline_documents, validated.max_context)
-            return _Found(RetrievalResult(passages), question)
-        if validated.search is None:
-            if request.documents is not None:
-                self._passages.require_documents(request.documents, validated.scope)
-            return _Found(RetrievalResult([]), question)
-        return _Found(self._passages.find(validated.search), question)
+        result, searched = self._finder.find(validated, condensed)
+        return _Found(result, question, searched)
 
     def _encode_if_long(self, validated: ValidatedRequest) -> list[int] | None:
         """The ids of a question that may not fit, because embedding it in vain takes seconds.
@@ -152,27 +122,15 @@ class RequestPreparer:
         question_bytes += 0 if tools is None else len(tools.text.encode())
         if question_bytes <= validated.max_context // 2:
             return None
-        question = self._question(validated)
+        question = self._question(validated, validated.turns)
         self._prompts.check_length([], question, max_context=validated.max_context)
         return question
 
-    def _question(self, validated: ValidatedRequest) -> list[int]:
+    def _question(self, validated: ValidatedRequest, turns: Sequence[Turn]) -> list[int]:
         guided = validated.request.guided is not None
         return self._prompts.encode_question(
-            validated.turns, validated.request.tools, begin_answer=not guided
+            turns, validated.request.tools, begin_answer=not guided
         )
-
-    def _inline_passages(
-        self, documents: Sequence[InlineDocument], max_context: int
-    ) -> list[Passage]:
-        chars = sum(len(document.text) for document in documents)
-        if chars > MAX_INLINE_CHARS_PER_TOKEN * max_context:
-            raise PromptTooLong(
-                f"inline_documents have {chars} characters, the model takes {max_context} tokens: "
-                "send less text",
-                field="inline_documents",
-            )
-        return inline_passages(documents, self._prompts.chunking())
 
     def _plan(
         self,
@@ -191,17 +149,21 @@ class RequestPreparer:
         if not documents:
             alone = self._prompts.encode_alone(validated.turns, request.tools)
         question = found.question if alone is None else alone
+        turns = validated.turns
+        if request.cite == "inline" and passages and alone is None:
+            titles = [passage.chunk.title or passage.chunk.doc_id for passage in passages]
+            turns, question = asking_for_marks(turns, titles), None
         if question is None:
             chars = sum(len(turn.text) for turn in validated.turns)
             if documents and send_hint is not None and chars > PREFETCH_MIN_CHARS:
                 send_hint(self._hint(validated, documents))
-            question = self._question(validated)
+            question = self._question(validated, turns)
         plan = self._prompt_plan(validated, documents, question, alone=alone is not None)
         plan_s = time.perf_counter() - started
         max_tokens, lowered = self._max_tokens(validated, plan)
         warnings = [*result.warnings, *lowered]
-        if validated.search is not None and not passages:
-            why = self._passages.why_nothing(request, validated.search, result)
+        if found.condensed is not None and not passages:
+            why = self._finder.why_nothing(validated, found.condensed, result)
             warnings.append(f"{why}: the answer cites nothing")
         generate = Generate(
             id=f"rag-{uuid.uuid4().hex}",
@@ -218,11 +180,28 @@ class RequestPreparer:
             cold=request.cold or self._settings.cold,
             prefix_cache=request.prefix_cache,
         )
-        citations = response.citations(passages, with_text=request.include_text)
+        citations = response.citations(
+            passages,
+            with_text=request.include_text,
+            urls=self._finder.urls(passages, validated),
+        )
         stages = {"embed": result.embed_s, "retrieve": result.retrieve_s, "plan": plan_s}
         if request.rerank:
             stages["rerank"] = result.rerank_s
-        return PreparedRequest(generate, passages, citations, plan.tokens, stages, warnings)
+        if found.condensed is not None and found.condensed.seconds:
+            stages["condense"] = found.condensed.seconds
+        return PreparedRequest(
+            request=request,
+            question=question_of(validated.turns),
+            generate=generate,
+            passages=passages,
+            citations=citations,
+            retrieval=retrieval_note(found.condensed),
+            prompt_tokens=plan.tokens,
+            condense_tokens=0 if found.condensed is None else found.condensed.tokens,
+            stages=stages,
+            warnings=warnings,
+        )
 
     def _hint(self, validated: ValidatedRequest, documents: list[Chunk]) -> Prefetch:
         return Prefetch(

@@ -19,8 +19,12 @@ from service.gateway.schemas.generate import GateNote as GateNoteOut
 from service.messages import Method, Report, SegmentReport
 from service.records import GateNote
 
+NO_URLS: Mapping[str, str] = {}
 
-def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]:
+
+def citations(
+    passages: Sequence[Passage], *, with_text: bool, urls: Mapping[str, str] = NO_URLS
+) -> list[Citation]:
     return [
         Citation(
             index=index,
@@ -29,6 +33,9 @@ def citations(passages: Sequence[Passage], *, with_text: bool) -> list[Citation]
             title=passage.chunk.title,
             char_start=passage.chunk.char_start,
             char_end=passage.chunk.char_end,
+            page=passage.chunk.page,
+            heading=passage.chunk.heading,
+            url=urls.get(passage.chunk.doc_id),
             score=passage.score,
             dense_rank=passage.dense_rank,
             dense_score=passage.dense_score,

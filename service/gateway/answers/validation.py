@@ -14,12 +14,15 @@ from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, Pro
 from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
 from service.gateway.retrieval.passage_search import PassageSearch
 from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.citations import Condense
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Method, Ready
 from service.prompt import Turn
 from service.settings import Settings
 
-_SEARCH_FIELDS = ("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score")
+_SEARCH_FIELDS = (
+    *("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score", "condense"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class ValidatedRequest:
             or none are wanted.
         fusion: The fusion method with all its parameters.
         eviction: The eviction method with all its parameters, None if there is none.
+        condense: What becomes of a question that follows others.
         max_context: Tokens that the model takes.
         estimated_tokens: About the length of the prompt.
     """
@@ -44,6 +48,7 @@ class ValidatedRequest:
     search: SearchQuery | None
     fusion: Method
     eviction: Method | None
+    condense: Condense
     max_context: int
     estimated_tokens: int
 
@@ -75,6 +80,7 @@ class RequestValidator:
             WorkerUnavailable: The worker or the index is not ready.
         """
         turns = self._turns(request)
+        _check_marks(request)
         query = self._query(request, question_of(turns), call.principal.tenant)
         ready = self._worker.require()
         self._retriever.require()
@@ -87,6 +93,7 @@ class RequestValidator:
             search=query if searches else None,
             fusion=fusion,
             eviction=eviction,
+            condense=request.condense or self._settings.condense,
             max_context=ready.model.max_context,
             estimated_tokens=self._estimated_tokens(request, turns, query.top_k),
         )
@@ -136,6 +143,17 @@ class RequestValidator:
             return self._prompts.estimate(turns, top_k, request.tools)
         chars = sum(len(document.text) for document in request.inline_documents)
         return self._prompts.estimate(turns, 0, request.tools) + chars // CHARS_PER_TOKEN_ESTIMATE
+
+
+def _check_marks(request: GenerateRequest) -> None:
+    """Marks that are put into the finished text would differ from what was sent or counted."""
+    for name, asked in (("stream", request.stream), ("logprobs", request.logprobs is not None)):
+        if request.cite == "marks" and asked:
+            raise InvalidRequest(
+                f"cite: marks are put into whole answers without {name}: leave {name} out, or "
+                "read `attributions`",
+                field="cite",
+            )
 
 
 def _refuse_methods_beside_profile(request: GenerateRequest) -> None:

@@ -63,9 +63,11 @@ class NamedEvents:
 
     def event(self, event: AnswerEvent) -> bytes:
         match event:
-            case Sources(citations):
+            case Sources(citations, retrieval):
                 cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
-                return frame("sources", {"citations": cited})
+                searched = None if retrieval is None else retrieval.model_dump(mode="json")
+                sources = {"citations": cited, "found": bool(cited), "retrieval": searched}
+                return frame("sources", sources)
             case TextDelta(text, logprobs):
                 return frame("token", {"text": text, **_logprobs(logprobs)})
             case Finished(response):

@@ -116,6 +116,7 @@ class AnswerText:
 
     Attributes:
         text: The answer so far.
+        begun: The words with which the prompt has begun it.
         last_span: What the last token added; empty for a part of a character, which the token that
             completes it adds.
     """
@@ -140,8 +141,7 @@ class AnswerText:
         """
         self._detokenizer = Detokenizer(decode, skip)
         self._stops = StopStrings(stops)
-        self._prefix = prefix.lstrip()
-        self._prefix_length = len(self._prefix)
+        self.begun = self._prefix = prefix.lstrip()
         self._unending = min_tokens
         self._blanks = 0  # characters before the answer, which were dropped
         self.text = ""
@@ -169,7 +169,7 @@ class AnswerText:
 
     def offset(self, start: int) -> int:
         """The place in `text` of the character at `start` of a span."""
-        return self._prefix_length + max(0, start - self._blanks)
+        return len(self.begun) + max(0, start - self._blanks)
 
     def _emit(self, text: str) -> str:
         if not self.text:

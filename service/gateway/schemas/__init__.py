@@ -19,12 +19,12 @@ from service.gateway.schemas.admin import (
     PrecomputeRequest,
     ReceiptOut,
 )
+from service.gateway.schemas.citations import Attribution, Citation, RetrievalNote
 from service.gateway.schemas.fields import MAX_STOP_CHARS, MAX_STOPS, MAX_UNKNOWN_FIELDS, STRICT
 from service.gateway.schemas.generate import (
     CacheDocument,
     CacheReport,
     CacheSegment,
-    Citation,
     GenerateRequest,
     GenerateResponse,
     MethodChoice,
@@ -38,6 +38,7 @@ __all__ = [
     "MAX_STOP_CHARS",
     "MAX_UNKNOWN_FIELDS",
     "STRICT",
+    "Attribution",
     "CacheDocument",
     "CacheReport",
     "CacheSegment",
@@ -60,6 +61,7 @@ __all__ = [
     "PrecomputeRequest",
     "PromptTokensDetails",
     "ReceiptOut",
+    "RetrievalNote",
     "Timing",
     "Usage",
 ]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.generate import Citation
+from service.gateway.schemas.citations import Citation, RetrievalNote
 from service.records import ColdMode
 
 
@@ -39,6 +39,8 @@ class Explanation(BaseModel):
     model: str
     explain: Literal[True] = True
     citations: list[Citation]
+    found: bool = Field(description="whether the prompt holds any passage")
+    retrieval: RetrievalNote | None = None
     prompt_tokens: int
     max_tokens: int
     system: SegmentForecastOut

@@ -10,6 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
 
+from service.gateway.schemas.citations import (
+    Attribution,
+    Citation,
+    CiteStyle,
+    Condense,
+    RetrievalNote,
+)
 from service.gateway.schemas.fields import STRICT, NewDocId, StrictModel, Title, Unicode
 from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.schemas.sampling import SamplingFields
@@ -113,6 +120,20 @@ class Choices(SearchChoices):
         description="false: compute the whole prompt, and keep nothing of it for later ones",
     )
     include_text: bool = Field(False, description="citations hold the passage's text")
+    condense: Condense | None = Field(
+        None,
+        description="what is searched for a question that follows others: `off`, the question as "
+        "it is; `join`, together with the earlier ones; `model`, what the model makes of it; none: "
+        "the service's default",
+    )
+    attribute: bool = Field(
+        True, description="say which passages support which sentences of the answer"
+    )
+    cite: CiteStyle = Field(
+        "none",
+        description="`marks` puts [1] behind the sentences of a whole answer that passage 1 "
+        "supports; `inline` asks the model to write such marks",
+    )
 
 
 class GenerateRequest(Choices, SamplingFields):
@@ -149,24 +170,6 @@ class GenerateRequest(Choices, SamplingFields):
     def tools(self) -> ToolSet | None:
         """Functions that the answer may call; only OpenAI's routes take them."""
         return None
-
-
-class Citation(BaseModel):
-    """A passage the answer was given; `index` is its place in the prompt, from 1."""
-
-    index: int
-    doc_id: str
-    chunk_id: int
-    title: str
-    char_start: int
-    char_end: int
-    score: float = Field(description="what it was ranked by: cosine, BM25 or reciprocal ranks")
-    dense_rank: int | None = None
-    dense_score: float | None = None
-    sparse_rank: int | None = None
-    sparse_score: float | None = None
-    rerank_score: float | None = None
-    text: str | None = None
 
 
 class PromptTokensDetails(BaseModel):
@@ -251,6 +254,11 @@ class GenerateResponse(BaseModel):
     text: str
     finish_reason: str
     citations: list[Citation]
+    found: bool = Field(description="whether the prompt held any passage")
+    retrieval: RetrievalNote | None = Field(None, description="none: nothing was searched for")
+    attributions: list[Attribution] | None = Field(
+        default=None, description="where they are asked for"
+    )
     usage: Usage
     cache: CacheReport
     stages: dict[str, float]

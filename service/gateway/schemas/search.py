@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from service.gateway.schemas.citations import FoundPassage
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.generate import Citation, SearchChoices
+from service.gateway.schemas.generate import SearchChoices
 
 RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
 
@@ -20,17 +21,10 @@ class SearchRequest(SearchChoices):
     include_text: bool = Field(True, description="results hold the passage's text")
 
 
-class SearchResult(Citation):
+class SearchResult(FoundPassage):
     """A passage; `index` is its place in the ranking, from 1."""
 
-    metadata: dict[str, Any] = Field(
-        default_factory=dict, description="the document's, but for its outline"
-    )
-    headings: list[str] = Field(
-        default_factory=list,
-        description="of the document, under which the passage begins; the outermost first",
-    )
-    page: int | None = Field(None, description="on which the passage begins, from 1")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="the document's")
 
 
 class SearchResponse(BaseModel):

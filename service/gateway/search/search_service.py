@@ -12,8 +12,8 @@ from service.gateway.retrieval.async_retriever import (
     SearchQuery,
 )
 from service.gateway.retrieval.passage_search import PassageSearch, ranked_by
+from service.gateway.schemas.citations import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
-from service.gateway.search.passage_place import headings_at, page_at, without_outline
 from service.settings import Settings
 
 
@@ -93,15 +93,9 @@ class SearchService:
         for cited in response.citations(found.passages, with_text=request.include_text):
             # A document that was deleted a moment ago has none.
             info = infos.get(cited.doc_id)
-            metadata = {} if info is None else info.metadata
-            results.append(
-                SearchResult(
-                    **cited.model_dump(),
-                    metadata=without_outline(metadata),
-                    headings=headings_at(metadata, cited.char_start),
-                    page=page_at(metadata, cited.char_start),
-                )
-            )
+            metadata = {} if info is None else dict(info.metadata)
+            fields = cited.model_dump(include=set(FoundPassage.model_fields))
+            results.append(SearchResult(**fields, metadata=metadata))
         return results
 
 

@@ -43,7 +43,11 @@ def test_a_stream_has_events_and_then_a_result(client: Any) -> None:
         with pytest.raises(errors.UnexpectedResponse, match="not read to its end"):
             _ = stream.result
         events = list(stream)
-    assert isinstance(events[0], Sources) and events[0].citations == whole.citations
+    assert isinstance(events[0], Sources)
+    cited = [citation.chunk_id for citation in events[0].citations]
+    assert cited == [citation.chunk_id for citation in whole.citations]
+    assert stream.result.citations == whole.citations
+    assert stream.result.attributions == whole.attributions != []
     assert isinstance(events[-1], Done) and events[-1].answer is stream.result
     assert all(isinstance(event, Token) for event in events[1:-1])
     assert "".join(event.text for event in events[1:-1]) == whole.text == stream.result.text

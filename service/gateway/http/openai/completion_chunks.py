@@ -4,7 +4,8 @@
     text        text_completion: the same without roles and calls
 
 Chunks of several choices come as they are made, each with its index. The object `kvstitch` holds
-citations in a choice's first chunk, before the first token; cache, times and warnings in its last.
+citations in a choice's first chunk, before the first token; in its last cache, times and warnings,
+and the citations again with what the answer uses of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from service.errors import KvstitchError
 from service.gateway.answers.answer_group import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from service.gateway.http.openai.annotations import url_annotations
 from service.gateway.http.openai.envelope import (
     Envelope,
     FinishReason,
@@ -113,11 +115,14 @@ class CompletionChunks:
             pieces = choice.parser.finish(cut=cut)
             wanted = response.logprobs is not None
             out += self._pieces(number, choice, pieces, with_logprobs=wanted)
-        details = self._envelope.details(response, choice.parser)
-        facts = details.model_dump(mode="json", exclude={"citations"})
-        empty: Any = {} if self._envelope.chat else ""
+        # Only now is known which passages the answer uses.
+        cited = response.citations if self._envelope.citations and response.attributions else None
+        details = self._envelope.details(response, choice.parser, cited)
+        without = {"citations"} if cited is None else None
+        facts = details.model_dump(mode="json", exclude=without)
+        last: Any = self._last_delta(choice, response) if self._envelope.chat else ""
         reason = finish_reason(response.finish_reason, choice.parser)
-        out += self._chunk([self._choice(number, empty, reason=reason)], {"kvstitch": facts})
+        out += self._chunk([self._choice(number, last, reason=reason)], {"kvstitch": facts})
         ended = [each.response for each in self._choices if each.response is not None]
         if len(ended) < len(self._choices):
             return out
@@ -125,6 +130,11 @@ class CompletionChunks:
             usage = total_usage(ended, self._envelope.prompts)
             out += self._chunk([], {"usage": usage.model_dump(mode="json")})
         return out + DONE
+
+    def _last_delta(self, choice: _Choice, response: GenerateResponse) -> dict[str, Any]:
+        text = response.text if choice.parser is None else choice.parser.answer.text
+        found = url_annotations(response, self._envelope.links, text)
+        return {"annotations": [each.model_dump() for each in found]} if found else {}
 
     def _choice(
         self,

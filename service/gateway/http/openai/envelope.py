@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from service.gateway.http.openai.annotations import DocumentLinks
 from service.gateway.schemas import Citation, GenerateResponse, PromptTokensDetails, Usage
 from service.gateway.schemas.openai.common import Details
 from service.gateway.tool_calls.call_parser import CallParser
@@ -25,6 +26,7 @@ class Envelope:
         model: The name that the client used.
         chat: Chat completion, else text completion.
         citations: Whether the answer holds citations.
+        links: To the documents that it cites.
         tool_form: In which the model writes calls.
         tools: That the answers may call.
         notes: For the client, about its request.
@@ -36,6 +38,7 @@ class Envelope:
     model: str
     chat: bool
     citations: bool
+    links: DocumentLinks
     tool_form: ToolForm
     tools: ToolSet | None = None
     notes: Sequence[str] = ()

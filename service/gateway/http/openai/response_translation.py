@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from service.gateway.http.openai.annotations import url_annotations
 from service.gateway.http.openai.envelope import Envelope, finish_reason, total_usage
 from service.gateway.http.openai.logprob_translation import chat_logprobs, text_logprobs
 from service.gateway.schemas import GenerateResponse
@@ -42,7 +43,9 @@ def completion(
     }
     if envelope.chat:
         answers = enumerate(zip(responses, parsers, strict=True))
-        return ChatCompletion(choices=[_chat_choice(n, *each) for n, each in answers], **common)
+        return ChatCompletion(
+            choices=[_chat_choice(envelope, n, *each) for n, each in answers], **common
+        )
     texts = [
         TextChoice(
             index=number,
@@ -63,7 +66,9 @@ def _parsed(envelope: Envelope, response: GenerateResponse) -> CallParser | None
     return parser
 
 
-def _chat_choice(number: int, response: GenerateResponse, parser: CallParser | None) -> ChatChoice:
+def _chat_choice(
+    envelope: Envelope, number: int, response: GenerateResponse, parser: CallParser | None
+) -> ChatChoice:
     answer = ParsedAnswer(response.text) if parser is None else parser.answer
     calls = [
         ToolCallOut(id=call.id, function={"name": call.name, "arguments": call.arguments})
@@ -72,7 +77,9 @@ def _chat_choice(number: int, response: GenerateResponse, parser: CallParser | N
     return ChatChoice(
         index=number,
         message=AnswerMessage(
-            content=None if calls and not answer.text else answer.text, tool_calls=calls or None
+            content=None if calls and not answer.text else answer.text,
+            annotations=url_annotations(response, envelope.links, answer.text),
+            tool_calls=calls or None,
         ),
         logprobs=chat_logprobs(response.logprobs),
         finish_reason=finish_reason(response.finish_reason, parser),

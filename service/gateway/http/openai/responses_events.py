@@ -74,7 +74,6 @@ class ResponseWriter:
 
     def response(self, answer: GenerateResponse) -> ResponseObject:
         """The object that holds this answer."""
-        self._citations = answer.citations
         self._pieces([Text(answer.text)] if self._parser is None else self._push(answer.text))
         self._finish(answer)
         return self._ended(answer)
@@ -141,6 +140,7 @@ class ResponseWriter:
         return out + self._item("response.output_item.done")
 
     def _finish(self, answer: GenerateResponse) -> bytes:
+        self._citations = answer.citations  # by now they say what the answer uses
         cut = finish_reason(answer.finish_reason) == "length"
         out = b"" if self._parser is None else self._pieces(self._parser.finish(cut=cut))
         if not self._output:  # an answer without a word is a message all the same

@@ -11,6 +11,7 @@ from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.openai.annotations import DocumentLinks
 from service.gateway.http.openai.completion_chunks import CompletionChunks
 from service.gateway.http.openai.envelope import Envelope
 from service.gateway.http.openai.request_translation import (
@@ -55,6 +56,7 @@ async def _answer(
             body.model or served.model,
             chat=isinstance(body, ChatRequest),
             citations=body.kvstitch is None or body.kvstitch.include_citations,
+            links=DocumentLinks(str(exchange.request.base_url), asked.requests[0].collection),
             tool_form=served.tool_form,
             tools=asked.tools,
             notes=asked.notes,

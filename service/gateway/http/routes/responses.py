@@ -11,6 +11,7 @@ from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.http.answer_exchange import AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.openai.annotations import DocumentLinks
 from service.gateway.http.openai.envelope import Envelope
 from service.gateway.http.openai.request_translation import served_by
 from service.gateway.http.openai.responses_events import ResponseWriter
@@ -34,6 +35,7 @@ async def responses(
             body.model or served.model,
             chat=True,
             citations=body.kvstitch is None or body.kvstitch.include_citations,
+            links=DocumentLinks(str(exchange.request.base_url), asked.requests[0].collection),
             tool_form=served.tool_form,
             tools=asked.tools,
             notes=asked.notes,

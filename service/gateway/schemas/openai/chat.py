@@ -15,6 +15,7 @@ from pydantic import (
 from service.gateway.schemas.fields import Unicode
 from service.gateway.schemas.generate import MAX_MESSAGES, Usage
 from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
+from service.gateway.schemas.openai.annotations import Annotation
 from service.gateway.schemas.openai.common import LENIENT, Details, SampledRequest
 from service.gateway.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
 
@@ -120,6 +121,7 @@ class AnswerMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    annotations: list[Annotation] = []
     tool_calls: list[ToolCallOut] | None = None
 
     @model_serializer(mode="wrap")

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from service.gateway.schemas.citations import Attribution, Citation, RetrievalNote
 from service.gateway.schemas.fields import Stops, Unicode
 from service.gateway.schemas.generate import (
     CacheReport,
     Choices,
-    Citation,
     MethodChoice,
     Timing,
 )
@@ -108,6 +108,9 @@ class Details(BaseModel):
     """`kvstitch` in an answer: where it came from and what it cost."""
 
     citations: list[Citation] | None = None
+    found: bool = Field(description="whether the prompt held any passage")
+    retrieval: RetrievalNote | None = None
+    attributions: list[Attribution] | None = None
     finish_reason: str = Field(description="as OpenAI's, or deadline")
     cache: CacheReport
     stages: dict[str, float]

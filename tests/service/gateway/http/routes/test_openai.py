@@ -55,6 +55,8 @@ def test_chat_completion(rig: Rig) -> None:
     assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
     assert found["model"] == "model" and found["created"] > 1_700_000_000
     (choice,) = found["choices"]
+    (annotation,) = choice["message"].pop("annotations")
+    assert annotation["url_citation"]["title"] == "Oslo"
     assert choice["message"] == {"role": "assistant", "content": "Oslo", "refusal": None}
     assert choice["finish_reason"] == "stop" and choice["index"] == 0
     assert found["usage"]["completion_tokens"] == 4

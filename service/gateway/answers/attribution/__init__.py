@@ -1,0 +1,1 @@
+"""Which passages support which sentences of an answer."""

@@ -1,0 +1,114 @@
+"""Attributes an answer's sentences to the passages of its prompt.
+
+Marks that the model wrote, [2], say where a sentence is from. Without one, it is the passage that
+shares most of the sentence's words, if it shares enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from service.gateway.answers.attribution.marks import marks_in, without_marks
+from service.gateway.answers.attribution.sentences import sentences
+from service.gateway.answers.attribution.support import Support, SupportScorer
+
+MIN_SUPPORT = 0.4
+"""A sentence of which no passage holds this share is attributed to none."""
+AS_GOOD = 0.95
+"""Passages with at least this share of the best one's score are cited beside it."""
+
+By = Literal["words", "marks"]
+
+
+@dataclass(frozen=True)
+class AttributedSentence:
+    """One sentence of the answer, and what supports it.
+
+    Attributes:
+        span: In the answer's text.
+        citations: Indexes of passages, from 1, the best first; empty: no passage supports it.
+        score: Support by the best of them, or of all passages if there is none; 0 to 1.
+        by: Who says so: the words that both share, or the marks that the model wrote.
+    """
+
+    span: range
+    citations: list[int]
+    score: float
+    by: By = "words"
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Attributes:
+    span: The passage's sentence that supports the answer best, as a span of the passage.
+    score: How far it does.
+    """
+
+    span: range
+    score: float
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Attributes:
+    sentences: All of the answer's, in order.
+    quotes: By index, of the passages that are cited.
+    unknown_marks: Numbers in marks of the model that name no passage.
+    """
+
+    sentences: list[AttributedSentence] = field(default_factory=list)
+    quotes: dict[int, Quote] = field(default_factory=dict)
+    unknown_marks: list[int] = field(default_factory=list)
+
+
+def attribute(
+    answer: str,
+    passages: Sequence[tuple[str, str]],
+    question: str,
+    *,
+    begun: str = "",
+    marked: bool = False,
+) -> Attribution:
+    """Attribute an answer. Takes time in proportion to the text of all passages.
+
+    Args:
+        answer: Its text.
+        passages: (title, text) of each, in the order of the prompt.
+        question: What was asked.
+        begun: The words with which the prompt has begun the answer; they are nobody's.
+        marked: Whether the model was asked to write marks.
+    """
+    out = Attribution()
+    if not passages:
+        return out
+    scorer = SupportScorer(passages, question)
+    for span in sentences(answer):
+        text = answer[span.start : span.stop]
+        own = text.removeprefix(begun) if span.start == 0 else text
+        marks = marks_in(text) if marked else []
+        scores = scorer.scores(without_marks(own) if marked else own)
+        known = [index for index in marks if index <= len(passages)]
+        out.unknown_marks.extend(index for index in marks if index not in known)
+        cited = known or _supporting(scores)
+        for index in cited:
+            _keep_best(out.quotes, index, scores[index - 1])
+        among = [scores[index - 1] for index in cited] or scores
+        best = max(support.score for support in among)
+        by: By = "marks" if known else "words"
+        out.sentences.append(AttributedSentence(span, cited, best, by))
+    return out
+
+
+def _supporting(scores: Sequence[Support]) -> list[int]:
+    best = max(support.score for support in scores)
+    if best < MIN_SUPPORT:
+        return []
+    enough = [i for i, support in enumerate(scores, 1) if support.score >= AS_GOOD * best]
+    return sorted(enough, key=lambda index: -scores[index - 1].score)
+
+
+def _keep_best(quotes: dict[int, Quote], index: int, support: Support) -> None:
+    if index not in quotes or support.score > quotes[index].score:
+        quotes[index] = Quote(support.quote, support.score)

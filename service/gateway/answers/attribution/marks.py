@@ -1,0 +1,46 @@
+"""Marks in an answer's text that name passages: [1], [2, 3]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_MARK = re.compile(r"\s?\[(\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
+_CLOSING = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*$")
+
+
+def marks_in(text: str) -> list[int]:
+    """The numbers of all marks, each once, in the order of the text."""
+    found = (int(number) for mark in _MARK.finditer(text) for number in mark[1].split(","))
+    return list(dict.fromkeys(found))
+
+
+def without_marks(text: str) -> str:
+    return _MARK.sub("", text)
+
+
+def with_marks(
+    text: str, sentences: Sequence[tuple[range, Sequence[int]]]
+) -> tuple[str, list[range]]:
+    """Put a mark at the end of every sentence that has citations, before its full stop.
+
+    Args:
+        text: The answer.
+        sentences: The span and the citations of each, in order.
+
+    Returns:
+        The marked text, and the spans of the same sentences in it.
+    """
+    out, done = "", 0
+    spans: list[range] = []
+    for span, citations in sentences:
+        out += text[done : span.start]
+        sentence, done = text[span.start : span.stop], span.stop
+        if citations:
+            closing = _CLOSING.search(sentence)
+            end = len(sentence) if closing is None else closing.start()
+            mark = f" [{', '.join(map(str, citations))}]"
+            sentence = f"{sentence[:end]}{mark}{sentence[end:]}"
+        spans.append(range(len(out), len(out) + len(sentence)))
+        out += sentence
+    return out + text[done:], spans
