@@ -101,7 +101,7 @@ def test_calls_are_streamed_in_pieces(rig: Rig) -> None:
 def test_what_is_malformed_stays_text(rig: Rig, answer: str, warning: str) -> None:
     found = ask(rig, answer)
     assert found["choices"][0]["message"] == {
-        "role": "assistant", "content": answer, "refusal": None
+        "role": "assistant", "content": answer, "refusal": None, "annotations": []
     }  # fmt: skip
     assert found["choices"][0]["finish_reason"] == "stop"
     assert any(warning in text for text in found["kvstitch"]["warnings"])
