@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from service.gateway.corpus.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
 from service.gateway.http.routes.console import FILES
 from tests.service.gateway.rig import Rig
 
@@ -93,3 +94,9 @@ def test_the_root_leads_to_the_console(rig: Rig) -> None:
     assert told.json()["service"] == "kvstitch" and told.headers["vary"] == "Accept"
     for name in ("console", "docs", "openapi", "health"):
         assert rig.http.get(told.json()[name]).status_code == 200
+
+
+def test_the_file_chooser_offers_every_format_that_is_read() -> None:
+    page = (FILES / "index.html").read_text(encoding="utf-8")
+    (accepted,) = re.findall(r'accept="([^"]+)"', page)
+    assert set(accepted.split(",")) == {*MEDIA_TYPE_OF_SUFFIX, ".jsonl", ".ndjson"}
