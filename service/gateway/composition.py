@@ -18,9 +18,9 @@ from service import calibration
 from service.errors import KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
-from service.gateway.answers.default_methods import DefaultMethods
-from service.gateway.answers.preparation import RequestPreparer
-from service.gateway.answers.validation import RequestValidator
+from service.gateway.answers.preparing.preparation import RequestPreparer
+from service.gateway.answers.validating.default_methods import DefaultMethods
+from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas

@@ -14,8 +14,8 @@ from service.gateway.answers.answer_stream import AnswerStream, outcome_of
 from service.gateway.answers.call_context import CallContext, before_deadline
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter, RequestSlot
 from service.gateway.answers.explanation import explanation
-from service.gateway.answers.preparation import RequestPreparer
-from service.gateway.answers.validation import RequestValidator
+from service.gateway.answers.preparing.preparation import RequestPreparer
+from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
-from service.gateway.answers.default_methods import DefaultMethods
+from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.auth.access import Access
 from service.gateway.corpus.corpus import Corpus
 from service.gateway.disk_guard import DiskGuard

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from service.gateway.answers.condensing.join import adds_something, fuse, joined_query
 from service.gateway.answers.condensing.rewriting import QuestionRewriter
-from service.gateway.answers.validation import ValidatedRequest
+from service.gateway.answers.validating.validation import ValidatedRequest
 from service.gateway.retrieval.async_retriever import RetrievalResult, SearchQuery
 from service.gateway.retrieval.passage_search import PassageSearch
 from service.gateway.schemas.citations import Condense

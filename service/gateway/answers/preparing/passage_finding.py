@@ -8,8 +8,8 @@ from retriever import Passage
 from service.errors import PromptTooLong
 from service.gateway.answers.condensing.condenser import Condensed, QueryCondenser
 from service.gateway.answers.condensing.rewriting import QuestionRewriter
-from service.gateway.answers.inline_documents import inline_passages
-from service.gateway.answers.validation import ValidatedRequest
+from service.gateway.answers.preparing.inline_documents import inline_passages
+from service.gateway.answers.validating.validation import ValidatedRequest
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
 from service.gateway.retrieval.passage_search import PassageSearch

@@ -19,10 +19,10 @@ from service.errors import PromptTooLong
 from service.gateway.answers import response
 from service.gateway.answers.attribution.inline import asking_for_marks
 from service.gateway.answers.condensing.condenser import Condensed
-from service.gateway.answers.passage_finding import PassageFinder, retrieval_note
 from service.gateway.answers.prepared_request import PreparedRequest
-from service.gateway.answers.token_choice import sampling
-from service.gateway.answers.validation import ValidatedRequest
+from service.gateway.answers.preparing.passage_finding import PassageFinder, retrieval_note
+from service.gateway.answers.preparing.token_choice import sampling
+from service.gateway.answers.validating.validation import ValidatedRequest
 from service.gateway.prompts.conversation import question_of
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from retriever import Scope
 from service.errors import InvalidRequest
 from service.gateway.answers.call_context import CallContext
-from service.gateway.answers.default_methods import DefaultMethods
-from service.gateway.answers.method_choice import check_combination, chosen_method
+from service.gateway.answers.validating.default_methods import DefaultMethods
+from service.gateway.answers.validating.method_choice import check_combination, chosen_method
 from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery

@@ -1,0 +1,1 @@
+"""Whether a request can be answered, and by which methods."""
