@@ -13,14 +13,15 @@ mkdir -p build
 exec 9>build/clients.lock
 flock 9
 
-mark=$(cat $wanted/requirements.txt "$0" | sha256sum | cut -d' ' -f1)
+mark=$(cat $wanted/requirements.txt $wanted/constraints.txt "$0" | sha256sum | cut -d' ' -f1)
 if [ "$(cat $python/.installed 2>/dev/null || true)" != "$mark" ]; then
   echo "setup: clients in Python"
   "${PYTHON:-python3}" -m venv $python
   if command -v uv >/dev/null 2>&1; then
-    VIRTUAL_ENV=$PWD/$python uv pip install -q -r $wanted/requirements.txt
+    VIRTUAL_ENV=$PWD/$python uv pip install -q -r $wanted/requirements.txt -c $wanted/constraints.txt
   else
-    $python/bin/python -m pip --disable-pip-version-check -q install -r $wanted/requirements.txt
+    $python/bin/python -m pip --disable-pip-version-check -q install \
+      -r $wanted/requirements.txt -c $wanted/constraints.txt
   fi
   echo "$mark" >$python/.installed
 fi
