@@ -27,9 +27,11 @@ NOBODY = 65534
 @pytest.fixture
 def root() -> Iterator[Path]:
     """A folder that other users may enter, which pytest's are not."""
+    mask = os.umask(0o022)  # another test's may be stricter
     folder = Path(tempfile.mkdtemp(prefix="kvstitch-mixed-"))
     folder.chmod(0o755)
     yield folder
+    os.umask(mask)
     (folder / "locked").chmod(0o755)
     shutil.rmtree(folder)
 

@@ -17,10 +17,13 @@ def streamed(service: Service, **fields: object) -> tuple[list[str], str, dict[s
     names = [name for name, _ in received]
     assert names[0] == "sources" and names[-1] == "done"
     assert set(names[1:-1]) <= {"token"}
-    assert received[0][1]["citations"] == [
-        {name: value for name, value in citation.items() if value is not None}
-        for citation in received[-1][1]["citations"]
+    first, last = received[0][1]["citations"], received[-1][1]["citations"]
+    # What the answer made of a passage is known at its end.
+    assert first == [
+        {name: citation[name] for name in before}
+        for before, citation in zip(first, last, strict=True)
     ]
+    assert all(citation["used"] in (True, False) for citation in last)
     text = "".join(data["text"] for name, data in received if name == "token")
     return names, text, received[-1][1]
 

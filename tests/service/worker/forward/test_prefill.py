@@ -74,7 +74,7 @@ def test_cached_kv_is_untouched_off_the_rows(model: Tiny, method: str) -> None:
     for layer in (2, 3, 4):
         k = torch.cat([s.k[layer] for s in stored])
         v = torch.cat([s.v[layer] for s in stored])
-        rotated = model.adapter.rope.rotate(k, positions[: len(k)])
+        rotated = model.adapter.ropes[layer].rotate(k, positions[: len(k)])
         assert ours.k[layer][untouched].equal(rotated[untouched])
         assert ours.v[layer][untouched].equal(v[untouched])
 

@@ -93,7 +93,10 @@ def test_the_root_leads_to_the_console(rig: Rig) -> None:
     told = rig.http.get("/")  # httpx sends Accept: */*
     assert told.json()["service"] == "kvstitch" and told.headers["vary"] == "Accept"
     for name in ("console", "docs", "openapi", "health"):
-        assert rig.http.get(told.json()[name]).status_code == 200
+        # A worker that had no processor for a second makes the service not ready.
+        assert rig.http.get(told.json()[name]).status_code in (
+            (200, 503) if name == "health" else (200,)
+        )
 
 
 def test_the_file_chooser_offers_every_format_that_is_read() -> None:
