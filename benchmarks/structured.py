@@ -151,8 +151,8 @@ def compare(url: str, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
             "quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
             "target": TARGET,
         },
-        "decode seconds, guided over free": sum(r["stages"]["decode"] for r in guided)
-        / sum(r["stages"]["decode"] for r in free),
+        "decode seconds, guided over free": sum(r["stages"].get("decode", 0.0) for r in guided)
+        / sum(r["stages"].get("decode", 0.0) for r in free),
     }
 
 
