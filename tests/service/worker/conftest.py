@@ -12,6 +12,7 @@ from service.worker.kernels.cpu import build, native
 from tests.service.worker.tiny import (
     ALL_MODELS,
     FAMILIES,
+    PAIRED_MODELS,
     PLAIN_FAMILIES,
     Tiny,
     largest,
@@ -52,8 +53,14 @@ def bf16_dot(request: pytest.FixtureRequest, compiled: Any) -> bool:
 
 
 @pytest.fixture(params=ALL_MODELS, ids="-".join)
-def any_model(request: pytest.FixtureRequest) -> Tiny:
+def every_model(request: pytest.FixtureRequest) -> Tiny:
     """Every plain family with every kind of RoPE."""
+    return tiny(*request.param)
+
+
+@pytest.fixture(params=PAIRED_MODELS, ids="-".join)
+def any_model(request: pytest.FixtureRequest) -> Tiny:
+    """Every plain family and every kind of RoPE, twice each."""
     return tiny(*request.param)
 
 

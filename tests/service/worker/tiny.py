@@ -106,6 +106,13 @@ ROPES: dict[str, dict[str, Any]] = {
     },
 }
 ALL_MODELS = [(family, rope) for family in PLAIN_FAMILIES for rope in ROPES]
+# Every plain family with two kinds of RoPE, and every kind with two families.
+PAIRED_MODELS = [
+    (family, rope)
+    for f, family in enumerate(PLAIN_FAMILIES)
+    for r, rope in enumerate(ROPES)
+    if (r - f) % len(ROPES) < 2
+]
 VOCABULARY = 101
 BOS = 1
 

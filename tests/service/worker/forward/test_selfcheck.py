@@ -12,8 +12,8 @@ from service.worker.model.adapters.base import adapter_for
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 
 
-def test_every_family_passes(any_model: Tiny) -> None:
-    theirs, stitched = selfcheck.check(any_model.adapter)
+def test_every_family_passes(every_model: Tiny) -> None:
+    theirs, stitched = selfcheck.check(every_model.adapter)
     assert theirs < 1e-4 and stitched < 1e-4
 
 

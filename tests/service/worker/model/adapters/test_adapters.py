@@ -30,21 +30,21 @@ from tests.service.worker.tiny import (
 IDS = [*S, *D1, *D2, *D3, *Q]
 
 
-def test_vanilla_is_transformers_forward(any_model: Tiny) -> None:
+def test_vanilla_is_transformers_forward(every_model: Tiny) -> None:
     """Max abs logit difference at most 1e-4, every family and RoPE."""
-    theirs = any_model.model(torch.tensor([IDS])).logits[0, -1]
-    assert_close("vanilla is transformers", any_model.stitch(Vanilla()).logits, theirs)
+    theirs = every_model.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", every_model.stitch(Vanilla()).logits, theirs)
 
 
-def test_vanilla_is_the_reference(any_model: Tiny) -> None:
+def test_vanilla_is_the_reference(every_model: Tiny) -> None:
     """And K (rotated) and V of every token at every layer are the reference's."""
-    assert_same("vanilla", any_model.stitch(Vanilla()), any_model.reference.vanilla(IDS))
+    assert_same("vanilla", every_model.stitch(Vanilla()), every_model.reference.vanilla(IDS))
 
 
-def test_stored_keys_are_before_rope_and_after_bias_and_norm(any_model: Tiny) -> None:
+def test_stored_keys_are_before_rope_and_after_bias_and_norm(every_model: Tiny) -> None:
     """What precompute captures is the reference's k before rotation, and its v."""
-    ours, expected = any_model.precompute(D1, S), any_model.reference.precompute(D1, S)
-    for layer in range(any_model.adapter.layers):
+    ours, expected = every_model.precompute(D1, S), every_model.reference.precompute(D1, S)
+    for layer in range(every_model.adapter.layers):
         assert_close("captured K before RoPE", ours.k[layer], expected.k_pre[layer])
         assert_close("captured V", ours.v[layer], expected.v[layer])
 
