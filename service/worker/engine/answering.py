@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from service.errors import KvstitchError
 from service.worker.core.request import Event, TokenEvent
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.kv.pool import KVPool
@@ -80,7 +79,7 @@ class Answering:
             own = likeliest[rows] if _takes_likeliest(sequence) else None
             try:
                 tokens = self._sampled(sequence, draft, logits[rows], own)
-            except KvstitchError as error:
+            except Exception as error:  # of one sequence, as its grammar or its sampler is
                 self._fail(sequence, error)
                 continue
             self._checked(sequence, draft, len(tokens) - 1)

@@ -107,6 +107,7 @@ class Admission:
         gated = self._replace(request.fusion.name, fusion) if self._replace else None
         if gated is not None:
             fusion = gated.fusion
+        self._check_tokens(request.sampling)
         end_ids = self._end_ids(request.sampling)
         sequence = Sequence(
             request,
@@ -124,8 +125,8 @@ class Admission:
         self._fit_context(sequence)
         return sequence
 
-    def _end_ids(self, sampling: Sampling) -> frozenset[int]:
-        """Tokens that end the answer."""
+    def _check_tokens(self, sampling: Sampling) -> None:
+        """Raises InvalidRequest where a request names a token that the model does not have."""
         for name, ids in (
             ("stop_token_ids", sampling.stop_ids),
             ("logit_bias", sampling.logit_bias),
@@ -137,6 +138,9 @@ class Admission:
                         f"{self._adapter.vocabulary}",
                         field=name,
                     )
+
+    def _end_ids(self, sampling: Sampling) -> frozenset[int]:
+        """Tokens that end the answer."""
         own = () if sampling.ignore_end else self._adapter.end_ids
         return frozenset((*own, *sampling.stop_ids))
 
@@ -147,8 +151,8 @@ class Admission:
             if self._grammars is None:
                 raise InvalidRequest(f"{FIELD}: this worker has no tokenizer", field=FIELD)
             grammar = self._grammars.compile(sampling.grammar)
-        prompt = prompt_tokens(request).tolist()
-        return Sampler(sampling, LogitAdjustments.of(sampling, prompt, end_ids), grammar)
+        adjustments = LogitAdjustments.of(sampling, lambda: prompt_tokens(request), end_ids)
+        return Sampler(sampling, adjustments, grammar)
 
     def _fit_context(self, sequence: Sequence) -> None:
         limit = min(self._adapter.max_context, self._pool_tokens)

@@ -89,7 +89,7 @@ def attribute(
         own = text.removeprefix(begun) if span.start == 0 else text
         marks = marks_in(text) if marked else []
         scores = scorer.scores(without_marks(own) if marked else own)
-        known = [index for index in marks if index <= len(passages)]
+        known = [index for index in marks if 1 <= index <= len(passages)]
         out.unknown_marks.extend(index for index in marks if index not in known)
         cited = known or _supporting(scores)
         for index in cited:

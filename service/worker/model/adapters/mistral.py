@@ -1,4 +1,4 @@
-"""Mistral. Where the config has a sliding window, it limits the context (see the base class)."""
+"""Mistral: as Llama. Where the config has a sliding window, it limits the context."""
 
 from __future__ import annotations
 

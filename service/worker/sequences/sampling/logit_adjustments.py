@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -14,21 +14,25 @@ class LogitAdjustments:
     """Bias, penalties and the shortest length of one answer, as vLLM defines them.
 
     Args:
-        prompt: token ids of the prompt, which the repetition penalty counts too.
+        prompt: gives the token ids of the prompt `[n]`, which the repetition penalty counts too.
         end_ids: tokens that end the answer.
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], end_ids: Collection[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, prompt: Callable[[], Tensor], end_ids: Collection[int]
+    ) -> None:
         self._sampling = sampling
         self._bias = _items(sampling.logit_bias)
         self._end_ids = torch.tensor(sorted(end_ids), dtype=torch.int64)
-        self._seen = set(prompt) if sampling.repetition_penalty != 1 else set()
+        self._seen: set[int] = set()
+        if sampling.repetition_penalty != 1:
+            self._seen.update(prompt().tolist())
         self._counts: dict[int, int] = {}
         self._tokens = 0
 
     @staticmethod
     def of(
-        sampling: Sampling, prompt: Sequence[int], end_ids: Collection[int]
+        sampling: Sampling, prompt: Callable[[], Tensor], end_ids: Collection[int]
     ) -> LogitAdjustments | None:
         """The adjustments that a request asks for; None if it asks for none."""
         plain = Sampling()

@@ -4,18 +4,18 @@ batching, nor the cache's state, nor aborts of others change an answer."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 from service.errors import InvalidRequest, Overloaded, PromptTooLong, UnknownMethod
-from service.records import Chunk, Method
+from service.records import Chunk, Method, Sampling
 from service.worker.core.request import PrecomputedEvent, TokenEvent
+from service.worker.sequences.sampling.sampler import Sampler
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 
 def greedy(model: Tiny, prompt: list[int], count: int) -> list[int]:
     """transformers' own greedy continuation."""
-    import torch
-
     out: list[int] = []
     for _ in range(count):
         token = int(model.model(torch.tensor([prompt + out])).logits[0, -1].argmax())
@@ -184,6 +184,30 @@ def test_a_fault_in_one_prefill_spares_the_others(model: Tiny) -> None:
         r.run()
         assert r.failed(bad).code == "worker_fault"
         assert r.done(good).finish_reason in ("length", "stop")
+        assert r.engine.pool.free_share == 1.0
+
+
+def test_a_fault_in_one_sampler_spares_the_others(model: Tiny) -> None:
+    class Faulty(Sampler):
+        @property
+        def takes_likeliest(self) -> bool:
+            return False
+
+        def __call__(self, logits: torch.Tensor) -> int:
+            raise RuntimeError("no token")
+
+    with rig(model) as r:
+        r.precompute()
+        expected, _ = r.answer(PIE)
+        good, bad = r.submit(PIE), r.submit(PIE)
+        while not r.tokens(bad):
+            r.events.extend(r.engine.step())
+        sequence = r.engine.scheduler.find(bad)
+        assert sequence is not None
+        sequence.sampler = Faulty(Sampling())
+        r.run()
+        assert r.failed(bad).code == "worker_fault"
+        assert r.tokens(good) == expected
         assert r.engine.pool.free_share == 1.0
 
 

@@ -63,6 +63,8 @@ def test_marks_of_the_model_go_before_words_and_unknown_ones_are_told() -> None:
         ([2], "marks"), ([3], "words"), ([1], "marks"),
     ]  # fmt: skip
     assert found.unknown_marks == [9]
+    zero = attribute("It weighs 3.2 kilograms [0].", PASSAGES, QUESTION, marked=True)
+    assert zero.unknown_marks == [0] and zero.sentences[0].citations == [1]
     # The score still says what the words say of the passage that the mark names.
     assert found.sentences[0].score < 0.5
     unmarked = attribute("It weighs 3.2 kilograms [2].", PASSAGES, QUESTION)

@@ -71,7 +71,7 @@ def test_without_a_seed_one_is_drawn_that_repeats_it() -> None:
 
 
 def adjusted(sampling: Sampling, count: int, prompt: tuple[int, ...] = ()) -> list[int]:
-    sampler = Sampler(sampling, LogitAdjustments.of(sampling, prompt, {1}))
+    sampler = Sampler(sampling, LogitAdjustments.of(sampling, lambda: torch.tensor(prompt), {1}))
     assert not sampler.takes_likeliest
     return [sampler(LOGITS) for _ in range(count)]
 
@@ -93,12 +93,16 @@ def test_presence_is_taken_off_once_and_frequency_every_time() -> None:
 
 def test_the_repetition_penalty_counts_the_prompt_and_both_signs() -> None:
     assert adjusted(Sampling(repetition_penalty=2.5), 3, prompt=(1, 3)) == [2, 1, 1]
-    negative = Sampler(s := Sampling(repetition_penalty=2.0), LogitAdjustments.of(s, (1,), ()))
+    half = Sampling(repetition_penalty=2.0)
+    negative = Sampler(half, LogitAdjustments.of(half, lambda: torch.tensor([1]), ()))
     assert negative(torch.tensor([-1.5, -1.0])) == 0  # -1 becomes -2
 
 
 def test_what_asks_for_nothing_adjusts_nothing() -> None:
-    assert LogitAdjustments.of(Sampling(temperature=1.0, top_k=3, min_p=0.1), [1], [2]) is None
+    def unasked() -> torch.Tensor:
+        raise AssertionError("nobody needs the prompt's tokens")
+
+    assert LogitAdjustments.of(Sampling(temperature=1.0, top_k=3, min_p=0.1), unasked, [2]) is None
     assert Sampler(Sampling()).takes_likeliest
 
 
