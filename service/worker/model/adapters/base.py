@@ -2,7 +2,7 @@
 
 The stock transformers modules hold the weights. The adapter calls their parts one by one, so that
 QKV can be computed for all rows and attention for some, and keys are available before RoPE.
-Projections that read the same rows are fused into one product (`fused_linear`), which runs the way
+Projections that read the same rows are fused into one product (`projection`), which runs the way
 that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`).
 """
 
@@ -19,8 +19,13 @@ from service.errors import ModelRefused
 from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
-from service.worker.model.adapters.fused_linear import FusedLinear, fuse
 from service.worker.model.adapters.norms import is_plain, norm
+from service.worker.model.adapters.projection import (
+    DenseProjection,
+    LayerProjections,
+    Projection,
+    fuse,
+)
 from service.worker.model.rope import RotaryTable, static_positions
 from service.worker.model.supported import families
 
@@ -52,13 +57,8 @@ class DecoderAdapter:
         self.dtype: torch.dtype = weight.dtype
         self.device: torch.device = weight.device
         self.blocks = list(model.model.layers)
-        self._qkv: list[FusedLinear] = []
-        self._gate_up: list[FusedLinear | None] = []
-        for block in self.blocks:
-            self._qkv.append(self.fused_qkv(block.self_attn))
-            fuse(block.self_attn.o_proj)
-            self._gate_up.append(self.fused_mlp(block.mlp))
-        fuse(model.lm_head)
+        self.projections = [self.layer_projections(block) for block in self.blocks]
+        self.head: Projection = fuse(model.lm_head)
         self._let_go_of_the_file()
         self.max_context = self._max_context()
         self.ropes = self.rotary_tables()
@@ -90,15 +90,21 @@ class DecoderAdapter:
     has_plain_layers = True
     """Whether layers compute what Llama's or Qwen3's do, so that a kernel may decode by itself."""
 
-    def fused_qkv(self, attention: Any) -> FusedLinear:
+    def layer_projections(self, block: Any) -> LayerProjections:
+        """The projections of a layer."""
+        attention = block.self_attn
+        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
+        return LayerProjections(
+            self.qkv_projection(attention), fuse(attention.o_proj), gate_up, down
+        )
+
+    def qkv_projection(self, attention: Any) -> Projection:
         """The projection to queries, keys and values."""
         return fuse(attention.q_proj, attention.k_proj, attention.v_proj)
 
-    def fused_mlp(self, mlp: Any) -> FusedLinear | None:
-        """The projection to gate and up of an MLP, whose other projection is fused, too; None if
-        it is no gated MLP."""
-        fuse(mlp.down_proj)
-        return fuse(mlp.gate_proj, mlp.up_proj)
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        """The projections of an MLP to gate and up, and down; None if it is no gated MLP."""
+        return fuse(mlp.gate_proj, mlp.up_proj), fuse(mlp.down_proj)
 
     def rotary_tables(self) -> list[RotaryTable]:
         """The rotation of every layer."""
@@ -127,19 +133,18 @@ class DecoderAdapter:
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         """The MLP of a layer, for rows `[m, hidden]` after its norm."""
-        mlp, gate_up = self.blocks[layer].mlp, self._gate_up[layer]
-        assert gate_up is not None
-        down, activation = mlp.down_proj, activation_of(mlp)
-        if gate_up.bias is None and down.bias is None:
-            gate, up = gate_up.weight.chunk(2)
+        projections, activation = self.projections[layer], activation_of(self.blocks[layer].mlp)
+        gate_up, down = projections.gate_up, projections.down
+        assert gate_up is not None and down is not None
+        if (weights := _without_bias(gate_up, down)) is not None:
+            gate, up = weights[0].chunk(2)
             # The function itself, by which a kernel that computes silu recognises it.
             silu = self.config.hidden_act in ("silu", "swish")
-            parts = (x, gate, up, down.weight, F.silu if silu else activation)
+            parts = (x, gate, up, weights[1], F.silu if silu else activation)
             if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
-        both = cpu_linear.linear(x, gate_up.weight, gate_up.bias, batch=batch)
-        gate, up = both.chunk(2, dim=-1)
-        return cpu_linear.linear(activation(gate).mul_(up), down.weight, down.bias, batch=batch)
+        gate, up = gate_up(x, batch=batch).chunk(2, dim=-1)
+        return down(activation(gate).mul_(up), batch=batch)
 
     # -- what the layer loops call ----------------------------------------------------------------
 
@@ -153,9 +158,8 @@ class DecoderAdapter:
         Returns:
             q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
         """
-        block, qkv = self.blocks[layer], self._qkv[layer]
-        given = self.attention_input(block, x)
-        out = cpu_linear.linear(given, qkv.weight, qkv.bias, batch=batch)
+        block = self.blocks[layer]
+        out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
         first_v = self.heads + self.kv_heads
         q, k = self.normalise(
@@ -172,17 +176,14 @@ class DecoderAdapter:
     ) -> Steps[Tensor]:
         """`finish` in steps: pauses where many rows take long."""
         block = self.blocks[layer]
-        o_proj = block.self_attn.o_proj
-        projected = cpu_linear.linear(attended, o_proj.weight, o_proj.bias, batch=batch)
+        projected = self.projections[layer].output(attended, batch=batch)
         x = x + self.attention_residual(block, projected)
         out = yield from self.mlp(layer, self.mlp_input(block, x), batch)
         return x + self.mlp_residual(block, out)
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Next-token logits of the last layer's rows: `[m, hidden]` → `[m, vocabulary]` fp32."""
-        head = self.model.lm_head
-        x = norm(self.model.model.norm, x)
-        return cpu_linear.linear(x, head.weight, head.bias, batch=batch).float()
+        return self.head(norm(self.model.model.norm, x), batch=batch).float()
 
     def weights(self) -> DecoderWeights | None:
         """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
@@ -190,23 +191,29 @@ class DecoderAdapter:
             return None
         if not all(is_plain(block.input_layernorm) for block in self.blocks):
             return None
-        last, head = self.model.model.norm, self.model.lm_head
+        layers = [self._layer_weights(layer) for layer in range(self.layers)]
+        dense = [weights for weights in layers if weights is not None]
+        head, last = self.head, self.model.model.norm
+        if len(dense) < len(layers) or not isinstance(head, DenseProjection):
+            return None
         return DecoderWeights(
-            [self._layer_weights(layer) for layer in range(self.layers)],
-            last.weight, head.weight, head.bias, self.ropes[0].cos, self.ropes[0].sin,
+            dense, last.weight, head.weight, head.bias, self.ropes[0].cos, self.ropes[0].sin,
             heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
         )  # fmt: skip
 
-    def _layer_weights(self, layer: int) -> LayerWeights:
-        block, qkv, gate_up = self.blocks[layer], self._qkv[layer], self._gate_up[layer]
-        attention, down = block.self_attn, block.mlp.down_proj
-        assert gate_up is not None
-        q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    def _layer_weights(self, layer: int) -> LayerWeights | None:
+        block, parts = self.blocks[layer], self.projections[layer]
+        qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down
+        if not (isinstance(qkv, DenseProjection) and isinstance(o, DenseProjection)):
+            return None
+        if not (isinstance(gate_up, DenseProjection) and isinstance(down, DenseProjection)):
+            return None
+        q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
         return LayerWeights(
             norm=block.input_layernorm.weight,
             qkv=qkv.weight, qkv_bias=qkv.bias,
             q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
-            o=attention.o_proj.weight, o_bias=attention.o_proj.bias,
+            o=o.weight, o_bias=o.bias,
             mlp_norm=block.post_attention_layernorm.weight,
             gate_up=gate_up.weight, gate_up_bias=gate_up.bias,
             down=down.weight, down_bias=down.bias,
@@ -224,6 +231,15 @@ class DecoderAdapter:
     @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def _without_bias(gate_up: Projection, down: Projection) -> tuple[Tensor, Tensor] | None:
+    """The weights of a gated MLP that a kernel may compute as a whole."""
+    if not (isinstance(gate_up, DenseProjection) and isinstance(down, DenseProjection)):
+        return None
+    if gate_up.bias is not None or down.bias is not None:
+        return None
+    return gate_up.weight, down.weight
 
 
 def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.fused_linear import FusedLinear
+from service.worker.model.adapters.projection import Projection
 
 PAUSE_ROWS = 64
 """Rows of an expert after which other work may run."""
@@ -36,8 +36,8 @@ class ExpertsAdapter(DecoderAdapter):
             chosen = chosen / chosen.sum(-1, keepdim=True)
         return chosen.to(dtype)
 
-    def fused_mlp(self, mlp: Any) -> FusedLinear | None:
-        return None if hasattr(mlp, "experts") else super().fused_mlp(mlp)
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        return None if hasattr(mlp, "experts") else super().mlp_projections(mlp)
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp = self.blocks[layer].mlp

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.fused_linear import FusedLinear, fuse
+from service.worker.model.adapters.projection import Projection, fuse
 
 
 class Adapter(DecoderAdapter):
     family = "phi3"
 
-    def fused_qkv(self, attention: Any) -> FusedLinear:
+    def qkv_projection(self, attention: Any) -> Projection:
         return fuse(attention.qkv_proj)
 
-    def fused_mlp(self, mlp: Any) -> FusedLinear:
-        fuse(mlp.down_proj)
-        return fuse(mlp.gate_up_proj)
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection]:
+        return fuse(mlp.gate_up_proj), fuse(mlp.down_proj)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.adapters.base import activation_of
+from service.worker.model.adapters.base import DecoderAdapter, activation_of
 from service.worker.model.adapters.experts import ExpertsAdapter
-from service.worker.model.adapters.fused_linear import FusedLinear
+from service.worker.model.adapters.projection import Projection
 
 
 class Adapter(ExpertsAdapter):
@@ -20,21 +20,18 @@ class Adapter(ExpertsAdapter):
         super().__init__(model)
         self.intermediate += int(self.config.shared_expert_intermediate_size)
 
-    def fused_mlp(self, mlp: Any) -> FusedLinear | None:
-        if hasattr(mlp, "experts"):
-            return super().fused_mlp(mlp.shared_expert)
-        return super().fused_mlp(mlp)
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        # Past ExpertsAdapter, which has no projections for a layer with experts.
+        return DecoderAdapter.mlp_projections(self, getattr(mlp, "shared_expert", mlp))
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
-        mlp, gate_up = self.blocks[layer].mlp, self._gate_up[layer]
+        mlp, projections = self.blocks[layer].mlp, self.projections[layer]
         routed = yield from super().mlp(layer, x, batch)
         if not hasattr(mlp, "experts"):
             return routed
-        assert gate_up is not None
-        shared = mlp.shared_expert
-        both = cpu_linear.linear(x, gate_up.weight, gate_up.bias, batch=batch)
-        gate, up = both.chunk(2, dim=-1)
-        inner = activation_of(shared)(gate).mul_(up)
-        out = cpu_linear.linear(inner, shared.down_proj.weight, batch=batch)
+        assert projections.gate_up is not None and projections.down is not None
+        gate, up = projections.gate_up(x, batch=batch).chunk(2, dim=-1)
+        inner = activation_of(mlp.shared_expert)(gate).mul_(up)
+        out = projections.down(inner, batch=batch)
         share = cpu_linear.linear(x, mlp.shared_expert_gate.weight, batch=batch).sigmoid()
         return routed + share * out
