@@ -90,6 +90,13 @@ class Settings(BaseSettings):
     # The engine.
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes of this machine that share the model: each computes a part of every "
+        "layer's heads and holds their weights and KV; 1: the worker alone",
+    )
     codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
@@ -319,6 +326,7 @@ class Settings(BaseSettings):
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
             device=self.device,
+            tensor_parallel=self.tensor_parallel,
             codec=self.codec,
             memory_tier_bytes=self.memory_tier_mib * MIB,
             ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),

@@ -19,6 +19,7 @@ class WorkerSettings:
     calibration: str = ""  # file that `kvstitch tune` wrote; empty: only the model folder's
     model_name: str = ""  # what it is called in answers; empty: the folder's name
     dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
+    tensor_parallel: int = 1  # processes that the heads of every layer are split over
     device: str = "auto"  # auto: cuda where there is one, else cpu
     codec: str = "raw"
     memory_tier_bytes: int = 2048 * MIB

@@ -73,6 +73,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
     add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
     add("--threads", type=int, help="CPU threads of the worker")
+    add("--tensor-parallel", type=int, help="processes that share the model, split by heads")
     add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
     add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
     add("--top-k", type=int, help="passages per answer (default: the model folder's)")

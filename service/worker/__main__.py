@@ -16,6 +16,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, TierUnavailable
@@ -31,6 +33,7 @@ from service.worker.engine.engine import Engine
 from service.worker.forward import selfcheck
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
+from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import (
     add_folder,
@@ -85,12 +88,46 @@ def serve(settings: WorkerSettings) -> int:
     Raises:
         KvstitchError: the worker cannot be started with these settings.
     """
-    set_threads(settings.threads)
-    if settings.methods_dir:
-        add_folder(Path(settings.methods_dir))
-    adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
-    differences = selfcheck.check(adapter)
+    with ExitStack() as stack:
+        return _serve(settings, *_load(settings, stack))
+
+
+def _load(
+    settings: WorkerSettings, stack: ExitStack
+) -> tuple[DecoderAdapter, Callable[..., KVPool]]:
+    """Loads and checks the model.
+
+    Args:
+        stack: ends the processes that have parts of it.
+
+    Returns:
+        The adapter, and what makes the KV pool.
+    """
+    make_pool: Callable[..., KVPool] = KVPool
+    if settings.tensor_parallel > 1:
+        from service.worker.parallel.gang import Gang, refuse
+
+        refuse(methods_dir=settings.methods_dir, sketches=settings.sketches)
+        gang = stack.enter_context(
+            Gang(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
+        )
+        make_pool = gang.make_pool
+        adapter, differences = gang.load(
+            settings.model, dtype=settings.dtype, threads=settings.threads
+        )
+    else:
+        set_threads(settings.threads)
+        if settings.methods_dir:
+            add_folder(Path(settings.methods_dir))
+        adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
+        differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    return adapter, make_pool
+
+
+def _serve(
+    settings: WorkerSettings, adapter: DecoderAdapter, make_pool: Callable[..., KVPool]
+) -> int:
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model)
@@ -100,6 +137,7 @@ def serve(settings: WorkerSettings) -> int:
         heads=adapter.heads,
         kv_heads=adapter.kv_heads,
         first=Path(settings.calibration) if settings.calibration else None,
+        ranks=settings.tensor_parallel,
     )
     addressing = Addressing(
         adapter,
@@ -131,6 +169,7 @@ def serve(settings: WorkerSettings) -> int:
             grammars=Grammars(
                 Path(settings.model) / "tokenizer.json", adapter.vocabulary, adapter.end_ids
             ),
+            make_pool=make_pool,
         )
         ready = m.Ready(
             model=model_info(settings, adapter, model_fingerprint, engine.pool.tokens),
@@ -208,6 +247,12 @@ def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
     return chosen
+
+
+def _end_at_once(why: str) -> None:
+    """Ends this process, whose threads may wait for another rank for ever; it is started again."""
+    log.critical("the worker ends, to start again: %s", why)
+    os._exit(1)
 
 
 def _stop_with_stdin(server: WorkerServer) -> None:

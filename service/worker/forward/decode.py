@@ -109,15 +109,19 @@ class Batch:
         return self.numbers[2 * self.size :].view(self.layers, 2, -1)
 
 
-def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
-    """Feeds every sequence its last token; all sequences must be of one pool.
+def decode_step(
+    adapter: DecoderAdapter,
+    sequences: Many[Decodable],
+    drafts: Many[Many[int]] | None = None,
+) -> Tensor:
+    """Feeds every sequence its last token and a draft; all sequences must be of one pool.
 
     Returns:
-        Logits `[sequences, vocabulary]` fp32.
+        Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence.
     """
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
-    return compute(adapter, pool, Batch.of(sequences).to(adapter.device))
+    return compute(adapter, pool, Batch.of(sequences, drafts).to(adapter.device))
 
 
 def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
@@ -146,7 +150,7 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
 
 def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
     """Whether a step runs entirely on a GPU, with operations that do not depend on the numbers."""
-    if adapter.device.type != "cuda":
+    if adapter.device.type != "cuda" or adapter.ranks is not None:
         return False
     q = torch.empty(1, adapter.heads, adapter.head_dim, dtype=adapter.dtype, device=adapter.device)
     return ragged_attention_gpu.supports(q, pool.k[0], adapter.heads // adapter.kv_heads)

@@ -10,7 +10,9 @@ instead of answering wrongly. So two facts are tested on a probe prompt:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +45,16 @@ class _Captured:
 
 
 @torch.inference_mode()
-def check(adapter: DecoderAdapter) -> tuple[float, float]:
+def check(
+    adapter: DecoderAdapter,
+    theirs: Tensor | None = None,
+    probe: Callable[[DecoderAdapter], tuple[Tensor, Tensor]] | None = None,
+) -> tuple[float, float]:
     """Runs the check.
+
+    Args:
+        theirs: logits of transformers' forward pass, where `adapter.model` is not whole any more.
+        probe: runs `probed`, where more than this process has to.
 
     Returns:
         The two relative differences: of full prefill from transformers, and of a stitched prompt
@@ -53,13 +63,40 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
     Raises:
         ModelRefused: one of them is too large.
     """
+    if theirs is None:
+        theirs = transformers_logits(adapter.model)
+    ours, stitched = (probe or probed)(adapter)
+    against_theirs, against_full = _distance(ours, theirs.to(ours.device)), _distance(stitched, ours)
+    bound = TOLERANCE[adapter.dtype]
+    for difference, what in (
+        (against_theirs, "its full prefill differs from transformers' forward"),
+        (against_full, "a stitched prompt differs from its full prefill"),
+    ):
+        if not difference <= bound:
+            raise ModelRefused(
+                f"start-up check of {adapter.family} failed: {what} by {difference:.2g} "
+                f"(relative, at most {bound:g}); this model cannot be served correctly",
+                field="model",
+            )
+    return against_theirs, against_full
+
+
+@torch.inference_mode()
+def transformers_logits(model: Any) -> Tensor:
+    """Logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([_probe_ids(int(model.config.vocab_size))], device=device)
+    logits: Tensor = model(ids).logits[0, -1].float()
+    return logits
+
+
+@torch.inference_mode()
+def probed(adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
+    """Logits `[vocabulary]` of the probe's last token: of full prefill, and of a stitched prompt."""
     s, d, _ = PROBE
-    random = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, adapter.vocabulary, (sum(PROBE),), generator=random).tolist()
+    ids = _probe_ids(adapter.vocabulary)
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]
     device = adapter.device
-
-    theirs = adapter.model(torch.tensor([ids], device=device)).logits[0, -1].float()
     full = PromptLayout.of(system, [document], question, uncached=[True, True], device=device)
     captured = _Captured([], [])
 
@@ -81,21 +118,12 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
         prefixes=[Prefix(system)],
         device=device,
     )
-    stitched = run(prefill(adapter, cached, parts, Pie(), scratch)).logits
+    return ours, run(prefill(adapter, cached, parts, Pie(), scratch)).logits
 
-    against_theirs, against_full = _distance(ours, theirs), _distance(stitched, ours)
-    bound = TOLERANCE[adapter.dtype]
-    for difference, what in (
-        (against_theirs, "its full prefill differs from transformers' forward"),
-        (against_full, "a stitched prompt differs from its full prefill"),
-    ):
-        if not difference <= bound:
-            raise ModelRefused(
-                f"start-up check of {adapter.family} failed: {what} by {difference:.2g} "
-                f"(relative, at most {bound:g}); this model cannot be served correctly",
-                field="model",
-            )
-    return against_theirs, against_full
+
+def _probe_ids(vocabulary: int) -> list[int]:
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(0, vocabulary, (sum(PROBE),), generator=random).tolist()
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

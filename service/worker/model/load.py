@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
 
 
-def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAdapter:
+Adapt = Callable[[Any, torch.device], DecoderAdapter]
+"""Makes the adapter of a model that was loaded on the CPU, for a device."""
+
+
+def load(
+    folder: str, *, dtype: str = "auto", device: str = "auto", adapt: Adapt | None = None
+) -> DecoderAdapter:
     """Loads the model in `folder` for inference.
 
     Args:
@@ -23,6 +30,7 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
         dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
+        adapt: makes the adapter; by default that of the whole model.
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -54,7 +62,8 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
             f"the weights of {folder} lack {', '.join(missing[:3])}: copy the model folder again",
             field="model",
         )
-    return adapter_for(model.to(place).eval().requires_grad_(False))
+    model = model.eval().requires_grad_(False)
+    return adapter_for(model.to(place)) if adapt is None else adapt(model, place)
 
 
 def _check_folder(path: Path) -> None:
@@ -115,6 +124,7 @@ def default_pool_tokens(adapter: DecoderAdapter, max_running: int) -> int:
     """
     if adapter.device.type == "cuda":
         free = torch.cuda.mem_get_info(adapter.device)[0] // 2
+        free = free * adapter.kv_heads // adapter.own_kv_heads  # each rank has a GPU
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     most = max_running * adapter.max_context

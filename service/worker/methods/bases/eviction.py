@@ -19,6 +19,7 @@ from service.parameters import parameter
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
+from service.worker.core.ranks import Ranks
 from service.worker.core.topk import stable_topk
 from service.worker.model.attention import attention_probabilities
 
@@ -36,6 +37,7 @@ class PromptAttention:
             `[n]` int64.
         scale: factor of the attention scores before the softmax.
         model: sizes and calibration of the model.
+        ranks: the processes that have the other KV heads; None if all heads are here.
     """
 
     layer: int
@@ -45,6 +47,7 @@ class PromptAttention:
     kept_before: Tensor
     scale: float
     model: ModelFacts
+    ranks: Ranks | None = None
 
     def query_attention(self) -> Tensor:
         """Attention weights of the observed queries, mean over the query heads of each KV head.
@@ -123,7 +126,7 @@ class EvictionMethod:
         """Entries that each KV head of this layer has for unprotected tokens.
 
         Args:
-            scores: of the unprotected tokens `[kv_heads, competitors]`.
+            scores: of the unprotected tokens `[kv_heads, competitors]`, for all of its KV heads.
             room: the mean of these entries over the heads.
         """
         return [room] * scores.shape[0]
@@ -159,11 +162,19 @@ class EvictionMethod:
         room = max(0, self.budget - len(fixed))
         room = self.layer_room(prompt, room, len(open_rows))
         scores = self.score(prompt)[:, open_rows]
-        rooms = self.head_rooms(prompt, scores, room)
+        rooms = self._rooms_here(prompt, scores, room)
         return [
             torch.cat([fixed, open_rows[stable_topk(row, count)]]).sort().values
             for row, count in zip(scores, rooms, strict=True)
         ]
+
+    def _rooms_here(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
+        """`head_rooms` for the KV heads that are here."""
+        if (ranks := prompt.ranks) is None:
+            return self.head_rooms(prompt, scores, room)
+        first = ranks.rank * len(scores)
+        rooms = self.head_rooms(prompt, ranks.all_heads(scores.contiguous()), room)
+        return rooms[first : first + len(scores)]
 
     def warning(self, layout: PromptLayout) -> str | None:
         """A warning for the user if the budget is too small for this prompt; None otherwise."""
