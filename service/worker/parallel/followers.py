@@ -16,7 +16,7 @@ from service.worker.parallel.commands import Checked, Loaded
 
 log = logging.getLogger("kvstitch.parallel")
 
-END_S = 5.0  # how long a process may take to end when it is told to, and to say how it failed
+ANSWER_S = 5.0  # how long a process may take to say how it failed
 
 
 class Followers:
@@ -74,7 +74,7 @@ class Followers:
         self.send(command)
         answers = []
         for pipe in self._pipes:
-            if not pipe.poll(END_S):
+            if not pipe.poll(ANSWER_S):
                 self.give_up("a rank does not answer")
                 return []
             answers.append(self._answer(pipe))
@@ -94,11 +94,8 @@ class Followers:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # it has nothing to save, and may be waiting in an exchange
+            process.wait()
 
     def _answer(self, pipe: Connection) -> Any:
         try:

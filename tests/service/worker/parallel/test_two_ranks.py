@@ -1,0 +1,318 @@
+"""Two ranks compute what one does: prompts, decode steps, stored chunks, eviction, requests.
+
+One other process serves all of these tests; it loads one tiny model after another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore import EncodedChunk
+from kvstore.tiers.testing.fake_tier import FakeTier
+from service.errors import InvalidRequest, ModelRefused
+from service.worker.core.layer_view import CachedSegment, LayerView
+from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import ModelFacts
+from service.worker.core.request import Request
+from service.worker.core.steps import run
+from service.worker.forward.chunk_prefill import ChunkPrefill
+from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.evict import evict
+from service.worker.forward.prefill import prefill
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.loading import chunk_stream
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.registry import eviction_methods, fusion_methods
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.addressing import Address, Addressing
+from service.worker.model.load import load
+from service.worker.parallel import followers
+from service.worker.parallel.gang import Gang
+from service.worker.parallel.sharded_adapter import refuse
+from service.worker.sequences.admission import Admission
+from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
+from tests.service.worker.tiny import (
+    D1,
+    D2,
+    D3,
+    Q,
+    S,
+    Tiny,
+    assert_close,
+    random_model,
+    tiny,
+    tiny_config,
+    tiny_of,
+)
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+FUSIONS = {
+    "vanilla": {},
+    "pie": {},
+    "a3": {"ratio": 0.3},
+    "cacheblend": {"ratio": 0.3},
+    "question_scout": {"ratio": 0.3},
+    "legolink": {"first": 2, "last": 1},
+    "full_reuse": {},
+}
+EVICTIONS = ("snapkv", "ada_snapkv", "pyramidkv", "h2o")
+ANSWER = [5, 6, 7, 8, 9, 10, 11, 12]
+DRAFT = ANSWER[-2:]  # fed with the token before them, in one step
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[str]:
+    """Why the gang ended."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def gang(ended: list[str]) -> Iterator[Gang]:
+    threads = torch.get_num_threads()
+    with Gang(2, device="cpu", on_end=ended.append) as started:
+        yield started
+    torch.set_num_threads(threads)
+
+
+@dataclass
+class Served:
+    """A model with its pool."""
+
+    adapter: DecoderAdapter
+    make_pool: Callable[..., KVPool]
+
+    def pool(self, tokens: int = 200) -> KVPool:
+        adapter = self.adapter
+        return self.make_pool(
+            adapter.layers,
+            adapter.own_kv_heads,
+            adapter.head_dim,
+            tokens,
+            dtype=adapter.dtype,
+            device=adapter.device,
+        )
+
+    def chunks(self) -> list[EncodedChunk]:
+        """S, and the documents behind it."""
+        computing, addressing = ChunkPrefill(self.adapter), self.addressing
+        addresses: list[Address] = [addressing.system(S, "")]
+        addresses += [addressing.document(d, "system", S, "") for d in (D1, D2, D3)]
+        return [run(computing.compute(address)).chunk for address in addresses]
+
+    @property
+    def addressing(self) -> Addressing:
+        return Addressing(self.adapter, fingerprint="tiny", codec="raw")
+
+
+@dataclass
+class Answering:
+    """A prompt in a pool, and the answer that is fed to it."""
+
+    kv: SequenceKV
+    position: int
+    tokens: list[int] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def both(
+    request: pytest.FixtureRequest, gang: Gang, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Served, Served]:
+    """The same model in one process and in two."""
+    folder = tmp_path_factory.mktemp(request.param)
+    random_model(tiny_config(request.param, "llama3")).save_pretrained(folder)
+    adapter, _ = gang.load(str(folder), dtype="float32")
+    return Served(load(str(folder), dtype="float32"), KVPool), Served(adapter, gang.make_pool)
+
+
+def answered(
+    served: Served,
+    method: DenseMethod,
+    cached: Sequence[CachedSegment | None],
+    eviction: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Logits of the prompt's last token, and of eight tokens after it."""
+    adapter = served.adapter
+    layout = PromptLayout.of(S, [D1, D3, D2], Q, uncached=[stored is None for stored in cached])
+    pool = served.pool()
+    kv = pool.reserve(layout.tokens + len(ANSWER))
+    assert kv is not None
+    evicting = eviction_methods()[eviction](budget=16) if eviction else None
+    result = run(prefill(adapter, layout, cached, method, kv, eviction=evicting))
+    kv.set_length(layout.tokens)
+    if evicting is not None:
+        facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
+        evict(
+            adapter, facts, kv, evicting,
+            layout=layout, observed=result.observed, room=len(ANSWER),
+        )  # fmt: skip
+    decoder, answering = Decoder(adapter, pool), Answering(kv, layout.tokens - 1)
+    after = []
+    for number, token in enumerate(ANSWER[: -len(DRAFT)]):
+        answering.tokens.append(token)
+        answering.position = layout.tokens + number
+        draft = DRAFT if number == len(ANSWER) - len(DRAFT) - 1 else []
+        after.append(decoder.step([answering], [draft]).clone())
+    kv.release()
+    assert pool.free_share == 1
+    return result.logits, torch.cat(after)
+
+
+@torch.inference_mode()
+def test_prompts_and_answers_are_those_of_one_rank(both: tuple[Served, Served]) -> None:
+    """Chunks that one rank computed are read by two, and the reverse."""
+    one, two = both
+    written, together = one.chunks(), two.chunks()
+    for a, b in zip(written, together, strict=True):
+        assert a.spec == b.spec and a.nbytes == b.nbytes
+        for layer in range(one.adapter.layers):
+            for x, y in zip(a.layer(layer), b.layer(layer), strict=True):
+                assert_close("chunk of two ranks", y, x)
+    for name, parameters in FUSIONS.items():
+        method = fusion_methods()[name](**parameters)
+        assert isinstance(method, DenseMethod)
+        order, missing = [0, 1, 3, 2], 2 if name in ("question_scout", "cacheblend") else None
+        cached = [None if i == missing else written[i] for i in order]
+        expected = answered(one, method, cached)
+        assert_same(name, answered(two, method, cached), expected)
+        if name == "a3":
+            assert_same("read by one", answered(one, method, [together[i] for i in order]), expected)
+
+
+@torch.inference_mode()
+def test_eviction_keeps_what_one_rank_keeps(both: tuple[Served, Served]) -> None:
+    one, two = both
+    written = one.chunks()
+    cached = [written[i] for i in (0, 1, 3, 2)]
+    pie = fusion_methods()["pie"]()
+    assert isinstance(pie, DenseMethod)
+    for name in EVICTIONS:
+        expected = answered(one, pie, cached, name)
+        assert_same(name, answered(two, pie, cached, name), expected)
+
+
+def assert_same(
+    claim: str, ours: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]
+) -> None:
+    assert_close(f"{claim}, two ranks: prompt", ours[0], expected[0])
+    assert_close(f"{claim}, two ranks: answer", ours[1], expected[1])
+
+
+# -- requests, through an engine ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A model in two processes, for the tests below, which do not compare families."""
+    folder = tmp_path_factory.mktemp("engine")
+    model = random_model(tiny_config("llama", "llama3"))
+    model.save_pretrained(folder)
+    adapter, _ = gang.load(str(folder), dtype="float32")
+    return replace(tiny_of(model), adapter=adapter)
+
+
+def test_an_engine_of_two_ranks_answers_as_one(
+    llama: Tiny, gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that arrive layer by layer or are damaged, eviction, kept prompts, drafts, aborts."""
+    monkeypatch.setattr(chunk_stream, "PART_BYTES", 1)
+    answers = []
+    for model, make_pool in ((tiny("llama", "llama3"), KVPool), (llama, gang.make_pool)):
+        tier = FakeTier("slow")
+        with rig(
+            model,
+            tiers=[tier],
+            sketches=False,
+            prefix_cache=True,
+            draft_tokens=3,
+            make_pool=make_pool,
+        ) as requests:
+            requests.precompute()
+            scout = Method("question_scout", {"ratio": 0.3})
+            told = [requests.answer(scout), requests.answer(scout)]
+            told.append(requests.answer(A3, eviction=Method("ada_snapkv", {"budget": 20})))
+            damaged = requests.engine.admission.addresses(S, DOCUMENTS, "none", "")[2]
+            assert damaged is not None
+            tier.damage(damaged.key, -1)
+            told.append(requests.answer(A3, prefix_cache=False))
+            left = requests.submit(VANILLA, prefix_cache=False, max_tokens=50)
+            requests.engine.step()
+            requests.engine.abort(left, "cancelled")
+            requests.run()
+            assert requests.done(left).finish_reason == "cancelled"
+            assert requests.engine.pool_free_share == 1
+            tiers = [[d.tier for d in report.documents] for _, report in told]
+            answers.append(([tokens for tokens, _ in told], tiers))
+    assert answers[0] == answers[1]
+    assert answers[0][1][1] == ["pool"] * 3 and answers[0][1][3][1] == "cold"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"fusion": Method("samkv")}, "fusion.method samkv"),
+        ({"eviction": Method("kvec", {"budget": 20})}, "eviction.method kvec"),
+        ({"eviction": Method("gemfilter", {"budget": 20})}, "eviction.method gemfilter"),
+        ({"token_fates": True}, "include_tokens"),
+    ],
+)
+def test_what_needs_all_heads_is_refused(llama: Tiny, changes: dict[str, Any], why: str) -> None:
+    adapter = llama.adapter
+    facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, ranks=2)
+    addressing = Addressing(adapter, fingerprint="tiny", codec="raw")
+    admission = Admission(adapter, addressing, facts, pool_tokens=400)
+    request = Request("r", S, DOCUMENTS, Q, fusion=PIE)
+    with pytest.raises(InvalidRequest, match=why):
+        admission.sequence(replace(request, **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (tiny_config("llama", hidden_size=72, num_attention_heads=9, num_key_value_heads=3), "9 query heads"),
+        (tiny_config("llama", num_attention_heads=6, num_key_value_heads=3), "3 KV heads"),
+        (tiny_config("llama", intermediate_size=81), "81 values in its MLP"),
+        (tiny_config("olmo2"), "type olmo2"),
+        (tiny_config("mixtral"), "type mixtral"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(config: Any, why: str) -> None:
+    with pytest.raises(ModelRefused, match=why):
+        refuse(config, 2)
+
+
+@torch.inference_mode()
+def test_a_fault_on_all_ranks_fails_one_prompt_and_on_one_rank_all(
+    llama: Tiny, gang: Gang, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test: after it the ranks are out of step."""
+    served = Served(llama.adapter, gang.make_pool)
+    nothing = [None] * 4
+    before = answered(served, Vanilla(), nothing)
+    with pytest.raises(ZeroDivisionError):
+        answered(served, Faulty(), nothing)
+    assert_same("after a fault", answered(served, Vanilla(), nothing), before)
+    assert not ended
+    monkeypatch.setattr(followers, "ANSWER_S", 1.0)
+    with pytest.raises(ZeroDivisionError):
+        answered(served, Faulty(only_in=os.getpid()), nothing)
+    assert ended == ["a rank does not answer"]
+
+
+@dataclass(frozen=True)
+class Faulty(Vanilla):
+    """Divides by zero at layer 2, in all processes or one."""
+
+    only_in: int = 0
+
+    def select(self, view: LayerView) -> Tensor | None:
+        if view.layer == 2 and self.only_in in (0, os.getpid()):
+            raise ZeroDivisionError
+        return None
