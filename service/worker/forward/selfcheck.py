@@ -66,7 +66,10 @@ def check(
     if theirs is None:
         theirs = transformers_logits(adapter.model)
     ours, stitched = (probe or probed)(adapter)
-    against_theirs, against_full = _distance(ours, theirs.to(ours.device)), _distance(stitched, ours)
+    against_theirs, against_full = (
+        _distance(ours, theirs.to(ours.device)),
+        _distance(stitched, ours),
+    )
     bound = TOLERANCE[adapter.dtype]
     for difference, what in (
         (against_theirs, "its full prefill differs from transformers' forward"),
@@ -92,7 +95,7 @@ def transformers_logits(model: Any) -> Tensor:
 
 @torch.inference_mode()
 def probed(adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
-    """Logits `[vocabulary]` of the probe's last token: of full prefill, and of a stitched prompt."""
+    """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
     s, d, _ = PROBE
     ids = _probe_ids(adapter.vocabulary)
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]

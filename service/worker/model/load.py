@@ -15,7 +15,6 @@ from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
 
-
 Adapt = Callable[[Any, torch.device], DecoderAdapter]
 """Makes the adapter of a model that was loaded on the CPU, for a device."""
 

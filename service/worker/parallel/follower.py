@@ -89,11 +89,11 @@ class Follower:
                 getattr(self._kv[number], method)(*map(self._cache, arguments))
                 if method == "release":
                     for held in (self._kv, self._progress, self._observed):
-                        held.pop(number, None)  # type: ignore[attr-defined]
+                        held.pop(number, None)
             case c.Begin(run, work, arguments):
-                kv = arguments.get("kv")
-                number = kv.kv if isinstance(kv, c.Cache) else None
-                self._runs[run] = work(**self._own(arguments)), number
+                cache = arguments.get("kv")
+                prompt = cache.kv if isinstance(cache, c.Cache) else None
+                self._runs[run] = work(**self._own(arguments)), prompt
             case c.Close(run):
                 steps, _ = self._runs.pop(run)
                 steps.close()
@@ -157,7 +157,7 @@ class Follower:
         own: dict[str, Any] = {"adapter": self._model}
         for name, value in told.items():
             match name, value:
-                case ("cached" | "parts"), _:
+                case (("cached" | "parts"), _):
                     own[name] = [
                         stored and ReceivedSegment(stored.tokens, self._exchange, self._model)
                         for stored in value

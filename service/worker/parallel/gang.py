@@ -1,4 +1,4 @@
-"""Starts a gang of ranks from the first one, which then has the adapter and the pool for an engine."""
+"""Starts a gang of ranks from the first one, which gets an adapter and a pool for its engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.follower import device_of
 from service.worker.parallel.followers import Followers
 from service.worker.parallel.lead import GangLead
-from service.worker.parallel.shared_pool import SharedPool
 from service.worker.parallel.sharded_adapter import sharded, weight_bytes
+from service.worker.parallel.shared_pool import SharedPool
 
 log = logging.getLogger("kvstitch.parallel")
 
@@ -52,9 +52,7 @@ class Gang:
         on_end: as in `Followers`.
     """
 
-    def __init__(
-        self, size: int, *, device: str = "auto", on_end: Callable[[str], None]
-    ) -> None:
+    def __init__(self, size: int, *, device: str = "auto", on_end: Callable[[str], None]) -> None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self._device = "cuda" if device == "auto" and gpus else device.replace("auto", "cpu")
         if self._device.startswith("cuda:"):

@@ -98,7 +98,7 @@ class GangLead:
                     told[name] = Scratch(arguments["layout"].tokens)
                 case "layout", PromptLayout():
                     told[name] = value.to("cpu")
-                case ("cached" | "parts"), _:
+                case (("cached" | "parts"), _):
                     lengths = _lengths(arguments)
                     told[name] = [
                         None if stored is None else Stored(tokens)

@@ -14,7 +14,7 @@ from service.worker.parallel.exchange import Exchange
 class SharedSegment:
     """Rank 0's: gives the others their heads of the stored KV. Implements `CachedSegment`.
 
-    A GPU copies ahead only what has been exchanged (`ArrivingSegment`), so that all ranks copy alike.
+    A GPU copies ahead only what has been exchanged (`ArrivingSegment`): all ranks copy alike.
     """
 
     def __init__(self, stored: CachedSegment, exchange: Exchange, device: torch.device) -> None:

@@ -40,8 +40,8 @@ class DecoderAdapter:
     are must not change how they are computed, so that an answer does not depend on other requests.
 
     Attributes:
-        heads: query heads of a layer of the model; `own_heads`: those that this process computes.
-        kv_heads: KV heads of a layer of the model; `own_kv_heads`: those that this process computes.
+        heads: query heads of a layer; `own_heads` of them are computed in this process.
+        kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
         lead: makes them compute what this process does; None if nobody follows it.
     """

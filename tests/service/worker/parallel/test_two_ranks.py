@@ -183,7 +183,9 @@ def test_prompts_and_answers_are_those_of_one_rank(both: tuple[Served, Served]) 
         expected = answered(one, method, cached)
         assert_same(name, answered(two, method, cached), expected)
         if name == "a3":
-            assert_same("read by one", answered(one, method, [together[i] for i in order]), expected)
+            assert_same(
+                "read by one", answered(one, method, [together[i] for i in order]), expected
+            )
 
 
 @torch.inference_mode()
@@ -198,9 +200,7 @@ def test_eviction_keeps_what_one_rank_keeps(both: tuple[Served, Served]) -> None
         assert_same(name, answered(two, pie, cached, name), expected)
 
 
-def assert_same(
-    claim: str, ours: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]
-) -> None:
+def assert_same(claim: str, ours: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     assert_close(f"{claim}, two ranks: prompt", ours[0], expected[0])
     assert_close(f"{claim}, two ranks: answer", ours[1], expected[1])
 
@@ -276,7 +276,10 @@ def test_what_needs_all_heads_is_refused(llama: Tiny, changes: dict[str, Any], w
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (tiny_config("llama", hidden_size=72, num_attention_heads=9, num_key_value_heads=3), "9 query heads"),
+        (
+            tiny_config("llama", hidden_size=72, num_attention_heads=9, num_key_value_heads=3),
+            "9 query heads",
+        ),
         (tiny_config("llama", num_attention_heads=6, num_key_value_heads=3), "3 KV heads"),
         (tiny_config("llama", intermediate_size=81), "81 values in its MLP"),
         (tiny_config("olmo2"), "type olmo2"),
