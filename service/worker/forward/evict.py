@@ -41,6 +41,7 @@ def evict(
         Share of the prompt's tokens that at least one head of one layer kept.
     """
     if adapter.lead is not None:
+        assert on_kept is None, "it would see some of the heads"
         return adapter.lead.call(
             evict_own_heads, adapter=adapter, model=model, kv=kv, method=method, layout=layout,
             observed=observed, room=room, original_tokens=original_tokens,

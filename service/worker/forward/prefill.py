@@ -92,6 +92,7 @@ def prefill(
         progress: resumed from, if an earlier run of this prompt left any, and updated.
     """
     if adapter.lead is not None:
+        assert capture is None and on_pass is None, "they would see some of the heads"
         return adapter.lead.steps(
             prefill_own_heads, adapter=adapter, layout=layout, cached=cached, method=method, kv=kv,
             eviction=eviction, arrival=arrival, progress=progress,

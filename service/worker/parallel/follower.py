@@ -114,6 +114,7 @@ class Follower:
         except StopIteration as end:
             if kv is not None and isinstance(end.value, PrefillResult):
                 self._observed[kv] = end.value.observed
+                self._progress.pop(kv, None)
 
     def _answer(self, answer: object) -> None:
         self._pipe.send_bytes(pickle.dumps(answer))

@@ -6,43 +6,33 @@ One other process serves all of these tests; it loads one tiny model after anoth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvstore import EncodedChunk
 from kvstore.tiers.testing.fake_tier import FakeTier
 from service.errors import InvalidRequest, ModelRefused
-from service.worker.core.layer_view import CachedSegment, LayerView
-from service.worker.core.layout import PromptLayout
+from service.worker.core.layer_view import LayerView
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
-from service.worker.core.steps import run
-from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.decode_graphs import Decoder
-from service.worker.forward.evict import evict
-from service.worker.forward.prefill import prefill
-from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.kv.pool import KVPool
 from service.worker.loading import chunk_stream
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.registry import eviction_methods, fusion_methods
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.addressing import Address, Addressing
+from service.worker.methods.registry import fusion_methods
+from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
 from service.worker.parallel import followers
 from service.worker.parallel.gang import Gang
 from service.worker.parallel.sharded_adapter import refuse
 from service.worker.sequences.admission import Admission
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
+from tests.service.worker.parallel.served import Served, answered, assert_same
 from tests.service.worker.tiny import (
-    D1,
-    D2,
-    D3,
     Q,
     S,
     Tiny,
@@ -64,8 +54,6 @@ FUSIONS = {
     "full_reuse": {},
 }
 EVICTIONS = ("snapkv", "ada_snapkv", "pyramidkv", "h2o")
-ANSWER = [5, 6, 7, 8, 9, 10, 11, 12]
-DRAFT = ANSWER[-2:]  # fed with the token before them, in one step
 
 
 @pytest.fixture(scope="module")
@@ -82,45 +70,6 @@ def gang(ended: list[str]) -> Iterator[Gang]:
     torch.set_num_threads(threads)
 
 
-@dataclass
-class Served:
-    """A model with its pool."""
-
-    adapter: DecoderAdapter
-    make_pool: Callable[..., KVPool]
-
-    def pool(self, tokens: int = 200) -> KVPool:
-        adapter = self.adapter
-        return self.make_pool(
-            adapter.layers,
-            adapter.own_kv_heads,
-            adapter.head_dim,
-            tokens,
-            dtype=adapter.dtype,
-            device=adapter.device,
-        )
-
-    def chunks(self) -> list[EncodedChunk]:
-        """S, and the documents behind it."""
-        computing, addressing = ChunkPrefill(self.adapter), self.addressing
-        addresses: list[Address] = [addressing.system(S, "")]
-        addresses += [addressing.document(d, "system", S, "") for d in (D1, D2, D3)]
-        return [run(computing.compute(address)).chunk for address in addresses]
-
-    @property
-    def addressing(self) -> Addressing:
-        return Addressing(self.adapter, fingerprint="tiny", codec="raw")
-
-
-@dataclass
-class Answering:
-    """A prompt in a pool, and the answer that is fed to it."""
-
-    kv: SequenceKV
-    position: int
-    tokens: list[int] = field(default_factory=list)
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def both(
     request: pytest.FixtureRequest, gang: Gang, tmp_path_factory: pytest.TempPathFactory
@@ -132,43 +81,14 @@ def both(
     return Served(load(str(folder), dtype="float32"), KVPool), Served(adapter, gang.make_pool)
 
 
-def answered(
-    served: Served,
-    method: DenseMethod,
-    cached: Sequence[CachedSegment | None],
-    eviction: str = "",
-) -> tuple[Tensor, Tensor]:
-    """Logits of the prompt's last token, and of eight tokens after it."""
-    adapter = served.adapter
-    layout = PromptLayout.of(S, [D1, D3, D2], Q, uncached=[stored is None for stored in cached])
-    pool = served.pool()
-    kv = pool.reserve(layout.tokens + len(ANSWER))
-    assert kv is not None
-    evicting = eviction_methods()[eviction](budget=16) if eviction else None
-    result = run(prefill(adapter, layout, cached, method, kv, eviction=evicting))
-    kv.set_length(layout.tokens)
-    if evicting is not None:
-        facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
-        evict(
-            adapter, facts, kv, evicting,
-            layout=layout, observed=result.observed, room=len(ANSWER),
-        )  # fmt: skip
-    decoder, answering = Decoder(adapter, pool), Answering(kv, layout.tokens - 1)
-    after = []
-    for number, token in enumerate(ANSWER[: -len(DRAFT)]):
-        answering.tokens.append(token)
-        answering.position = layout.tokens + number
-        draft = DRAFT if number == len(ANSWER) - len(DRAFT) - 1 else []
-        after.append(decoder.step([answering], [draft]).clone())
-    kv.release()
-    assert pool.free_share == 1
-    return result.logits, torch.cat(after)
-
-
 @torch.inference_mode()
 def test_prompts_and_answers_are_those_of_one_rank(both: tuple[Served, Served]) -> None:
     """Chunks that one rank computed are read by two, and the reverse."""
     one, two = both
+    whole, own = one.adapter.projections[0], two.adapter.projections[0]
+    for name in ("qkv", "gate_up", "down"):
+        assert 2 * getattr(own, name).weight.numel() == getattr(whole, name).weight.numel()
+    assert 2 * two.pool().spare == one.pool().spare
     written, together = one.chunks(), two.chunks()
     for a, b in zip(written, together, strict=True):
         assert a.spec == b.spec and a.nbytes == b.nbytes
@@ -198,11 +118,6 @@ def test_eviction_keeps_what_one_rank_keeps(both: tuple[Served, Served]) -> None
     for name in EVICTIONS:
         expected = answered(one, pie, cached, name)
         assert_same(name, answered(two, pie, cached, name), expected)
-
-
-def assert_same(claim: str, ours: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    assert_close(f"{claim}, two ranks: prompt", ours[0], expected[0])
-    assert_close(f"{claim}, two ranks: answer", ours[1], expected[1])
 
 
 # -- requests, through an engine ------------------------------------------------------------------
@@ -246,6 +161,9 @@ def test_an_engine_of_two_ranks_answers_as_one(
             requests.engine.step()
             requests.engine.abort(left, "cancelled")
             requests.run()
+            gate = requests.engine.gate
+            while gate is not None and gate.pending:
+                requests.engine.step()
             assert requests.done(left).finish_reason == "cancelled"
             assert requests.engine.pool_free_share == 1
             tiers = [[d.tier for d in report.documents] for _, report in told]
