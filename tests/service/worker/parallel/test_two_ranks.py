@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from kvstore.tiers.testing.fake_tier import FakeTier
 from service.errors import InvalidRequest, ModelRefused
+from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.layer_view import LayerView
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
@@ -38,6 +40,7 @@ from tests.service.worker.tiny import (
     Tiny,
     assert_close,
     random_model,
+    rope_of,
     tiny,
     tiny_config,
     tiny_of,
@@ -120,6 +123,14 @@ def test_eviction_keeps_what_one_rank_keeps(both: tuple[Served, Served]) -> None
         assert_same(name, answered(two, pie, cached, name), expected)
 
 
+@pytest.mark.parametrize("family", ["granite", "mistral", "phi3", "smollm3"])
+def test_other_families_pass_the_start_up_check(family: str, gang: Gang, tmp_path: Path) -> None:
+    """Together the ranks compute what transformers does, and a stitched prompt is exact."""
+    random_model(tiny_config(family, rope_of(family))).save_pretrained(tmp_path)
+    _, differences = gang.load(str(tmp_path), dtype="float32")
+    assert max(differences) < 1e-5
+
+
 # -- requests, through an engine ------------------------------------------------------------------
 
 
@@ -148,6 +159,7 @@ def test_an_engine_of_two_ranks_answers_as_one(
             prefix_cache=True,
             draft_tokens=3,
             make_pool=make_pool,
+            checks=GateSettings(1.0, seed=0),
         ) as requests:
             requests.precompute()
             scout = Method("question_scout", {"ratio": 0.3})
