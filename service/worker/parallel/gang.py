@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,19 +67,23 @@ class Gang:
         self._exchange = Exchange(0, size)
         self._followers = Followers(size, on_end)
         self._lead = GangLead(self._followers, self._exchange)
+        self._ended = ExitStack()
 
     def __enter__(self) -> Gang:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with tempfile.TemporaryDirectory(prefix="kvstitch-gang-") as folder:
-            meeting = Path(folder) / "ranks"
-            size = str(self._exchange.size)
-            self._followers.start(str(os.getpid()), self._device, str(meeting), size)
-            self._exchange.open(meeting, gpus=self._device == "cuda")
+        folder = Path(tempfile.mkdtemp(prefix="kvstitch-gang-"))
+        self._ended.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._ended.callback(self._exchange.close)
+        self._ended.callback(self._followers.close)
+        meeting, size, gpus = folder / "ranks", str(self._exchange.size), self._device == "cuda"
+        self._followers.start(str(os.getpid()), self._device, str(meeting), size)
+        self._exchange.open(meeting, gpus=gpus)
+        if not gpus:  # NCCL meets there again at the first exchange
+            shutil.rmtree(folder)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._followers.close()
-        self._exchange.close()
+        self._ended.close()
 
     @property
     def pids(self) -> list[int]:

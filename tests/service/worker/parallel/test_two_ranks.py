@@ -21,7 +21,7 @@ from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.layer_view import LayerView
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
-from service.worker.kv.pool import KVPool
+from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.loading import chunk_stream
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
@@ -31,6 +31,7 @@ from service.worker.model.load import load
 from service.worker.parallel import followers
 from service.worker.parallel.gang import Gang
 from service.worker.parallel.sharded_adapter import refuse
+from service.worker.parallel.shared_pool import SharedKV
 from service.worker.sequences.admission import Admission
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
 from tests.service.worker.parallel.served import Served, answered, assert_same
@@ -182,6 +183,16 @@ def test_an_engine_of_two_ranks_answers_as_one(
             answers.append(([tokens for tokens, _ in told], tiers))
     assert answers[0] == answers[1]
     assert answers[0][1][1] == ["pool"] * 3 and answers[0][1][3][1] == "cold"
+
+
+def test_every_change_of_a_sequence_reaches_the_other_ranks() -> None:
+    """A new method of `SequenceKV` has to be repeated by `SharedKV`, called by work that all ranks
+    do, or only read; say here which."""
+    repeated = {name for name in vars(SharedKV) if not name.startswith("_")}
+    by_work_of_all_ranks = {"grow", "keep", "prompt_layer"}
+    only_read = {"filled_tokens", "reserved_tokens", "kept_tokens"}
+    public = {name for name in vars(SequenceKV) if not name.startswith("_")}
+    assert public == repeated | by_work_of_all_ranks | only_read
 
 
 @pytest.mark.parametrize(
