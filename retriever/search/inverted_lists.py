@@ -65,8 +65,8 @@ def build(ids: Ids, vectors: Vectors, stopped: Stopped = lambda: False) -> tuple
         stopped: asked from time to time.
 
     Returns:
-        A FAISS `IndexIVFFlat`, and how it is to be read; None if these vectors do not fall into groups, so that a search would have to
-        read more than `MAX_SHARE` of the lists.
+        A FAISS `IndexIVFFlat`, and how it is to be read; None if these vectors do not fall into
+        groups, so that a search would have to read more than `MAX_SHARE` of the lists.
 
     Raises:
         BuildStopped: `stopped` returned true.
