@@ -160,6 +160,10 @@ class Settings(BaseSettings):
     retrieval: Literal["dense", "sparse", "hybrid"] = Field(
         "hybrid", description="how passages are searched where a request does not say"
     )
+    exact_vectors: int = Field(
+        200_000, ge=1000, description="chunks of a collection up to which vector search is exact; "
+        "above, it reads as many lists as find 99 % of the ten best"
+    )  # fmt: skip
     condense: Literal["off", "join", "model"] = Field(
         "join",
         description="what is searched for a question that follows others, where a request does "

@@ -121,7 +121,12 @@ class Gateway:
         reranker = make_reranker(settings)
         self._models = TextModels(timed, reranker)
         self.retriever = AsyncRetriever(
-            Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking()),
+            Retriever.in_folder(
+                settings.data_dir,
+                timed,
+                self.prompts.chunking(),
+                exact_up_to=settings.exact_vectors,
+            ),
             timed,
             reranker,
             rerank_deadline_s=settings.rerank_deadline_s,

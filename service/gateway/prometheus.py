@@ -160,6 +160,7 @@ class GatewayMetrics:
         self.recomputed_ratio = self._histogram(declared.RECOMPUTED_RATIO)
         self.documents = self._gauge(declared.DOCUMENTS)
         self.chunks = self._gauge(declared.CHUNKS)
+        self.index_recall = self._gauge(declared.INDEX_RECALL)
         self.jobs = self._gauge(declared.JOBS)
         self.webhooks = self._counter(declared.WEBHOOKS)
         self.worker_restarts = self._counter(declared.WORKER_RESTARTS)

@@ -220,6 +220,12 @@ def _saturation() -> list[Panel]:
             },
         ),
         lines(
+            "Vector search",
+            {"recall of the least exact index": gauge("min", "vector_index_recall")},
+            unit="percentunit",
+            text="Measured when an index is built; 1: all searches are exact",
+        ),
+        lines(
             "Webhook",
             {"{{outcome}}": rate("webhooks_total", by="outcome")},
             unit="cps",
