@@ -28,7 +28,7 @@ from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.model_facts import read_calibration
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
-from service.worker.forward import selfcheck
+from service.worker.forward import lora_check, selfcheck
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.loading.loader import Loader
@@ -41,6 +41,7 @@ from service.worker.methods.registry import (
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
+from service.worker.model.lora.load import load_lora
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
@@ -91,6 +92,8 @@ def serve(settings: WorkerSettings) -> int:
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    for name, folder in settings.loras.items():
+        add_lora(adapter, name, Path(folder))
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model)
@@ -137,6 +140,10 @@ def serve(settings: WorkerSettings) -> int:
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
+            adapters=[
+                m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
+                for each in adapter.loras.values()
+            ],
         )
         link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")
@@ -157,6 +164,17 @@ def serve(settings: WorkerSettings) -> int:
             loader.close()
             traces.close()
     return 0
+
+
+def add_lora(adapter: DecoderAdapter, name: str, folder: Path) -> None:
+    """Adds a LoRA adapter to the decoder, and checks what it computes.
+
+    Raises:
+        ModelRefused: it cannot be served with this model.
+    """
+    adapter.loras[name] = load_lora(adapter, name, folder)
+    off, moved = lora_check.check(adapter, name, folder)
+    log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
 
 
 def model_info(
