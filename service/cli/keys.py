@@ -31,6 +31,7 @@ def create(args: argparse.Namespace) -> int:
         text, key = store.create(
             tenant=args.tenant,
             name=args.name,
+            adapter=args.adapter,
             scopes=frozenset(args.scope or SCOPES),
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
@@ -54,13 +55,14 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         emit([_fields(key) for key in keys])
         return 0
-    shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
+    shown = table("key", "name", "tenant", "adapter", "scopes", "state", "created", "expires", "limits")
     for key in keys:
         limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
         shown.add_row(
             key.key_id,
             key.name,
             _tenant(key),
+            key.adapter or "any",
             ", ".join(sorted(key.scopes)),
             _state(key),
             _day(key.created),

@@ -153,16 +153,6 @@ def tensor_names(folder: Path) -> dict[str, LoraTensor]:
     return found
 
 
-def folder_fault(folder: Path) -> FolderFault | None:
-    """Why an adapter cannot be served with any model; None if that is not known."""
-    try:
-        read_config(folder)
-        tensor_names(folder)
-    except LoraRefused as error:
-        return error.fault
-    return None
-
-
 def _check_kind(folder: Path, config: dict[str, Any]) -> None:
     retrain = "train a plain LoRA adapter, or merge it into the model"
     kind = config.get("peft_type")
