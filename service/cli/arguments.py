@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from service import __version__
 from service.cli import completion, doctor, keys, model, serve, status, tune
@@ -312,9 +313,15 @@ def _client(parser: argparse.ArgumentParser) -> None:
 class _Joined(argparse.Action):
     """Several values, also of several options, joined by commas as settings have them."""
 
-    def __call__(self, parser: object, namespace: object, values: Any, option: object = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
         before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, ",".join([*([before] if before else []), *values]))
+        setattr(namespace, self.dest, ",".join([*([before] if before else []), *(values or ())]))
 
 
 def _positive(text: str) -> int:

@@ -9,7 +9,17 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from service.cli.checks import data, defaults, index, loras, model, network, packages, running, tiers
+from service.cli.checks import (
+    data,
+    defaults,
+    index,
+    loras,
+    model,
+    network,
+    packages,
+    running,
+    tiers,
+)
 from service.cli.checks.finding import Finding, fail
 from service.cli.output import console, emit, plain, table
 from service.cli.service_client import client

@@ -55,14 +55,14 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         emit([_fields(key) for key in keys])
         return 0
-    shown = table("key", "name", "tenant", "adapter", "scopes", "state", "created", "expires", "limits")
+    shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
     for key in keys:
         limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
+        limits += [f"adapter={key.adapter}"] if key.adapter else []
         shown.add_row(
             key.key_id,
             key.name,
             _tenant(key),
-            key.adapter or "any",
             ", ".join(sorted(key.scopes)),
             _state(key),
             _day(key.created),

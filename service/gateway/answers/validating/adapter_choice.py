@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.errors import Forbidden, InvalidRequest
+from service.errors import BoundToAdapter, InvalidRequest
 from service.gateway.auth.access import Principal
 from service.messages import Ready
 
@@ -17,11 +17,11 @@ def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str
 
     Raises:
         InvalidRequest: There is no such adapter.
-        Forbidden: The API key is bound to another one.
+        BoundToAdapter: The API key is bound to another one.
     """
     bound = principal.adapter
     if bound and asked not in (None, bound):
-        raise Forbidden(
+        raise BoundToAdapter(
             f"the API key {principal.key_id} is bound to the adapter {bound!r}: leave adapter out, "
             "or use another key",
             field="adapter",

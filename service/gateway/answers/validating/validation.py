@@ -79,7 +79,7 @@ class RequestValidator:
 
         Raises:
             InvalidRequest: A field is wrong; the error names it.
-            Forbidden: The API key is bound to another adapter.
+            BoundToAdapter: The API key is bound to another adapter.
             NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """

@@ -81,4 +81,3 @@ def test_each_row_has_its_own_adapter(model: Tiny, tmp_path: Path) -> None:
     expected = decoded(whole, [0, 4], none)
     assert_close("decoding with LoRA", together[:, [0, -1]], expected)
     assert difference(together[:, 0], decoded(model, [0], none)[:, 0]) > 0.1
-
