@@ -76,10 +76,8 @@ class LoraConfig:
 
     def scale_of(self, module: str) -> float:
         """What B·A is multiplied by."""
-        rank = self.rank_of(module)
-        return _matching(self.alphas, module, self.alpha) / (
-            sqrt(rank) if self.rank_stabilised else rank
-        )
+        alpha, rank = float(_matching(self.alphas, module, self.alpha)), self.rank_of(module)
+        return alpha / (sqrt(rank) if self.rank_stabilised else rank)
 
 
 @dataclass(frozen=True)
