@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +43,10 @@ class LoraUpdate:
     """
 
     def __init__(self, parts: Sequence[LowRank]) -> None:
-        self.parts = [_padded(part) for part in parts]
-        self._a = torch.cat([part.a for part in self.parts])
+        padded = [_padded(part) for part in parts]
+        self._a = torch.cat([part.a for part in padded])
+        ranks = self._a.tensor_split(_ends(padded)[:-1])
+        self.parts = [replace(part, a=a) for part, a in zip(padded, ranks, strict=True)]
 
     def add(self, out: Tensor, x: Tensor, rows: Tensor | None, *, batch: bool) -> None:
         """Adds to a projection's output.
@@ -55,7 +58,7 @@ class LoraUpdate:
             batch: as in `DecoderAdapter`.
         """
         inner = cpu_linear.linear(x if rows is None else x[rows], self._a, batch=batch)
-        cuts = inner.split([len(part.a) for part in self.parts], dim=1)
+        cuts = inner.tensor_split(_ends(self.parts)[:-1], dim=1)
         for part, own in zip(self.parts, cuts, strict=True):
             target = out[:, part.first : part.first + len(part.b)]
             added = cpu_linear.linear(own, part.b, batch=batch)
@@ -135,6 +138,11 @@ def rows_by_name(names: Sequence[str], device: torch.device) -> Mapping[str, Ten
         if name:
             rows.setdefault(name, []).append(row)
     return {name: torch.tensor(numbers, device=device) for name, numbers in rows.items()}
+
+
+def _ends(parts: Sequence[LowRank]) -> list[int]:
+    """Where the ranks of each part end among those of all."""
+    return list(accumulate(len(part.a) for part in parts))
 
 
 def _padded(part: LowRank) -> LowRank:

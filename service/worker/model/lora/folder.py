@@ -158,9 +158,9 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
         raise LoraRefused(f"{folder} is a PEFT adapter of type {kind}, not LORA", retrain)
     for name, what in _NOT_SERVED.items():
         if config.get(name):
-            raise LoraRefused(f"{folder} has {name}: {what} are not served", retrain)
+            raise LoraRefused(f"{folder} has {name}: {what} cannot be served", retrain)
     if (bias := config.get("bias", "none")) != "none":
-        raise LoraRefused(f"{folder} has bias {bias!r}: trained biases are not served", retrain)
+        raise LoraRefused(f"{folder} has bias {bias!r}: trained biases cannot be served", retrain)
     if (start := config.get("init_lora_weights", True)) not in _PLAIN_STARTS:
         raise LoraRefused(
             f"{folder} has init_lora_weights {start!r}, which changes the base model, too",

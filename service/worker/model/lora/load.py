@@ -163,5 +163,5 @@ def _fingerprint(matrices: Mapping[str, LoraMatrices]) -> str:
         digest.update(f"{module} {own.scale!r}\0".encode())
         for tensor in (own.a, own.b):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\0".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

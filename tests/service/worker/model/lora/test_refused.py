@@ -42,7 +42,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     ("field", "value", "message"),
     [
         ("peft_type", "LOHA", "of type LOHA, not LORA"),
-        ("use_dora", True, "DoRA are not served"),
+        ("use_dora", True, "DoRA cannot be served"),
         ("bias", "lora_only", "trained biases"),
         ("lora_bias", True, "biases of LoRA modules"),
         ("modules_to_save", ["lm_head"], "modules that are saved as a whole"),
