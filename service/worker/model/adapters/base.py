@@ -158,7 +158,9 @@ class DecoderAdapter:
         return self._updated([(None, self.loras[name])]) if name else self
 
     def with_loras(self, names: Sequence[str]) -> Self:
-        """This decoder for batches in which row i has the LoRA adapter `names[i]`."""
+        """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
+        if len(set(names)) == 1:
+            return self.with_lora(names[0])
         rows = rows_by_name(names, self.device)
         return self._updated([(rows[name], self.loras[name]) for name in rows])
 

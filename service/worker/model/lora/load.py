@@ -46,11 +46,13 @@ class _Place:
     Attributes:
         projection: name of the projection.
         first: which of its outputs is the module's first.
+        width: number of its outputs.
         module: the module.
     """
 
     projection: str
     first: int
+    width: int
     module: Any
 
 
@@ -115,6 +117,7 @@ def _layers(
     adapter: DecoderAdapter, folder: Path, matrices: Mapping[str, LoraMatrices]
 ) -> list[LoraLayer]:
     parts: list[dict[str, list[LowRank]]] = [{} for _ in range(adapter.layers)]
+    widths: dict[str, int] = {}
     places = [_places(block) for block in adapter.blocks]
     for module, own in matrices.items():
         number, short = own.layer, ".".join(module.split(".")[-2:])
@@ -137,7 +140,11 @@ def _layers(
             place.first,
         )
         parts[number].setdefault(place.projection, []).append(low_rank)
-    return [LoraLayer(**{name: LoraUpdate(own) for name, own in each.items()}) for each in parts]
+        widths[place.projection] = place.width
+    return [
+        LoraLayer(**{name: LoraUpdate.of(own, widths[name]) for name, own in each.items()})
+        for each in parts
+    ]
 
 
 def _places(block: Any) -> dict[str, _Place]:
@@ -145,14 +152,20 @@ def _places(block: Any) -> dict[str, _Place]:
     found: dict[str, _Place] = {}
     for projection, lines in _PROJECTIONS.items():
         for line in lines:
-            first = 0
-            for name in line:
-                group, _, own = name.partition(".")
-                module = getattr(getattr(block, group), own, None)
-                if module is not None:
-                    found[name] = _Place(projection, first, module)
-                    first += module.out_features
+            modules = [_module(block, name) for name in line]
+            if None in modules:
+                continue
+            first, width = 0, sum(module.out_features for module in modules)
+            for name, module in zip(line, modules, strict=True):
+                found[name] = _Place(projection, first, width, module)
+                first += module.out_features
     return found
+
+
+def _module(block: Any, name: str) -> Any:
+    """A linear module of a layer by its name in the layer; None if it has none of that name."""
+    group, _, own = name.partition(".")
+    return getattr(getattr(block, group), own, None)
 
 
 def _fingerprint(matrices: Mapping[str, LoraMatrices]) -> str:

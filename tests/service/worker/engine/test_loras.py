@@ -93,9 +93,9 @@ def test_an_adapter_is_known_by_its_weights_and_not_its_name(running: Rig) -> No
 def test_missing_chunks_are_computed_with_the_adapter(adapted: Tiny) -> None:
     """By themselves, as precompute does, behind what it computes them behind."""
     documents = [Chunk(1, DOCUMENTS[0].ids), Chunk(2, DOCUMENTS[1].ids, [DOCUMENTS[2].ids])]
-    for prefix_mode in ("system", "primer", "neighbours"):
+    for prefix_mode in ("none", "system", "primer", "neighbours"):
         with rig(adapted) as r:
-            r.precompute(documents, prefix_mode, loras=["two"])
+            r.precompute(documents, prefix_mode, loras=NAMES)  # queued together
             stored = r.answer(PIE, documents, prefix_mode=prefix_mode, lora="two")
             assert tiers(stored[1]) == ["memory"] * 2
         with rig(adapted) as r:

@@ -11,11 +11,11 @@ import torch
 
 from service.errors import ModelRefused
 from service.worker.forward import lora_check
-from service.worker.model.adapters.lora import Lora, LoraLayer, LoraUpdate, LowRank
+from service.worker.model.adapters.lora import Lora, LoraLayer, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import random_model, tiny_config
 
-Change = Callable[[LowRank], LowRank]
+Change = Callable[[LoraUpdate], LoraUpdate]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -37,10 +37,10 @@ def test_one_that_changes_nothing_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda part: LowRank(part.a, part.b / 3, part.first),
-        lambda part: LowRank(part.a, -part.b, part.first),
-        lambda part: LowRank(part.b.t(), part.a.t(), part.first),
-        lambda part: LowRank(part.a.flip(0), part.b, part.first),
+        lambda own: LoraUpdate(own.a, own.b / 3),
+        lambda own: LoraUpdate(own.a, -own.b),
+        lambda own: LoraUpdate(own.b.t(), own.a.t()),
+        lambda own: LoraUpdate(own.a.flip(0), own.b),
     ],
     ids=["scale missing", "sign", "A and B swapped", "ranks in another order"],
 )
@@ -60,20 +60,16 @@ def test_an_update_of_another_module_is_refused(tmp_path: Path) -> None:
     folder = write_lora(tmp_path, model, modules=("k_proj",))
     adapter = with_loras(model, own=folder).adapter
     values = adapter.kv_heads * adapter.head_dim  # behind the keys in the fused projection
-    moved = changed(adapter.loras["own"], lambda p: replace(p, first=p.first + values))
-    adapter.loras["own"] = moved
+    adapter.loras["own"] = changed(
+        adapter.loras["own"], lambda own: replace(own, b=own.b.roll(values, 0))
+    )
     with pytest.raises(ModelRefused, match="own failed"):
         lora_check.check(adapter, "own", folder)
 
 
 def changed(lora: Lora, change: Change) -> Lora:
     layers = [
-        LoraLayer(
-            **{
-                name: update and LoraUpdate([change(part) for part in update.parts])
-                for name, update in vars(layer).items()
-            }
-        )
+        LoraLayer(**{name: own and change(own) for name, own in vars(layer).items()})
         for layer in lora.layers
     ]
     return replace(lora, layers=layers)
