@@ -41,7 +41,6 @@ from service.worker.methods.registry import (
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
-from service.worker.model.lora.load import load_lora
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
@@ -93,7 +92,8 @@ def serve(settings: WorkerSettings) -> int:
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        add_lora(adapter, name, Path(folder))
+        off, moved = lora_check.add(adapter, name, Path(folder))
+        log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model)
@@ -164,17 +164,6 @@ def serve(settings: WorkerSettings) -> int:
             loader.close()
             traces.close()
     return 0
-
-
-def add_lora(adapter: DecoderAdapter, name: str, folder: Path) -> None:
-    """Adds a LoRA adapter to the decoder, and checks what it computes.
-
-    Raises:
-        ModelRefused: it cannot be served with this model.
-    """
-    adapter.loras[name] = load_lora(adapter, name, folder)
-    off, moved = lora_check.check(adapter, name, folder)
-    log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
 
 
 def model_info(

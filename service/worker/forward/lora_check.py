@@ -25,7 +25,7 @@ from service.worker.forward.prefill import prefill
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.lora.folder import read_config
-from service.worker.model.lora.load import LoraMatrices, read_matrices
+from service.worker.model.lora.load import LoraMatrices, load_lora, read_matrices
 
 PROBE = 37  # tokens
 # Of what the adapter changes in the logits, so much may be missing. A forgotten scale of
@@ -65,6 +65,19 @@ def check(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, floa
             field="lora",
         )
     return float(off / size), float(moved / size)
+
+
+def add(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, float]:
+    """Reads the LoRA adapter in `folder`, gives it to the decoder and checks it.
+
+    Returns:
+        As `check`.
+
+    Raises:
+        ModelRefused: it cannot be served with this model; the message says what to do.
+    """
+    adapter.loras[name] = load_lora(adapter, name, folder)
+    return check(adapter, name, folder)
 
 
 @contextmanager
