@@ -30,6 +30,10 @@ _KEY = re.compile(
 _NOT_SERVED = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
+    "use_bdlora": "BD-LoRA",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "arrow_config": "Arrow",
     "lora_bias": "biases of LoRA modules",
     "fan_in_fan_out": "weights that are stored transposed",
     "modules_to_save": "modules that are saved as a whole",
