@@ -116,6 +116,12 @@ REQUESTS = _counter(
     fusion=OPEN,
     outcome=OPEN,
 )
+ADAPTER_REQUESTS = _counter(
+    "adapter_requests_total",
+    "Answer requests that a LoRA adapter answered, by its name and the outcome as above.",
+    adapter=OPEN,
+    outcome=OPEN,
+)
 RESPONSES = _counter(
     "http_responses_total",
     "Responses by route and status, whatever was asked.",
@@ -200,7 +206,18 @@ SAMPLES_DROPPED = _counter(
 
 GATEWAY_METRICS: dict[str, Declared] = _by_name(
     (
-        *(TTFT, TPOT, INTER_TOKEN, E2E, STAGE, REQUESTS, RESPONSES, IN_FLIGHT, IN_FLIGHT_LIMIT),
+        *(
+            TTFT,
+            TPOT,
+            INTER_TOKEN,
+            E2E,
+            STAGE,
+            REQUESTS,
+            ADAPTER_REQUESTS,
+            RESPONSES,
+            IN_FLIGHT,
+            IN_FLIGHT_LIMIT,
+        ),
         *(WAITING_TOKENS, WAITING_TOKENS_LIMIT, REJECTED, DISCONNECTS, TOKENS_AFTER_LEAVING),
         *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
         *(FULL_PREFILL_FLOPS, KEPT_RATIO, COVERAGE_RATIO, RECOMPUTED_RATIO, DOCUMENTS, CHUNKS),

@@ -75,6 +75,16 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class LoraInfo:
+    """A LoRA adapter that is served beside the base model."""
+
+    name: str
+    fingerprint: str  # of its weights
+    rank: int  # the largest of its modules'
+    modules: list[str]
+
+
+@dataclass(frozen=True)
 class MethodInfo:
     name: str
     doc: str

@@ -21,6 +21,7 @@ from service.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
 MIN_SECRET_CHARS = 16
+_LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
@@ -56,6 +57,15 @@ class Settings(BaseSettings):
     )
     tool_form: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
         "auto", description="how the model writes calls of tools; auto: as its chat template does"
+    )
+    lora: str = Field(
+        "",
+        description="LoRA adapters beside the model: NAME=FOLDER, by commas; PEFT's folders",
+    )
+    lora_precompute: str = Field(
+        "",
+        description="names of adapters, by commas, with which documents are computed as they come "
+        "in, besides the model itself; of others, when a request first needs them",
     )
     model_cache: Path = Field(
         default_factory=default_model_cache, description="folders made of .gguf files"
@@ -239,6 +249,29 @@ class Settings(BaseSettings):
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 
+    @field_validator("lora")
+    @classmethod
+    def _named_folders(cls, value: str) -> str:
+        names = [part.partition("=")[0].strip() for part in _parts(value)]
+        for part, name in zip(_parts(value), names, strict=True):
+            if not _LORA_NAME.fullmatch(name) or not part.partition("=")[2].strip():
+                raise ValueError(
+                    f"{part!r} is not NAME=FOLDER with a name of up to 64 letters, digits, ., _, -"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"the name {name} is given twice")
+        return value
+
+    @field_validator("lora_precompute")
+    @classmethod
+    def _known_adapters(cls, value: str, info: ValidationInfo) -> str:
+        known = _named_folders(info.data.get("lora", ""))
+        for name in _parts(value):
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise ValueError(f"there is no adapter {name!r}: lora names {names}")
+        return value
+
     @field_validator("prefix_mode")
     @classmethod
     def _known_prefix_mode(cls, value: str | None) -> str | None:
@@ -290,6 +323,16 @@ class Settings(BaseSettings):
         return self.data_dir / "kv"
 
     @property
+    def loras(self) -> dict[str, Path]:
+        """Folders of the LoRA adapters by their names."""
+        return _named_folders(self.lora)
+
+    @property
+    def precomputed_loras(self) -> list[str]:
+        """The adapters with which documents are computed as they come in."""
+        return _parts(self.lora_precompute)
+
+    @property
     def model_name(self) -> str:
         """The model's name in answers: as it was given, or that of its folder or file."""
         if not self.model:
@@ -319,6 +362,7 @@ class Settings(BaseSettings):
             model=str(model_folder),
             calibration=str(calibration.resolve()) if calibration else "",
             model_name=self.model_name,
+            loras={name: str(folder.resolve()) for name, folder in self.loras.items()},
             address=address,
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
@@ -363,6 +407,15 @@ def load(**overrides: Any) -> Settings:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise InvalidSetting("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in map(str.strip, value.split(",")) if part]
+
+
+def _named_folders(value: str) -> dict[str, Path]:
+    pairs = [part.partition("=") for part in _parts(value)]
+    return {name.strip(): Path(folder.strip()).expanduser() for name, _, folder in pairs}
 
 
 def _explain(fault: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
 
@@ -18,6 +18,7 @@ class WorkerSettings:
     kv_dir: str  # SSD tier; empty: no SSD tier
     calibration: str = ""  # file that `kvstitch tune` wrote; empty: only the model folder's
     model_name: str = ""  # what it is called in answers; empty: the folder's name
+    loras: dict[str, str] = field(default_factory=dict)  # LoRA adapters' folders by their names
     dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
     device: str = "auto"  # auto: cuda where there is one, else cpu
     codec: str = "raw"

@@ -157,6 +157,7 @@ class Answer(Result):
 
     id: str
     model: str
+    adapter: str | None = None
     text: str
     finish_reason: str
     citations: list[Citation]
@@ -180,6 +181,7 @@ class Explanation(Result):
 
     id: str
     model: str
+    adapter: str | None = None
     citations: list[Citation]
     prompt_tokens: int
     max_tokens: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from service import __version__
 from service.cli import completion, doctor, keys, model, serve, status, tune
@@ -61,6 +62,10 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", help="model folder, .gguf file, Hugging Face id, or a name: see `kvstitch model "
         "list` (default: the demo model)")  # fmt: skip
+    add("--lora", "--lora-modules", nargs="+", action=_Joined, metavar="NAME=FOLDER",
+        help="LoRA adapters, folders as PEFT saves them; may be repeated")  # fmt: skip
+    add("--lora-precompute", metavar="NAMES", help="adapters, by commas, with which documents are "
+        "computed as they come in (default: none)")  # fmt: skip
     add("--model-cache", help="where folders made of .gguf files are kept")
     add("--data-dir", help="where documents, jobs and KV are kept")
     add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0")
@@ -128,6 +133,7 @@ def _ask(parser: argparse.ArgumentParser) -> None:
         "measured to agree with full prefill that often, such as 0.95")  # fmt: skip
     add("--cold", choices=("in_context", "as_stored"), help="how chunks that are not stored are "
         "computed: with the prompt, or alone, so that later answers are the same")  # fmt: skip
+    add("--adapter", help="the LoRA adapter that answers (default: the model itself)")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="compute the whole prompt, even if one like it was answered before")  # fmt: skip
     add("--max-tokens", type=int)
@@ -189,6 +195,7 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add = create.add_argument
     add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
     add("--name", default="", help="a word for people")
+    add("--adapter", default="", help="the LoRA adapter that answers its requests (default: any)")
     add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
     add("--expires-days", type=float, help="default: never")
     add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
@@ -301,6 +308,20 @@ def _client(parser: argparse.ArgumentParser) -> None:
     add("--api-key", default=later, help="default: KVSTITCH_API_KEY, which others cannot see in "
         "the process list")  # fmt: skip
     add("--json", action="store_true", default=later, help="JSON on stdout and nothing else")
+
+
+class _Joined(argparse.Action):
+    """Several values, also of several options, joined by commas as settings have them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, ",".join([*([before] if before else []), *(values or ())]))
 
 
 def _positive(text: str) -> int:

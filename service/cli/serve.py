@@ -50,7 +50,7 @@ def _serve(settings: Settings) -> str | None:
     Raises:
         KvstitchError: It cannot start.
     """
-    from service.cli.checks import model
+    from service.cli.checks import loras, model
     from service.gateway.composition import Gateway
     from service.gateway.data_folder import UMASK
     from service.gateway.server import listen, serve
@@ -59,7 +59,7 @@ def _serve(settings: Settings) -> str | None:
     os.umask(UMASK)  # the worker inherits it
     folder = ModelFinder.of(settings).prepare(settings.model)
     # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
-    if (finding := model.unservable(folder, settings)) is not None:
+    if finding := model.unservable(folder, settings) or loras.unservable(settings):
         raise ModelRefused(f"{finding.message}: {finding.remedy}")
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)

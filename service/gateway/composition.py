@@ -15,7 +15,7 @@ from typing import IO
 
 from retriever import Embedder, Retriever
 from service import calibration
-from service.errors import KvstitchError
+from service.errors import InvalidSetting, KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.answers.preparing.preparation import RequestPreparer
@@ -85,6 +85,8 @@ class Gateway:
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self.prompts = PromptBuilder(model_folder, settings)
+        if self.prompts.model in settings.loras:
+            raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
         self._keys = KeyStore(settings.data_dir / "keys.sqlite3")

@@ -140,6 +140,7 @@ class GatewayMetrics:
         self.e2e = self._histogram(declared.E2E)
         self.stage = self._histogram(declared.STAGE)
         self.requests = self._counter(declared.REQUESTS)
+        self.adapter_requests = self._counter(declared.ADAPTER_REQUESTS)
         self.responses = self._counter(declared.RESPONSES)
         self.in_flight = self._gauge(declared.IN_FLIGHT)
         self.in_flight_limit = self._gauge(declared.IN_FLIGHT_LIMIT)

@@ -28,7 +28,7 @@ from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.model_facts import read_calibration
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
-from service.worker.forward import selfcheck
+from service.worker.forward import lora_check, selfcheck
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.loading.loader import Loader
@@ -91,6 +91,9 @@ def serve(settings: WorkerSettings) -> int:
     adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    for name, folder in settings.loras.items():
+        off, moved = lora_check.add(adapter, name, Path(folder))
+        log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model)
@@ -137,6 +140,10 @@ def serve(settings: WorkerSettings) -> int:
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
+            adapters=[
+                m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
+                for each in adapter.loras.values()
+            ],
         )
         link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")

@@ -43,6 +43,10 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("reranker_style", "x", "reranker_style (KVSTITCH_RERANKER_STYLE)"),
         ("rerank_deadline_s", "0", "rerank_deadline_s (KVSTITCH_RERANK_DEADLINE_S)"),
         ("tenant_secret", "xyz", "tenant_secret (KVSTITCH_TENANT_SECRET)"),
+        ("lora", "legal", "'legal' is not NAME=FOLDER"),
+        ("lora", "a b=/x", "'a b=/x' is not NAME=FOLDER"),
+        ("lora", "a=/x, a=/y", "the name a is given twice"),
+        ("lora_precompute", "a", "there is no adapter 'a': lora names none"),
         ("nonsense", 1, "nonsense"),
     ],
 )

@@ -22,6 +22,7 @@ def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Ex
     return Explanation(
         id=generate.id,
         model=model,
+        adapter=generate.lora or None,
         citations=prepared.citations,
         found=bool(prepared.passages),
         retrieval=prepared.retrieval,

@@ -37,6 +37,7 @@ class Explanation(BaseModel):
 
     id: str
     model: str
+    adapter: str | None = None
     explain: Literal[True] = True
     citations: list[Citation]
     found: bool = Field(description="whether the prompt holds any passage")

@@ -151,6 +151,11 @@ class GenerateRequest(Choices, SamplingFields):
         Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
         | SkipJsonSchema[None]
     ) = None
+    adapter: Unicode | None = Field(
+        None,
+        description="the LoRA adapter that answers, one of GET /v1/models with a `parent`; none: "
+        "that of the API key, else the model itself",
+    )
     stream: bool = False
     include_tokens: bool = Field(
         False, description="the answer's cache report says what became of every prompt token"
@@ -251,6 +256,7 @@ class Timing(BaseModel):
 class GenerateResponse(BaseModel):
     id: str
     model: str
+    adapter: str | None = Field(None, description="the LoRA adapter that answered; none: none did")
     text: str
     finish_reason: str
     citations: list[Citation]

@@ -113,8 +113,9 @@ class ChunkPrefill:
     def compute_together(
         self, addresses: Sequence[Address], *, sketch: bool = False
     ) -> Steps[list[ComputedChunk]]:
-        """Computes chunks that stand behind the same parts; pauses after every layer or earlier."""
-        adapter = self._adapter
+        """Computes chunks of one LoRA adapter that stand behind the same parts; pauses after every
+        layer or earlier."""
+        adapter = self._adapter.with_lora(addresses[0].lora)
         parts: list[EncodedChunk] = []
         before = 0.0
         for part in addresses[0].parts:
@@ -123,7 +124,7 @@ class ChunkPrefill:
             before += cost
         pin = adapter.device.type == "cuda"
         computed = []
-        chunks = yield from self._rows(addresses, parts, sketch)
+        chunks = yield from self._rows(adapter, addresses, parts, sketch)
         for address, chunk in zip(addresses, chunks, strict=True):
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
             flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
@@ -180,14 +181,19 @@ class ChunkPrefill:
         return reading.result()
 
     def _rows(
-        self, addresses: Sequence[Address], parts: Sequence[CachedSegment], sketch: bool
+        self,
+        adapter: DecoderAdapter,
+        addresses: Sequence[Address],
+        parts: Sequence[CachedSegment],
+        sketch: bool,
     ) -> Steps[list[Rows]]:
         """Keys before RoPE and values of the chunks at every layer.
 
         Args:
+            adapter: the model, with their LoRA adapter.
             parts: KV of what stands before each of them.
         """
-        adapter, device = self._adapter, self._adapter.device
+        device = adapter.device
         before = PromptLayout.of(
             (), [part.ids for part in addresses[0].parts], [],
             uncached=[False] * (1 + len(parts)), device=device,

@@ -129,7 +129,7 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
         Logits `[size, vocabulary]` fp32.
     """
     x = adapter.embed(batch.ids)
-    kernel = _kernel(adapter, pool)
+    kernel = _kernel(adapter, pool) if adapter.has_plain_layers else None
     if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:
         return kernel.step(x, batch.positions, batch.runs).float()
     positions, written = batch.positions, batch.runs.sum(1) - 1

@@ -169,18 +169,19 @@ class PrefillLauncher:
             sequence.token_trace = TokenTracer(
                 sequence.fusion, self.adapter.layers, self.adapter.kv_heads
             )
+        adapter = self.adapter.with_lora(sequence.lora)
         layout = sequence.layout = self._layout(sequence)
         sequence.full_prefill_flops = full_prefill(self.adapter, layout.tokens)
         if sequence.eviction is not None:
             warning = sequence.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
         if sequence.reuse is not None:
-            sequence.steps = continued_prefill(self.adapter, layout, kv, sequence.reuse)
+            sequence.steps = continued_prefill(adapter, layout, kv, sequence.reuse)
         elif self._holds_part(sequence):
-            sparse = SparsePrefill(self.adapter, self.facts, self.loader, self.missing)
+            sparse = SparsePrefill(adapter, self.facts, self.loader, self.missing)
             sequence.steps = sparse.steps(sequence, kv)
         else:
-            sequence.steps = self._steps(sequence, kv, crowded)
+            sequence.steps = self._steps(adapter, sequence, kv, crowded)
 
     def stop_loading(self, sequence: Sequence) -> None:
         """Ends the sequence's loads, after its prefill or when it is dropped."""
@@ -207,7 +208,9 @@ class PrefillLauncher:
         documents = [load for load in sequence.segments[1:] if load is not None]
         return any(sequence.as_stored or load.usable for load in documents)
 
-    def _steps(self, sequence: Sequence, kv: SequenceKV, crowded: bool) -> Steps[PrefillResult]:
+    def _steps(
+        self, adapter: DecoderAdapter, sequence: Sequence, kv: SequenceKV, crowded: bool
+    ) -> Steps[PrefillResult]:
         progress = sequence.progress = Progress()
         trace, method = sequence.token_trace, sequence.fusion
         dense = method if isinstance(method, DenseMethod) else FullPrefill()
@@ -226,7 +229,7 @@ class PrefillLauncher:
             try:
                 return (
                     yield from prefill(
-                        self.adapter,
+                        adapter,
                         layout,
                         cached,
                         dense,

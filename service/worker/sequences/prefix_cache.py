@@ -152,6 +152,7 @@ def _kept(sequence: Sequence) -> KeptPrompt | None:
         prompt_tokens=sequence.prompt_tokens,
         question_start=layout.question_start,
         tenant=sequence.request.tenant,
+        lora=sequence.lora,
         method=_method(sequence),
         exact=_is_exact(sequence),
         logits=sequence.logits,
@@ -180,7 +181,7 @@ def _method(sequence: Sequence) -> tuple[FusionMethod, bool, str, str]:
 def _reusable(kept: KeptPrompt, sequence: Sequence, tokens: Tensor) -> int:
     """How many tokens of the prompt `tokens` can be taken from a kept one."""
     request = sequence.request
-    if kept.tenant != request.tenant:
+    if (kept.tenant, kept.lora) != (request.tenant, request.lora):
         return 0
     shared = _shared(kept.tokens, tokens)
     question_start = len(tokens) - len(request.question)
@@ -203,7 +204,7 @@ def _shared(a: Tensor, b: Tensor) -> int:
 def _continues(kept: KeptPrompt, earlier: KeptPrompt) -> bool:
     """Whether a prompt serves whatever an earlier one does, because it begins with all of it."""
     return (
-        kept.tenant == earlier.tenant
+        (kept.tenant, kept.lora) == (earlier.tenant, earlier.lora)
         and kept.method == earlier.method
         and (kept.exact or kept.prompt_tokens == earlier.prompt_tokens)
         and _shared(kept.tokens, earlier.tokens) == len(earlier.tokens)

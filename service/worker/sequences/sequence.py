@@ -38,6 +38,7 @@ class KeptPrompt:
         prompt_tokens: how many of them are the prompt's.
         question_start: where its Q begins.
         tenant: who asked it.
+        lora: name of the LoRA adapter that it was computed with; "" for the base model.
         method: how it was computed; equal for requests that would be computed alike.
         exact: whether its KV is that of a full prefill.
         logits: of the first answer token `[vocabulary]`.
@@ -48,6 +49,7 @@ class KeptPrompt:
     prompt_tokens: int
     question_start: int
     tenant: str
+    lora: str
     method: object
     exact: bool
     logits: Tensor
@@ -158,6 +160,11 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def lora(self) -> str:
+        """Name of its LoRA adapter; "" for the base model."""
+        return self.request.lora
 
     @property
     def prompt_tokens(self) -> int:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from service.cli import main
 from service.gateway.auth.keys import KeyStore
@@ -110,6 +112,20 @@ def test_models_that_are_refused(doctor: Doctor, model: Path) -> None:
     assert "cannot be read" in doctor(code=1)["model"]["message"]
     assert doctor("--model", str(model / "none"), code=1)["model"]["level"] == "fail"
     assert doctor("--model", "someone/something")["model"]["level"] == "warn"
+
+
+def test_lora_adapters(doctor: Doctor, tmp_path: Path) -> None:
+    folder = tmp_path / "legal"
+    folder.mkdir()
+    given = ("--lora", f"legal={folder}")
+    assert "no readable adapter_config.json" in doctor(*given, code=1)["lora"]["message"]
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    names = [f"base_model.model.model.layers.0.self_attn.q_proj.lora_{s}.weight" for s in "AB"]
+    save_file({name: numpy.ones((2, 2)) for name in names}, folder / "adapter_model.safetensors")
+    found = doctor(*given)["lora"]
+    assert found["level"] == "ok" and "legal: rank 2, q_proj" in found["message"]
+    assert "NAME=FOLDER" in doctor("--lora-modules", "legal", code=1)["settings"]["message"]
 
 
 def test_damaged_files(doctor: Doctor, model: Path) -> None:

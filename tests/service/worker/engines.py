@@ -49,12 +49,13 @@ class Rig:
         logprobs: int | None = None,
         cold: ColdMode = "in_context",
         prefix_cache: bool = True,
+        lora: str = "",
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
         name = f"r{self._count}"
         how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates, cold, prefix_cache)
-        self.engine.submit(Request(name, S, documents, question, *how))
+        self.engine.submit(Request(name, S, documents, question, *how, lora=lora))
         return name
 
     def run(self) -> None:
@@ -87,8 +88,18 @@ class Rig:
         assert len(found) == 1
         return found[0]
 
-    def precompute(self, documents: Sequence[Chunk] = DOCUMENTS, prefix_mode: str = "none") -> None:
-        addresses = self.engine.admission.addresses(S, documents, prefix_mode, "")
+    def precompute(
+        self,
+        documents: Sequence[Chunk] = DOCUMENTS,
+        prefix_mode: str = "none",
+        *,
+        loras: Sequence[str] = ("",),
+    ) -> None:
+        addresses = [
+            address
+            for lora in loras
+            for address in self.engine.admission.addresses(S, documents, prefix_mode, "", lora)
+        ]
         for address in addresses:
             if address is not None:
                 self.engine.precompute_queue.add(address, id="ingest")

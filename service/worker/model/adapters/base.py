@@ -8,8 +8,9 @@ that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from service.errors import ModelRefused
 from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
+from service.worker.model.adapters.lora import Lora, rows_by_name, with_updates
 from service.worker.model.adapters.norms import is_plain, norm
 from service.worker.model.adapters.projection import (
     DenseProjection,
@@ -34,6 +36,8 @@ class DecoderAdapter:
     """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
 
     What other families do differently are the hooks below: a family's file overrides some.
+
+    It computes the base model; `with_lora` and `with_loras` compute what `loras` add, by name.
 
     `batch` in the methods below means that the rows belong to different sequences. How many there
     are must not change how they are computed, so that an answer does not depend on other requests.
@@ -62,6 +66,7 @@ class DecoderAdapter:
         self._let_go_of_the_file()
         self.max_context = self._max_context()
         self.ropes = self.rotary_tables()
+        self.loras: dict[str, Lora] = {}
 
     def _let_go_of_the_file(self) -> None:
         """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
@@ -145,6 +150,25 @@ class DecoderAdapter:
                 return (yield from cpu_linear.gated_mlp(*parts))
         gate, up = gate_up(x, batch=batch).chunk(2, dim=-1)
         return down(activation(gate).mul_(up), batch=batch)
+
+    # -- LoRA adapters ----------------------------------------------------------------------------
+
+    def with_lora(self, name: str) -> Self:
+        """This decoder with a LoRA adapter for all rows; "": the base model."""
+        return self._updated([(None, self.loras[name])]) if name else self
+
+    def with_loras(self, names: Sequence[str]) -> Self:
+        """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
+        if len(set(names)) == 1:
+            return self.with_lora(names[0])
+        rows = rows_by_name(names, self.device)
+        return self._updated([(rows[name], self.loras[name]) for name in rows])
+
+    def _updated(self, loras: Sequence[tuple[Tensor | None, Lora]]) -> Self:
+        view = copy.copy(self)
+        view.projections = with_updates(self.projections, loras)
+        view.has_plain_layers = False  # no kernel that decodes by itself adds anything
+        return view
 
     # -- what the layer loops call ----------------------------------------------------------------
 
