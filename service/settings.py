@@ -114,6 +114,12 @@ class Settings(BaseSettings):
         description="keep answered prompts in free KV memory, so that the same prompt again, or "
         "the next turn of a conversation, computes only what is new",
     )
+    stored_prompts_gib: float = Field(
+        4.0,
+        ge=0,
+        description="kept prompts on disk below data_dir, so that conversations and repeated "
+        "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
+    )
     draft_tokens: int = Field(
         7,
         ge=0,
@@ -286,6 +292,10 @@ class Settings(BaseSettings):
         return self.data_dir / "kv"
 
     @property
+    def prompts_dir(self) -> Path:
+        return self.data_dir / "prompts"
+
+    @property
     def model_name(self) -> str:
         """The model's name in answers: as it was given, or that of its folder or file."""
         if not self.model:
@@ -331,6 +341,8 @@ class Settings(BaseSettings):
             planner=self.planner,
             sketches=self.sketches,
             prefix_cache=self.prefix_cache,
+            prompts_dir=str(self.prompts_dir) if self.stored_prompts_gib else "",
+            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB),
             draft_tokens=self.draft_tokens,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,

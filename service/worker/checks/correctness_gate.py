@@ -174,7 +174,6 @@ class Gate:
 
     def fail_current(self, error: Exception) -> None:
         """Drops the current check, because `advance` raised this error."""
-        log.error("a check failed: %s", error, exc_info=error)
         self._drop_current()
 
     def give_way(self) -> bool:

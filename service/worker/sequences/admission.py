@@ -20,7 +20,7 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.grammar import FIELD, Grammars
 from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
 from service.worker.sequences.sampling.sampler import Sampler

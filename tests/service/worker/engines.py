@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
@@ -16,6 +16,7 @@ from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
 from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.sequences.stored_prompts.prompt_store import PromptStore
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [Chunk(1, D1), Chunk(2, D2), Chunk(3, D3)]
@@ -109,6 +110,7 @@ def rig(
     threads: int = 2,
     sketches: bool = True,
     prefix_cache: bool = False,
+    prompts: Path | None = None,
     draft_tokens: int = 0,
     checks: GateSettings | None = None,
     decode: bool = True,
@@ -120,14 +122,22 @@ def rig(
         sketches: on by default, so that every method finds what it reads.
         planner: off by default, because on a busy machine the time that reading a tiny file takes
             would decide what is loaded.
+        prompts: folder of stored prompts; none are stored without.
     """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
-    with TieredStore(chosen) as store:
+    addressing = Addressing(model.adapter, fingerprint=fingerprint, codec=codec)
+    with ExitStack() as opened:
+        store = opened.enter_context(TieredStore(chosen))
+        stored = None
+        if prompts is not None:
+            stored = opened.enter_context(
+                PromptStore(SsdTier(prompts, 1 << 24, name="prompts"), addressing)
+            )
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
             model.adapter,
-            Addressing(model.adapter, fingerprint=fingerprint, codec=codec),
+            addressing,
             store,
             loader,
             pool_tokens=pool_tokens,
@@ -136,6 +146,7 @@ def rig(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
+            prompts=stored,
             draft_tokens=draft_tokens,
             checks=checks,
             grammars=grammars,

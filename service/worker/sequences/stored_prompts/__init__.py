@@ -1,0 +1,1 @@
+"""Prompts that stay on disk when the KV pool gives them up, and when the worker ends."""
