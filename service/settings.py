@@ -117,7 +117,7 @@ class Settings(BaseSettings):
     stored_prompts_gib: float = Field(
         4.0,
         ge=0,
-        description="kept prompts on disk below data_dir, so that conversations and repeated "
+        description="kept prompts on disk beside the SSD tier, so that conversations and repeated "
         "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
     )
     draft_tokens: int = Field(
@@ -293,7 +293,7 @@ class Settings(BaseSettings):
 
     @property
     def prompts_dir(self) -> Path:
-        return self.data_dir / "prompts"
+        return self.kv_dir / ".prompts"  # on the same volume; the SSD tier skips hidden folders
 
     @property
     def model_name(self) -> str:
