@@ -42,8 +42,8 @@ from service.worker.methods.registry import (
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
-from service.worker.sequences.stored_prompts.prompt_store import PromptStore
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer

@@ -35,7 +35,7 @@ from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.stored_prompts.prompt_store import PromptStore
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 
 
 @contextmanager

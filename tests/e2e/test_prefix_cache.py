@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -90,7 +92,7 @@ def test_off_nothing_is_kept(serve: Serve, twelve: Documents) -> None:
 
 
 def test_a_conversation_goes_on_after_a_restart(serve: Serve, twelve: Documents) -> None:
-    """Both processes are killed; what was asked twice is on disk, and the deleted is not."""
+    """The worker is killed; what was asked twice is on disk, and what is deleted is not."""
     names = [d["doc_id"] for d in twelve[:3]]
     asked = {"fusion": {"method": "question_scout"}, "documents": names, "top_k": 3}
     turns = [say("user", f"What is {twelve[0]['title']} known for?")]
@@ -99,8 +101,11 @@ def test_a_conversation_goes_on_after_a_restart(serve: Serve, twelve: Documents)
         converse(service, turns, **asked)
         first = converse(service, turns, **asked)
         service.until(lambda: on_disk(service) == 1, "the prompt is not stored")
-        service.kill_nine()
-        service.start()
+        worker = service.worker_pid()
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        service.until(lambda: service.worker_pid() not in (worker, None), "no new worker")
+        service.wait_ready()
         dry = service.http.post(
             "/v1/rag/generate", json={"messages": turns, "explain": True, **asked}
         )

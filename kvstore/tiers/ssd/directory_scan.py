@@ -133,7 +133,8 @@ class DirectoryScan:
     def _files(self) -> Iterator[Path]:
         """Every regular file two directories down; notes everything else that is not ours."""
         for first in self._entries(self._root):
-            if first.name.startswith(".") and first.is_dir(follow_symlinks=False):
+            hidden = first.name.startswith(".") and first.name != LOCK
+            if hidden and first.is_dir(follow_symlinks=False):
                 continue
             if is_temporary_name(first.name) and first.is_dir(follow_symlinks=False):
                 self._sweep(first)

@@ -34,16 +34,16 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
+from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
+from service.worker.sequences.earlier_prompts.prompt_writer import PromptWriter
+from service.worker.sequences.earlier_prompts.restorer import Restorer
 from service.worker.sequences.kept_prompt import holds, prompt_tokens
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.prefix_cache import PrefixCache
 from service.worker.sequences.report import report
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.sequences.sequence import Sequence
-from service.worker.sequences.stored_prompts.prompt_store import PromptStore
-from service.worker.sequences.stored_prompts.prompt_writer import PromptWriter
-from service.worker.sequences.stored_prompts.restorer import Restorer
 
 log = logging.getLogger("kvstitch.engine")
 

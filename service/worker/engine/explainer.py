@@ -20,11 +20,11 @@ from service.worker.methods.bases.cost import PromptShape
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
+from service.worker.sequences.earlier_prompts.restorer import Restorer
 from service.worker.sequences.kept_prompt import Place, Reuse
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
 from service.worker.sequences.report import reused_by_segment
 from service.worker.sequences.sequence import Sequence
-from service.worker.sequences.stored_prompts.restorer import Restorer
 
 
 class Explainer:

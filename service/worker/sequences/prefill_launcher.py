@@ -31,7 +31,8 @@ from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
 from service.worker.planner.planner import FASTER, LATE, Planner
-from service.worker.sequences.continued_prefill import continued_prefill
+from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
+from service.worker.sequences.earlier_prompts.restorer import Restorer
 from service.worker.sequences.load_plan import (
     FoundSegment,
     LoadPlan,
@@ -44,7 +45,6 @@ from service.worker.sequences.load_plan import (
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import Sequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
-from service.worker.sequences.stored_prompts.restorer import Restorer
 from service.worker.sequences.token_trace import TokenTracer
 
 

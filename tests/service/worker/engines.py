@@ -15,8 +15,8 @@ from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, 
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
-from service.worker.sequences.stored_prompts.prompt_store import PromptStore
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [Chunk(1, D1), Chunk(2, D2), Chunk(3, D3)]

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from service.worker.core.flops import full_prefill
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.planner.planner import Planner
+from service.worker.sequences.earlier_prompts.prefix_cache import wanted
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
+from service.worker.sequences.earlier_prompts.record import StoredPrompt
 from service.worker.sequences.kept_prompt import (
     MIN_TOKENS,
     EarlierPrompt,
@@ -22,10 +25,7 @@ from service.worker.sequences.kept_prompt import (
     Wanted,
 )
 from service.worker.sequences.load_plan import LoadPlan
-from service.worker.sequences.prefix_cache import wanted
 from service.worker.sequences.sequence import Sequence
-from service.worker.sequences.stored_prompts.prompt_store import PromptStore
-from service.worker.sequences.stored_prompts.record import StoredPrompt
 
 LATE_S = 0.1
 """No read is late before this many seconds."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from service.records import Method, Report
+from service.worker.sequences.earlier_prompts.index import PromptIndex
 from service.worker.sequences.kept_prompt import EarlierPrompt, Wanted
-from service.worker.sequences.stored_prompts.index import PromptIndex
 from tests.service.worker.engines import PIE, VANILLA, Rig, rig
-from tests.service.worker.sequences.test_prefix_cache import (
+from tests.service.worker.sequences.earlier_prompts.test_prefix_cache import (
     ASKED,
     DOCUMENTS,
     OTHER,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from service.worker.kv.pool import SequenceKV
+from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.kept_prompt import EarlierPrompt, KeptPrompt, Wanted
-from service.worker.sequences.prefix_cache import PrefixCache
-from service.worker.sequences.stored_prompts.prompt_store import PromptStore
 
 STORED_SHARE = 0.75
 """A prompt is not written if this share of it is stored already."""

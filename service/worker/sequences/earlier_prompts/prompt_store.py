@@ -24,15 +24,15 @@ from kvstore.tiers.base import Tier
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.timers import Timers
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.kept_prompt import EarlierPrompt, KeptPrompt, Wanted, holds, replaces
-from service.worker.sequences.stored_prompts.index import PromptIndex
-from service.worker.sequences.stored_prompts.record import (
+from service.worker.sequences.earlier_prompts.index import PromptIndex
+from service.worker.sequences.earlier_prompts.record import (
     NAME,
     VERSION,
     StoredPrompt,
     earlier_prompt,
     record,
 )
+from service.worker.sequences.kept_prompt import EarlierPrompt, KeptPrompt, Wanted, holds, replaces
 
 log = logging.getLogger("kvstitch.prompts")
 

@@ -16,7 +16,7 @@ What may be reused:
 
 KV is copied, so that several requests may continue from one prompt. Kept prompts lie in memory that
 no sequence needs: when one does, they make room, the least recently used one first. Prompts that
-repeat an earlier one are also written to disk (`stored_prompts`), if that is on.
+repeat an earlier one are also written to disk (`prompt_writer`), if that is on.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.fusion import Reads
+from service.worker.sequences.earlier_prompts.index import PromptIndex
 from service.worker.sequences.kept_prompt import (
     MIN_TOKENS,
     EarlierPrompt,
@@ -41,7 +42,6 @@ from service.worker.sequences.kept_prompt import (
     replaces,
 )
 from service.worker.sequences.sequence import Sequence
-from service.worker.sequences.stored_prompts.index import PromptIndex
 
 MAX_PROMPTS = 64
 """A request is compared with every kept prompt, and each has logits of its own."""

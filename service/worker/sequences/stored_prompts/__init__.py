@@ -1,1 +1,0 @@
-"""Prompts that stay on disk when the KV pool gives them up, and when the worker ends."""
