@@ -110,7 +110,7 @@ def rig(
     threads: int = 2,
     sketches: bool = True,
     prefix_cache: bool = False,
-    prompts: Path | None = None,
+    prompts: Path | Tier | None = None,
     draft_tokens: int = 0,
     checks: GateSettings | None = None,
     decode: bool = True,
@@ -122,7 +122,7 @@ def rig(
         sketches: on by default, so that every method finds what it reads.
         planner: off by default, because on a busy machine the time that reading a tiny file takes
             would decide what is loaded.
-        prompts: folder of stored prompts; none are stored without.
+        prompts: folder or tier of stored prompts; none are stored without.
     """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
     addressing = Addressing(model.adapter, fingerprint=fingerprint, codec=codec)
@@ -130,9 +130,8 @@ def rig(
         store = opened.enter_context(TieredStore(chosen))
         stored = None
         if prompts is not None:
-            stored = opened.enter_context(
-                PromptStore(SsdTier(prompts, 1 << 24, name="prompts"), addressing)
-            )
+            tier = disk(prompts, name="prompts") if isinstance(prompts, Path) else prompts
+            stored = opened.enter_context(PromptStore(tier, addressing))
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
@@ -157,5 +156,5 @@ def rig(
             loader.close()
 
 
-def disk(folder: Path) -> SsdTier:
-    return SsdTier(folder, 1 << 24)
+def disk(folder: Path, *, name: str = "ssd") -> SsdTier:
+    return SsdTier(folder, 1 << 24, name=name)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvstore import TierUnavailable
+from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import Method, Report
 from service.worker.sequences.earlier_prompts.index import PromptIndex
 from service.worker.sequences.kept_prompt import EarlierPrompt, Wanted
@@ -228,6 +230,43 @@ def test_a_damaged_prompt_is_computed(
         assert restarted.engine.prompts.counts["lost"] == 1 and stored(restarted) == 0
 
 
+@METHODS
+def test_a_late_prompt_is_not_waited_for(model: Tiny, method: Method) -> None:
+    tier = FakeTier("prompts", kind="disk")
+    with rig(model, prefix_cache=True, pool_tokens=400, prompts=tier, planner=True) as running:
+        running.precompute([*DOCUMENTS, OTHER])
+        question = converse(running, method)
+        push_out(running)
+        seem_slow(running)
+        assert logits(running, method, question)[1].reused_from == "prompts"
+        expected, _ = running.answer(method, DOCUMENTS, question=question, prefix_cache=False)
+        push_out(running)
+        tier.block("read")
+        seem_slow(running)
+        waits = running.submit(method, DOCUMENTS, question=question)
+        other = running.submit(VANILLA, [OTHER], question=ASKED)
+        running.run()
+        assert running.tokens(waits) == expected
+        assert running.done(waits).report.reused_from == ""
+        order = [e.id for e in running.events]
+        assert order.index(other) < order.index(waits)  # others compute meanwhile
+        tier.release()
+
+
+def test_a_deletion_that_fails_is_asked_again(model: Tiny) -> None:
+    tier = FakeTier("prompts", kind="disk")
+    with rig(model, prefix_cache=True, prompts=tier) as running:
+        question = converse(running, VANILLA)
+        tier.fail("delete", TierUnavailable("no"))
+        for _ in range(2):
+            assert not running.engine.forget([], [tuple(DOCUMENTS[1].ids)])
+        answered = running.answer(VANILLA, DOCUMENTS, question=question)[1]
+        assert answered.reused_tokens == 0 and len(list(tier.keys())) == 1
+        tier.heal()
+        assert running.engine.forget([], [tuple(DOCUMENTS[1].ids)])
+        assert list(tier.keys()) == []
+
+
 def test_what_says_so_is_neither_stored_nor_continued(model: Tiny, tmp_path: Path) -> None:
     with rig(model, prefix_cache=True, prompts=tmp_path) as running:
         converse(running, VANILLA, prefix_cache=False)
@@ -238,6 +277,13 @@ def test_what_says_so_is_neither_stored_nor_continued(model: Tiny, tmp_path: Pat
         assert answered[1].reused_tokens == 0
         # Repaired rows serve no other method.
         assert restarted.answer(PIE, DOCUMENTS, question=question)[1].reused_tokens == 0
+
+
+def seem_slow(running: Rig) -> None:
+    """Makes the planner believe that computing takes seconds, so that reading is worth it."""
+    assert running.engine.planner is not None
+    for _ in range(60):
+        running.engine.planner.compute.add(1e8, 10.0)
 
 
 def stored(running: Rig) -> int:
