@@ -103,8 +103,8 @@ class Gate:
         pool: KVPool,
         precompute_queue: PrecomputeQueue,
     ) -> Gate:
-        # The planner's estimates must not learn from what spare time allows.
-        shadow = Shadow(replace(launcher, planner=None), pool, precompute_queue)
+        # The planner must not learn from what spare time allows, nor may a run continue a prompt.
+        shadow = Shadow(replace(launcher, planner=None, restorer=None), pool, precompute_queue)
         return cls(launcher.adapter, checks, shadow)
 
     # -- requests ---------------------------------------------------------------------------------

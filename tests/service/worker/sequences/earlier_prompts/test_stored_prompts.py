@@ -13,8 +13,11 @@ from torch import Tensor
 from kvstore import TierUnavailable
 from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import Method, Report
+from service.worker.checks.correctness_gate import GateSettings
+from service.worker.gate.policy import Bounds
 from service.worker.sequences.earlier_prompts.index import PromptIndex
 from service.worker.sequences.kept_prompt import EarlierPrompt, Wanted
+from tests.service.worker.checks.gated_engine import BROKEN, ask, state_of
 from tests.service.worker.engines import PIE, VANILLA, Rig, rig
 from tests.service.worker.sequences.earlier_prompts.test_prefix_cache import (
     ASKED,
@@ -251,6 +254,25 @@ def test_a_late_prompt_is_not_waited_for(model: Tiny, method: Method) -> None:
         order = [e.id for e in running.events]
         assert order.index(other) < order.index(waits)  # others compute meanwhile
         tier.release()
+
+
+def test_the_gates_own_runs_continue_nothing(model: Tiny) -> None:
+    """They show what a method computes of a prompt, though its KV is stored."""
+    strict = GateSettings(1.0, Bounds(min_checks=4, kl=1e-9, recovery=3))
+    tier = FakeTier("prompts", kind="disk")
+    with rig(model, prefix_cache=True, pool_tokens=600, prompts=tier, checks=strict) as running:
+        running.precompute([*DOCUMENTS, OTHER])
+        for _ in range(2):
+            running.answer(BROKEN, DOCUMENTS, question=ASKED)
+        settle(running)
+        assert stored(running) == 1
+        for n in range(4):
+            ask(running, BROKEN, DOCUMENTS, question=words(60 + n, 8))
+        assert state_of(running, BROKEN.name).state == "full_prefill"
+        before = state_of(running, BROKEN.name).recovery_checks
+        ask(running, BROKEN, DOCUMENTS, question=ASKED)
+        assert state_of(running, BROKEN.name).recovery_checks == before + 1
+        assert tier.calls["read"] == 0
 
 
 def test_a_deletion_that_fails_is_asked_again(model: Tiny) -> None:
