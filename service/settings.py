@@ -124,6 +124,12 @@ class Settings(BaseSettings):
         description="keep answered prompts in free KV memory, so that the same prompt again, or "
         "the next turn of a conversation, computes only what is new",
     )
+    stored_prompts_gib: float = Field(
+        4.0,
+        ge=0,
+        description="kept prompts on disk beside the SSD tier, so that conversations and repeated "
+        "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
+    )
     draft_tokens: int = Field(
         7,
         ge=0,
@@ -332,6 +338,9 @@ class Settings(BaseSettings):
         """The adapters with which documents are computed as they come in."""
         return _parts(self.lora_precompute)
 
+    def prompts_dir(self) -> Path:
+        return self.kv_dir / ".prompts"  # on the same volume; the SSD tier skips hidden folders
+
     @property
     def model_name(self) -> str:
         """The model's name in answers: as it was given, or that of its folder or file."""
@@ -379,6 +388,8 @@ class Settings(BaseSettings):
             planner=self.planner,
             sketches=self.sketches,
             prefix_cache=self.prefix_cache,
+            prompts_dir=str(self.prompts_dir) if self.stored_prompts_gib else "",
+            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB),
             draft_tokens=self.draft_tokens,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,

@@ -126,6 +126,7 @@ class CacheReport:
     recomputed_ratio: float
     recomputed_tokens: int
     reused_tokens: int = 0
+    reused_from: str = ""
     ratio: float | None = None
     gate: dict[str, Any] | None = None
     tokens: dict[str, Any] | None = None

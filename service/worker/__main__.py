@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, TierUnavailable
@@ -41,6 +42,7 @@ from service.worker.methods.registry import (
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
@@ -113,7 +115,12 @@ def serve(settings: WorkerSettings) -> int:
     )
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
-    with TieredStore(tiers(settings, pin=on_gpu)) as store:
+    with ExitStack() as opened:
+        store = opened.enter_context(TieredStore(tiers(settings, pin=on_gpu)))
+        prompts = None
+        if settings.prompts_dir and settings.prefix_cache:
+            tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
+            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
@@ -129,6 +136,7 @@ def serve(settings: WorkerSettings) -> int:
             planner=settings.planner,
             sketches=settings.sketches,
             prefix_cache=settings.prefix_cache,
+            prompts=prompts,
             draft_tokens=settings.draft_tokens,
             checks=gate_settings(settings),
             grammars=Grammars(

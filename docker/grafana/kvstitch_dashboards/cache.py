@@ -197,6 +197,14 @@ def _saturation() -> list[Panel]:
             top=1,
         ),
         lines(
+            "Prompts continued",
+            {
+                "from the {{place}}": rate("continued_prompts_total", by="place"),
+                "on disk: {{outcome}}": rate("stored_prompts_total", by="outcome"),
+            },
+            unit="cps",
+        ),
+        lines(
             "Stored",
             {
                 "new": rate("store_new_keys_total"),

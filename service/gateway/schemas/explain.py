@@ -48,6 +48,7 @@ class Explanation(BaseModel):
     documents: list[DocumentForecast]
     recomputed_tokens: int
     reused_tokens: int = 0
+    reused_from: str = ""
     flops: float
     full_prefill_flops: float
     expected_ttft_s: float = Field(description="with retrieval as it just was, without a queue")

@@ -195,7 +195,7 @@ class CacheSegment(BaseModel):
     was no choice; why it was recomputed. computed: how a cold one was, "in_context" or
     "as_stored"; else empty. behind: other chunks of the collection that its stored KV was computed
     behind, in the prefix modes that have them. reused: tokens whose KV an earlier prompt left; a
-    segment that is reused as a whole has the tier `pool`."""
+    segment that is reused as a whole has the tier `pool` or `prompts`."""
 
     tier: str
     bytes: int
@@ -227,7 +227,8 @@ class GateNote(BaseModel):
 class CacheReport(BaseModel):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
     gate changed; None: nothing. tokens: only where the request says `include_tokens`.
-    reused_tokens: of the prompt, those whose KV an earlier prompt left."""
+    reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
+    the KV pool, or `prompts`, on disk; empty: nothing was."""
 
     system: CacheSegment
     documents: list[CacheDocument]
@@ -240,6 +241,7 @@ class CacheReport(BaseModel):
     recomputed_ratio: float
     recomputed_tokens: int
     reused_tokens: int = 0
+    reused_from: str = ""
     ratio: float | None
     gate: GateNote | None
     tokens: TokenReport | None = None

@@ -11,7 +11,7 @@ from service.worker.forward.decode_loras import LoraDecoder
 from service.worker.kv.pool import KVPool
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.sequences.draft import Drafter
-from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.logprobs import token_logprobs
 from service.worker.sequences.sequence import Sequence
 

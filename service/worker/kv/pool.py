@@ -158,12 +158,12 @@ class SequenceKV:
         """Tokens that there is room for; only before eviction."""
         return int(self.capacity[0, 0])
 
-    def copy_from(self, other: SequenceKV, tokens: int) -> None:
-        """Copies the first `tokens` tokens of another sequence; only before eviction of either."""
-        filled = other.filled_tokens
+    def copy_to(self, other: SequenceKV, tokens: int) -> None:
+        """Copies the first `tokens` tokens to another sequence; only before eviction of either."""
+        filled = self.filled_tokens
         for layer in range(len(self.start)):
             for target, source in zip(
-                self.prompt_layer(layer, tokens), other.prompt_layer(layer, filled), strict=True
+                other.prompt_layer(layer, tokens), self.prompt_layer(layer, filled), strict=True
             ):
                 target.copy_(source[:, :tokens])
 

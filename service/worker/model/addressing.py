@@ -93,6 +93,11 @@ class Addressing:
             lora=name,
         )
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's KV in the codec raw."""
+        return self._adapter.kv_bytes_per_token
+
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """The system segment S. It starts every prompt, so its KV is exact in all of them."""
         address = self._address(ids, "none", (), tenant)
@@ -121,6 +126,14 @@ class Addressing:
             return self._address(ids, "system", self._prefix(primer, start, tenant), tenant)
         neighbours = [self._address(each, "system", start, tenant) for each in behind]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
+
+    def prompt(self, ids: Sequence[int], kind: str, tenant: str) -> Address:
+        """A whole prompt, whose KV is kept as it is in place.
+
+        Args:
+            kind: how it was computed; two prompts of the same ids and kind have the same KV.
+        """
+        return self._address(ids, f"prompt {kind}", (), tenant, codec="raw")
 
     def purged(
         self,

@@ -20,7 +20,7 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.grammar import FIELD, Grammars
 from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
 from service.worker.sequences.sampling.sampler import Sampler
@@ -133,11 +133,15 @@ class Admission:
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
+            lora_fingerprint=self._lora_fingerprint(request.lora),
         )
         if gated is not None and gated.note is not None:
             sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
         return sequence
+
+    def _lora_fingerprint(self, name: str) -> str:
+        return self._adapter.loras[name].fingerprint if name else ""
 
     def _check_lora(self, name: str) -> None:
         if name and name not in self._adapter.loras:

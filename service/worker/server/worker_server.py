@@ -24,7 +24,7 @@ from service.worker.model.addressing import Address
 from service.worker.server.event_sender import EventSender
 from service.worker.server.inbox import Inbox, ReceivedMessage
 from service.worker.server.link import Link, Outlet
-from service.worker.server.statistics import engine_values, store_values
+from service.worker.server.statistics import engine_values, store_values, tier_values
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -139,9 +139,11 @@ class WorkerServer:
 
     def _purge(self, message: m.Purge) -> m.Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
-        self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
+        prompts = self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
         copies = self._store.delete(keys)
         unreached = [name for name in self._store.tier_names if name not in copies]
+        if not prompts:
+            unreached.append("prompts")
         return m.Purged(message.id, copies, unreached)
 
     def _gate_states(self, message: m.AskGate) -> m.GateStates:
@@ -164,6 +166,8 @@ class WorkerServer:
             started = time.monotonic()
             scheduler = self._engine.scheduler
             values = store_values(self._store.stats()) + engine_values(self._engine)
+            if self._engine.prompts is not None:
+                values += tier_values(self._engine.prompts.stats())
             stats = m.Stats(
                 values=values,
                 running=len(scheduler.running) + len(scheduler.prefilling),
