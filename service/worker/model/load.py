@@ -13,9 +13,12 @@ from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.worker.model.quantised_linear import quantise
 
 
-def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAdapter:
+def load(
+    folder: str, *, dtype: str = "auto", device: str = "auto", quantize: str = "off"
+) -> DecoderAdapter:
     """Loads the model in `folder` for inference.
 
     Args:
@@ -23,6 +26,7 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
         dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
+        quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -54,7 +58,10 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
             f"the weights of {folder} lack {', '.join(missing[:3])}: copy the model folder again",
             field="model",
         )
-    return adapter_for(model.to(place).eval().requires_grad_(False))
+    model = model.to(place).eval().requires_grad_(False)
+    if quantize != "off":
+        quantise(model, quantize)
+    return adapter_for(model)
 
 
 def _check_folder(path: Path) -> None:
