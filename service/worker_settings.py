@@ -20,6 +20,7 @@ class WorkerSettings:
     model_name: str = ""  # what it is called in answers; empty: the folder's name
     dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
     device: str = "auto"  # auto: cuda where there is one, else cpu
+    quantize: str = "off"  # off, int8 or int4: weights rounded when they are loaded
     codec: str = "raw"
     memory_tier_bytes: int = 2048 * MIB
     ssd_tier_bytes: int = 32 * 1024 * MIB

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.errors import ModelRefused
-from service.worker.kernels.cpu.weight import GROUP, Weight, quantised
+from service.worker.kernels.cpu.weight import Weight, quantised
 
 BITS = {"int8": 8, "int4": 4}
 """By the setting `quantize`."""
@@ -31,40 +29,40 @@ class QuantisedLinear(nn.Module):
         return F.linear(x, self.weight.dequantised(x.dtype), self.bias)
 
 
+def quantised_weight(module: Any) -> Weight | None:
+    """The quantised weight of a linear module; None if it is stored as kernels do not read it.
+
+    They read torchao's int8 with a scale for each row, too, where activations are not rounded.
+    """
+    weight = getattr(module, "weight", None)
+    if isinstance(module, QuantisedLinear):
+        return Weight(module.weight.values, module.weight.scales, module.bias)
+    if type(module) is not nn.Linear or type(weight).__name__ != "Int8Tensor":
+        return None
+    rounds_rows = any(
+        getattr(weight, name, None) is not None for name in ("act_quant_kwargs", "act_pre_scale")
+    )
+    shift, scale = getattr(weight, "zero_point", None), weight.scale
+    if rounds_rows or scale.shape != (len(weight), 1) or (shift is not None and bool(shift.any())):
+        return None
+    on_cpu = weight.qdata.device.type == "cpu"
+    return Weight(weight.qdata, scale.float().flatten(), module.bias) if on_cpu else None
+
+
 def quantise(model: Any, method: str) -> None:
     """Replaces the linear modules of the layers and the head. Embeddings and norms stay.
 
     The head is never below 8 bits: it decides between tokens by itself, after all layers.
 
     Args:
-        model: a transformers model with weights that are not quantised, on its device.
+        model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
+            device.
         method: "int8" or "int4".
 
-    Raises:
-        ModelRefused: some weights cannot be quantised in this way.
     """
     bits = BITS[method]
-    if any(hasattr(module, "experts") for module in model.model.modules()):
-        raise ModelRefused(
-            f"quantize {method} takes no model with experts, most of whose weights would stay as "
-            "they are: use --quantize off",
-            field="quantize",
-        )
     for layer in model.model.layers:
         linears = [(n, m) for n, m in layer.named_modules() if isinstance(m, nn.Linear)]
         for name, linear in linears:
-            if type(linear.weight) is not nn.Parameter or not linear.weight.is_floating_point():
-                raise ModelRefused(
-                    f"the weights of this model are quantised already: --quantize {method} takes "
-                    "a checkpoint in bfloat16, float16 or float32",
-                    field="quantize",
-                )
-            if bits == 4 and linear.in_features % GROUP:
-                raise ModelRefused(
-                    f"quantize int4 needs widths that are multiples of {GROUP}, and {name} has "
-                    f"{linear.in_features}: use int8",
-                    field="quantize",
-                )
             layer.set_submodule(name, QuantisedLinear(linear, bits))
-    with torch.no_grad():
-        model.lm_head = QuantisedLinear(model.lm_head, 8)
+    model.lm_head = QuantisedLinear(model.lm_head, 8)

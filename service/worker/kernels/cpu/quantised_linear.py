@@ -1,7 +1,7 @@
 """Linear layers whose weights are quantised: chooses the way by the number of rows.
 
-Few rows are multiplied with the weights as they are stored, where the kernel `linear_few_rows` takes
-them. For more rows, or without the kernel, a part of the weight at a time is dequantised and
+Few rows are multiplied with the weights as they are stored, where the kernel `linear_few_rows`
+takes them. For more rows, or without the kernel, a part of the weight at a time is dequantised and
 multiplied by what `cpu_linear` has for weights that are not quantised, so there is never a whole
 dequantised weight in memory. On a GPU, too: quantising then only saves memory.
 """

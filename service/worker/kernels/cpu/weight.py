@@ -80,13 +80,13 @@ class Weight:
         """`[out, in]`, rounded once."""
         if self.scales is None:
             return self.values.to(dtype)
-        if dtype == torch.bfloat16 and self.is_for_kernels and self.shape[1] % GROUP == 0:
-            if (module := native.module()) is not None:
-                out = torch.empty(self.shape, dtype=dtype)
-                values, _, scales, bits = self.addresses()
-                threads = torch.get_num_threads()
-                module.dequantise(values, scales, out.data_ptr(), *self.shape, bits, threads)
-                return out
+        by_kernel = dtype == torch.bfloat16 and self.is_for_kernels and self.shape[1] % GROUP == 0
+        if by_kernel and (module := native.module()) is not None:
+            out = torch.empty(self.shape, dtype=dtype)
+            values, _, scales, bits = self.addresses()
+            threads = torch.get_num_threads()
+            module.dequantise(values, scales, out.data_ptr(), *self.shape, bits, threads)
+            return out
         if self.bits == 8:
             return (self.values.float() * self.scales[:, None]).to(dtype)
         grouped = self.values.view(len(self.values), -1, GROUP // 2)

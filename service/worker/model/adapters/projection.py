@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear, huge_pages, quantised_linear
 from service.worker.kernels.cpu.weight import Weight
-from service.worker.model.quantised_linear import QuantisedLinear
+from service.worker.model.quantised_linear import quantised_weight
 
 
 class Projection(Protocol):
@@ -36,7 +36,6 @@ class DenseProjection:
 
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
         return cpu_linear.linear(x, self.weight, self.bias, batch=batch)
-
 
     @property
     def stored(self) -> Weight:
@@ -97,7 +96,8 @@ def fuse(*modules: Any) -> Projection:
 
     Parameters are concatenated in huge pages. The modules' own become views of the result, so the
     modules keep working, and extra memory is needed only for a moment, for one module group.
-    Modules whose weights a library has quantised are called as they are, one after the other.
+    Modules whose weights a library has quantised in a way that kernels do not read are called as
+    they are, one after the other.
     """
     if all(_is_plain(module) for module in modules):
         weight = _concatenated([m.weight for m in modules])
@@ -106,9 +106,11 @@ def fuse(*modules: Any) -> Projection:
             return DenseProjection(weight)
         assert None not in biases, "projections of one kind all have a bias or none has"
         return DenseProjection(weight, _concatenated(biases))
-    if all(isinstance(module, QuantisedLinear) for module in modules):
-        return QuantisedProjection(_concatenated_quantised(modules))
-    return ModuleProjection(modules)
+    weights = [quantised_weight(module) for module in modules]
+    quantised = [weight for weight in weights if weight is not None]
+    if len(quantised) < len(modules):
+        return ModuleProjection(modules)
+    return QuantisedProjection(_concatenated_quantised(quantised))
 
 
 def _is_plain(module: Any) -> bool:
@@ -122,11 +124,11 @@ def _is_plain(module: Any) -> bool:
     )
 
 
-def _concatenated_quantised(modules: Sequence[Any]) -> Weight:
-    biases = [module.bias for module in modules]
+def _concatenated_quantised(weights: Sequence[Weight]) -> Weight:
+    biases = [weight.bias for weight in weights]
     return Weight(
-        _concatenated([module.weight.values for module in modules]),
-        _concatenated([module.weight.scales for module in modules]),
+        _concatenated([weight.values for weight in weights]),
+        _concatenated([weight.scales for weight in weights]),
         None if biases[0] is None else _concatenated(biases),
     )
 
