@@ -34,7 +34,7 @@ def quantised_weight(module: Any) -> Weight | None:
 
     They read torchao's int8 with a scale for each row, too, where activations are not rounded.
     """
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     if isinstance(module, QuantisedLinear):
         return Weight(module.weight.values, module.weight.scales, module.bias)
     if type(module) is not nn.Linear or type(weight).__name__ != "Int8Tensor":
