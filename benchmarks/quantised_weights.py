@@ -74,13 +74,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(given)
+    environment = describe()
     torch.set_num_threads(args.threads)
     models = {way: load_model(str(args.model), dtype="bfloat16", device="cpu", quantize=way)
               for way in WAYS}  # fmt: skip
     records = list(measured(args, models))
     summary = {way: summarised(records, way) for way in WAYS[1:]}
     result = {
-        "environment": describe(),
+        "environment": environment,
         "model": args.model.name,
         "seed": args.seed,
         "threads": args.threads,

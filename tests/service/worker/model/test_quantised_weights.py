@@ -16,6 +16,8 @@ from service.settings import Settings
 from service.worker.forward import decode, selfcheck
 from service.worker.harness import kv_pool, prefill_ids
 from service.worker.kernels.cpu import decode_step
+from service.worker.kernels.cpu.weight import GROUP
+from service.worker.model import quantisation
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.adapters.projection import (
     DenseProjection,
@@ -24,7 +26,7 @@ from service.worker.model.adapters.projection import (
 )
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
-from service.worker.model.quantised_linear import BITS
+from service.worker.model.quantised_linear import BITS, quantise
 from tests.service.worker.forward.test_decode import Running, decoded
 from tests.service.worker.tiny import difference, random_model, tiny_config, tiny_of
 
@@ -58,6 +60,16 @@ def test_it_computes_what_transformers_computes_with_the_same_weights(
     assert all(isinstance(layer.qkv, QuantisedProjection) for layer in quantised.projections)
     plain = full_prefill(load(str(folder), device="cpu"))
     assert difference(full_prefill(quantised), plain) > 1e-3  # and not with others
+
+
+@pytest.mark.parametrize("family", ["granite", "olmo2", "phi3", "qwen2", "qwen3"])
+def test_families(family: str) -> None:
+    """Biases, norms, fused projections and multipliers."""
+    model = random_model(tiny_config(family))
+    quantise(model, "int8")
+    adapter = adapter_for(model)
+    assert isinstance(adapter.projections[0].down, QuantisedProjection)
+    selfcheck.check(adapter)
 
 
 def test_weights_that_differ_are_seen_by_the_start_up_check(folder: Path) -> None:
@@ -183,6 +195,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
 def test_what_cannot_be_served_is_refused_before_weights_are_read(
     folder: Path, tmp_path: Path, why: str
 ) -> None:
+    assert quantisation.GROUP == GROUP
     changes, quantize, device, says = REFUSED[why]
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))

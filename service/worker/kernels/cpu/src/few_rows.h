@@ -7,6 +7,9 @@
  * a shift gives the even places, a mask the odd ones. x is converted to that order beforehand. On a
  * CPU whose bfloat16 dot products are faster than fp32 (`bf16_dot`) both are used as they are.
  *
+ * Quantised weights are widened to fp32 in registers, and narrowed to bfloat16 for these dot products:
+ * int8 exactly, as its scale is applied to the sum, int4 after its scale.
+ *
  * A strip of rows of w is multiplied with ROWS rows of x at a time, and stays in the cache until
  * all rows of x are done. Every sum adds the columns in the same order whatever the number of rows,
  * so a row's result does not depend on the other rows.
@@ -79,6 +82,7 @@ TARGET INLINE void finish(const struct product *p, const __m512 *sums, uint16_t 
             y[m * p->y_stride + n + k] = out[m * weights + k];
 }
 
+/* Where column c of row n of w lies. */
 INLINE const char *place(const struct product *p, ptrdiff_t n, ptrdiff_t c, int bits)
 {
     return (const char *)p->w->values + n * p->stride + c * bits / 8;
