@@ -100,6 +100,9 @@ class Settings(BaseSettings):
     # The engine.
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    quantize: Literal["off", "int8", "int4"] = Field(
+        "off", description="weights of linear layers rounded to so many bits when they are loaded"
+    )
     codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
@@ -376,6 +379,7 @@ class Settings(BaseSettings):
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
             device=self.device,
+            quantize=self.quantize,
             codec=self.codec,
             memory_tier_bytes=self.memory_tier_mib * MIB,
             ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),

@@ -21,6 +21,7 @@ class WorkerSettings:
     loras: dict[str, str] = field(default_factory=dict)  # LoRA adapters' folders by their names
     dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
     device: str = "auto"  # auto: cuda where there is one, else cpu
+    quantize: str = "off"  # off, int8 or int4: weights rounded when they are loaded
     codec: str = "raw"
     memory_tier_bytes: int = 2048 * MIB
     ssd_tier_bytes: int = 32 * 1024 * MIB

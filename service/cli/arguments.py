@@ -74,6 +74,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, help="port to listen on (default: 8000)")
     add("--codec", choices=("int2", "int4", "int8", "raw"), help="how KV is stored")
     add("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
+    add("--quantize", choices=("off", "int8", "int4"), help="weights in fewer bits")
     add("--device", help="auto, cpu, cuda or cuda:N")
     add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
     add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
@@ -260,6 +261,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         ("--model", "as for `serve` (default: the demo model)"),
         ("--data-dir", "the service's data folder"),
         ("--dtype", "auto, float32, float16 or bfloat16"),
+        ("--quantize", "off, int8 or int4: weights in fewer bits, as for `serve`"),
         ("--device", "auto, cpu, cuda or cuda:N"),
         ("--embedder", "sentence-embedding model folder (default: all-MiniLM-L6-v2)"),
         ("--prefix-mode", "of the defaults that the choice is compared with"),

@@ -90,7 +90,12 @@ def serve(settings: WorkerSettings) -> int:
     set_threads(settings.threads)
     if settings.methods_dir:
         add_folder(Path(settings.methods_dir))
-    adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
+    adapter = load(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        quantize=settings.quantize,
+    )
     differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
@@ -98,7 +103,7 @@ def serve(settings: WorkerSettings) -> int:
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
-    model_fingerprint = fingerprint(settings.model)
+    model_fingerprint = fingerprint(settings.model, settings.quantize)
     facts = read_calibration(
         Path(settings.model),
         layers=adapter.layers,

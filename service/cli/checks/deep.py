@@ -31,7 +31,9 @@ def _model(settings: Settings) -> Finding:
             return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
         set_threads(settings.threads)
-        adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
+        adapter = load_model(
+            str(folder), dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+        )
         theirs, stitched = start_up_check(adapter)
         for name, lora in settings.loras.items():
             add_lora(adapter, name, lora)

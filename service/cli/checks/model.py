@@ -19,6 +19,7 @@ from service.models.model_argument import gguf_file, is_gguf
 from service.models.model_finder import ModelFinder
 from service.settings import Settings, demo_model
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.worker.model.quantisation import quantisation_fault
 from service.worker_settings import MIB
 
 
@@ -37,7 +38,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     except (ValueError, OSError) as error:
         yield fail("model", f"config.json cannot be read: {error}", "copy the model folder again")
         return
-    yield from _architecture(folder, config)
+    yield from _architecture(folder, config, settings)
     yield from _prompts(folder, settings)
     yield from _weights(folder, settings)
 
@@ -66,13 +67,16 @@ def unservable(folder: Path, settings: Settings) -> Finding | None:
     except (ValueError, OSError) as error:
         return fail("model", f"{folder}/config.json cannot be read: {error}",
                     "copy the model folder again")  # fmt: skip
-    found = (*_architecture(folder, config), *_weights(folder, settings))
+    found = (*_architecture(folder, config, settings), *_weights(folder, settings))
     return next((finding for finding in found if finding.level == "fail"), None)
 
 
-def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+def _architecture(folder: Path, config: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     family = str(config.get("model_type"))
-    if fault := family_fault(folder, config) or rope_fault(folder, config):
+    fault = family_fault(folder, config) or rope_fault(folder, config)
+    if fault := fault or quantisation_fault(
+        folder, config, device=settings.device, quantize=settings.quantize
+    ):
         yield fail("model", fault.problem, fault.remedy)
         return
     own = " (the demo model)" if folder == demo_model() else ""

@@ -30,6 +30,11 @@ PROBE = (5, 24, 8)  # tokens of S, D, Q
 # difference that a wrong architecture causes.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
+# A library may round activations to 8 bits: what differs in its last bits then rounds differently,
+# and W8A8 of a tiny model is 0.07 apart in bfloat16.
+OF_LIBRARIES = 2
+"""Factor of the bound for checkpoints that a library has quantised."""
+
 
 @dataclass
 class _Captured:
@@ -84,7 +89,8 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
     stitched = run(prefill(adapter, cached, parts, Pie(), scratch)).logits
 
     against_theirs, against_full = _distance(ours, theirs), _distance(stitched, ours)
-    bound = TOLERANCE[adapter.dtype]
+    by_library = getattr(adapter.config, "quantization_config", None) is not None
+    bound = TOLERANCE[adapter.dtype] * (OF_LIBRARIES if by_library else 1)
     for difference, what in (
         (against_theirs, "its full prefill differs from transformers' forward"),
         (against_full, "a stitched prompt differs from its full prefill"),

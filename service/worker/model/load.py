@@ -13,9 +13,13 @@ from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.worker.model.quantisation import quantisation_fault
+from service.worker.model.quantised_linear import quantise
 
 
-def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAdapter:
+def load(
+    folder: str, *, dtype: str = "auto", device: str = "auto", quantize: str = "off"
+) -> DecoderAdapter:
     """Loads the model in `folder` for inference.
 
     Args:
@@ -23,6 +27,7 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
         dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
+        quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -32,8 +37,8 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
         raise ModelRefused(
             f"{folder} holds no config.json: give a Hugging Face model folder", field="model"
         )
-    _check_folder(path)
     place = torch.device(_device(device))
+    quantised = _check_folder(path, place, quantize)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -43,6 +48,8 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
             local_files_only=True,
             attn_implementation="sdpa",
             output_loading_info=True,
+            # What a library has packed for a device must be loaded there.
+            device_map={"": place} if quantised and place.type != "cpu" else None,
         )
     except Exception as error:
         if _may_pass(error):
@@ -54,14 +61,23 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
             f"the weights of {folder} lack {', '.join(missing[:3])}: copy the model folder again",
             field="model",
         )
-    return adapter_for(model.to(place).eval().requires_grad_(False))
+    model = (model if quantised else model.to(place)).eval().requires_grad_(False)
+    if quantised:
+        _try(model, folder)
+    if quantize != "off":
+        quantise(model, quantize)
+    return adapter_for(model)
 
 
-def _check_folder(path: Path) -> None:
+def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
     """Refuse what cannot be served before any weights are read.
 
+    Returns:
+        Whether the checkpoint's weights are quantised.
+
     Raises:
-        ModelRefused: config.json is damaged, the family is not served, or weights are damaged.
+        ModelRefused: config.json is damaged, the family is not served, weights are damaged, or are
+            quantised in a way that is not served here.
     """
     try:
         config = read_config(path)
@@ -69,9 +85,29 @@ def _check_folder(path: Path) -> None:
         raise ModelRefused(
             f"config.json cannot be read: {error}: copy the model folder again", field="model"
         ) from error
-    fault = family_fault(path, config) or rope_fault(path, config) or weights_fault(path)
-    if fault is not None:
+    fault = family_fault(path, config) or rope_fault(path, config)
+    fault = fault or quantisation_fault(path, config, device=device.type, quantize=quantize)
+    if fault := fault or weights_fault(path):
         raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
+    return bool(config.get("quantization_config") or config.get("compression_config"))
+
+
+@torch.inference_mode()
+def _try(model: Any, folder: str) -> None:
+    """Computes one token by a library's quantised modules, which may not run on every device.
+
+    Raises:
+        ModelRefused: they do not run here.
+    """
+    try:
+        model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    except Exception as error:
+        if _may_pass(error):
+            raise
+        raise ModelRefused(
+            f"the quantised weights of {folder} cannot be computed on {model.device}: {error}",
+            field="model",
+        ) from error
 
 
 def _may_pass(error: Exception) -> bool:

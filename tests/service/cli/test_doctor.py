@@ -108,6 +108,9 @@ def test_models_that_are_refused(doctor: Doctor, model: Path) -> None:
     change(model / "config.json", partial_rotary_factor=None)
     change(model / "config.json", rope_scaling={"type": "linear", "factor": 2.0})
     assert doctor()["model"]["level"] == "ok"
+    change(model / "config.json", quantization_config={"quant_method": "gptq"})
+    assert doctor("--device", "cpu", code=1)["model"]["remedy"] == "pip install gptqmodel optimum"
+    change(model / "config.json", quantization_config=None)
     (model / "config.json").write_text("{")
     assert "cannot be read" in doctor(code=1)["model"]["message"]
     assert doctor("--model", str(model / "none"), code=1)["model"]["level"] == "fail"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps, run
-from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu import cpu_linear, quantised_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.adapters.lora import Lora, rows_by_name, with_updates
 from service.worker.model.adapters.norms import is_plain, norm
@@ -26,10 +26,14 @@ from service.worker.model.adapters.projection import (
     DenseProjection,
     LayerProjections,
     Projection,
+    QuantisedProjection,
     fuse,
 )
 from service.worker.model.rope import RotaryTable, static_positions
 from service.worker.model.supported import families
+
+FOR_KERNELS = (DenseProjection, QuantisedProjection)
+"""Projections whose weights a kernel may multiply by itself."""
 
 
 class DecoderAdapter:
@@ -141,6 +145,9 @@ class DecoderAdapter:
         projections, activation = self.projections[layer], activation_of(self.blocks[layer].mlp)
         gate_up, down = projections.gate_up, projections.down
         assert gate_up is not None and down is not None
+        if isinstance(gate_up, QuantisedProjection) and isinstance(down, QuantisedProjection):
+            both = gate_up.stored, down.stored
+            return (yield from quantised_linear.gated_mlp(x, *both, activation, batch=batch))
         if (weights := _without_bias(gate_up, down)) is not None:
             gate, up = weights[0].chunk(2)
             # The function itself, by which a kernel that computes silu recognises it.
@@ -216,31 +223,28 @@ class DecoderAdapter:
         if not all(is_plain(block.input_layernorm) for block in self.blocks):
             return None
         layers = [self._layer_weights(layer) for layer in range(self.layers)]
-        dense = [weights for weights in layers if weights is not None]
+        stored = [weights for weights in layers if weights is not None]
         head, last = self.head, self.model.model.norm
-        if len(dense) < len(layers) or not isinstance(head, DenseProjection):
+        if len(stored) < len(layers) or not isinstance(head, FOR_KERNELS):
             return None
         return DecoderWeights(
-            dense, last.weight, head.weight, head.bias, self.ropes[0].cos, self.ropes[0].sin,
+            stored, last.weight, head.stored, self.ropes[0].cos, self.ropes[0].sin,
             heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
         )  # fmt: skip
 
     def _layer_weights(self, layer: int) -> LayerWeights | None:
         block, parts = self.blocks[layer], self.projections[layer]
         qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down
-        if not (isinstance(qkv, DenseProjection) and isinstance(o, DenseProjection)):
+        if not (isinstance(qkv, FOR_KERNELS) and isinstance(o, FOR_KERNELS)):
             return None
-        if not (isinstance(gate_up, DenseProjection) and isinstance(down, DenseProjection)):
+        if not (isinstance(gate_up, FOR_KERNELS) and isinstance(down, FOR_KERNELS)):
             return None
         q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
         return LayerWeights(
             norm=block.input_layernorm.weight,
-            qkv=qkv.weight, qkv_bias=qkv.bias,
             q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
-            o=o.weight, o_bias=o.bias,
             mlp_norm=block.post_attention_layernorm.weight,
-            gate_up=gate_up.weight, gate_up_bias=gate_up.bias,
-            down=down.weight, down_bias=down.bias,
+            qkv=qkv.stored, o=o.stored, gate_up=gate_up.stored, down=down.stored,
         )  # fmt: skip
 
     @property

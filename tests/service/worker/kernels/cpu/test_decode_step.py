@@ -14,6 +14,7 @@ from torch import Tensor
 from service.worker.forward import decode
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
+from service.worker.kernels.cpu.weight import Weight
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
@@ -104,12 +105,12 @@ def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
     weights = DecoderWeights(
         [
             LayerWeights(
-                norm=one, qkv=torch.cat([eye, eye, eye]), qkv_bias=None, q_norm=None, k_norm=None,
-                o=eye, o_bias=None, mlp_norm=one, gate_up=torch.cat([nothing, nothing]),
-                gate_up_bias=None, down=nothing, down_bias=None,
+                norm=one, q_norm=None, k_norm=None, mlp_norm=one,
+                qkv=Weight(torch.cat([eye, eye, eye])), o=Weight(eye),
+                gate_up=Weight(torch.cat([nothing, nothing])), down=Weight(nothing),
             )
         ],
-        norm=one, head=eye, head_bias=None, cos=torch.ones(99, d // 2), sin=torch.zeros(99, d // 2),
+        norm=one, head=Weight(eye), cos=torch.ones(99, d // 2), sin=torch.zeros(99, d // 2),
         heads=1, kv_heads=1, eps=1e-6, scale=0.3,
     )  # fmt: skip
     random = torch.Generator().manual_seed(1)
