@@ -94,7 +94,7 @@ def sparse_pass(
             assert set(onward) <= set(rows[layer])
             visible = torch.tensor([[j <= t for j in keys[layer]] for t in onward])
             q = reference.rotate(q_pre[onward], onward, layer)
-            weights = reference.attention(q, seen[0][keys[layer]], visible)
+            weights = reference.attention(q, seen[0][keys[layer]], visible, layer)
             attended = reference.mix(weights, seen[1][keys[layer]])
             x_next[onward] = reference.block_tail(layer, x[onward], attended)
         x = x_next

@@ -118,6 +118,8 @@ class SequenceKV:
         self.start = start
         self.capacity = capacity
         self.length = torch.zeros_like(start)
+        # Per layer whose entries are not the prompt's tokens 0, 1, 2 and so on: their positions.
+        self._positions: dict[int, tuple[list[Tensor], int]] = {}
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -193,6 +195,41 @@ class SequenceKV:
         self.start[layer] = torch.tensor(starts)
         self.capacity[layer] = torch.tensor(capacity)
         self.length[layer] = torch.tensor(lengths)
+
+    def remember(self, layer: int, positions: Sequence[Tensor], tokens: int) -> None:
+        """Says which tokens of the prompt a layer holds, where it does not hold all of them.
+
+        Args:
+            positions: for each KV head, of its entries, ascending.
+            tokens: the prompt's; the entries behind them are those of the answer.
+        """
+        self._positions[layer] = [p.cpu() for p in positions], tokens
+
+    def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:
+        """The entries that the last token in place sees, as they lie in the pool.
+
+        Entries are in the order of their positions, so those within a window are the last ones.
+
+        Args:
+            position: of the token.
+            windows: of every layer, None for a layer that sees all; none given: all see all.
+
+        Returns:
+            First row and number of rows of each head's, each `[layers, kv_heads]`.
+        """
+        skipped = torch.zeros_like(self.length)
+        for layer, window in enumerate(windows):
+            if window is not None and position >= window:
+                skipped[layer] = self._up_to(layer, position - window)
+        return self.start + skipped, self.length - skipped
+
+    def _up_to(self, layer: int, position: int) -> Tensor:
+        """Number of each head's entries at positions up to this one `[kv_heads]`."""
+        if layer not in self._positions:
+            return torch.full((self.pool.kv_heads,), position + 1)
+        positions, tokens = self._positions[layer]
+        answered = max(0, position + 1 - tokens)
+        return torch.tensor([int((p <= position).sum()) + answered for p in positions])
 
     def kept_tokens(self, layer: int) -> float:
         """Filled rows of a layer, mean over KV heads."""

@@ -10,7 +10,7 @@ STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 # the prompt's length, so a key rotated for a short prompt would be wrong in a long one.
 ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
-_NOT_FAMILIES = {"__init__", "base", "experts", "norms", "projection"}
+_NOT_FAMILIES = {"__init__", "base", "experts", "gemma_layers", "norms", "projection", "rules"}
 
 
 def families() -> frozenset[str]:
