@@ -217,7 +217,7 @@ class Reference:
             q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
         q = q.reshape(-1, self.heads, self.d)
         k, v = k.reshape(-1, self.kv_heads, self.d), v.reshape(-1, self.kv_heads, self.d)
-        if self.family.startswith("qwen3") or self.family == "gemma3_text":
+        if attention + "q_norm.weight" in self.w and self.family not in ("olmo2", "olmo3"):
             q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
         return self.halves(q), self.halves(k), v
 

@@ -111,6 +111,8 @@ class SequenceKV:
         start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
         capacity: rows of every extent, like `start`.
         length: filled rows of every extent, like `start`.
+        positions: by layer that is known not to hold every token of the prompt: for each KV head
+            the positions of its entries, ascending; and the prompt's tokens.
     """
 
     def __init__(self, pool: KVPool, start: Tensor, capacity: Tensor) -> None:
@@ -118,8 +120,7 @@ class SequenceKV:
         self.start = start
         self.capacity = capacity
         self.length = torch.zeros_like(start)
-        # Per layer whose entries are not the prompt's tokens 0, 1, 2 and so on: their positions.
-        self._positions: dict[int, tuple[list[Tensor], int]] = {}
+        self.positions: dict[int, tuple[list[Tensor], int]] = {}
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -203,7 +204,7 @@ class SequenceKV:
             positions: for each KV head, of its entries, ascending.
             tokens: the prompt's; the entries behind them are those of the answer.
         """
-        self._positions[layer] = [p.cpu() for p in positions], tokens
+        self.positions[layer] = [p.cpu() for p in positions], tokens
 
     def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:
         """The entries that the last token in place sees, as they lie in the pool.
@@ -225,9 +226,9 @@ class SequenceKV:
 
     def _up_to(self, layer: int, position: int) -> Tensor:
         """Number of each head's entries at positions up to this one `[kv_heads]`."""
-        if layer not in self._positions:
+        if layer not in self.positions:
             return torch.full((self.pool.kv_heads,), position + 1)
-        positions, tokens = self._positions[layer]
+        positions, tokens = self.positions[layer]
         answered = max(0, position + 1 - tokens)
         return torch.tensor([int((p <= position).sum()) + answered for p in positions])
 

@@ -103,16 +103,32 @@ _OWN: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.7,
         "residual_multiplier": 0.6,
     },
-    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
-    "phi3": {"sliding_window": None, "original_max_position_embeddings": 256},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": _WINDOW},
+    "phi3": {
+        "sliding_window": _WINDOW,
+        "original_max_position_embeddings": 256,
+        "partial_rotary_factor": 0.5,
+    },
     "qwen2_moe": {
         **_EXPERTS,
         "shared_expert_intermediate_size": 32,
         "norm_topk_prob": False,
         "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        **_EVERY_OTHER,
     },
-    "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2},
-    "smollm3": {"no_rope_layers": [1, 0, 1, 1, 0], "use_sliding_window": False},
+    "qwen3_moe": {
+        **_EXPERTS,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        "use_sliding_window": False,
+        "sliding_window": _WINDOW,
+    },
+    "smollm3": {
+        "no_rope_layers": [1, 0, 1, 1, 0],
+        "use_sliding_window": True,
+        "sliding_window": _WINDOW,
+    },
 }
 # Families that have no `head_dim` apart from hidden size and heads.
 NO_HEAD_DIM = ("qwen2", "qwen2_moe", "granite", "olmo2", "olmo3", "phi3", "cohere", "cohere2")
