@@ -172,8 +172,10 @@ class Reference:
         first = list(range(self.turned))
         rest = list(range(self.turned, self.d))
         half, middle = self.turned // 2, len(rest) // 2
-        pairs = (first[::2], first[1::2]) if "cohere" in self.family else (first[:half], first[half:])
-        return x[..., [*pairs[0], *rest[:middle], *pairs[1], *rest[middle:]]]
+        left, right = first[:half], first[half:]
+        if self.family.startswith("cohere"):
+            left, right = first[::2], first[1::2]
+        return x[..., [*left, *rest[:middle], *right, *rest[middle:]]]
 
     def rotate(self, x: Tensor, positions: Sequence[int], layer: int = 0) -> Tensor:
         """x `[m, heads, d]` of a layer, every row by its own position."""
@@ -207,17 +209,18 @@ class Reference:
         """q, k before RoPE and v of hidden rows `[m, hidden]`."""
         prefix = f"model.layers.{layer}."
         attention = prefix + "self_attn."
-        normed = x if self.family in ("olmo2", "olmo3") else self.norm(x, prefix + "input_layernorm")
+        olmo = self.family in ("olmo2", "olmo3")
+        normed = x if olmo else self.norm(x, prefix + "input_layernorm")
         if self.family == "phi3":
             both = self.linear(normed, attention + "qkv_proj")
             q, k, v = both.split([n * self.d for n in (self.heads, *[self.kv_heads] * 2)], dim=-1)
         else:
             q, k, v = (self.linear(normed, f"{attention}{name}_proj") for name in "qkv")
-        if self.family in ("olmo2", "olmo3"):
+        if olmo:
             q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
         q = q.reshape(-1, self.heads, self.d)
         k, v = k.reshape(-1, self.kv_heads, self.d), v.reshape(-1, self.kv_heads, self.d)
-        if attention + "q_norm.weight" in self.w and self.family not in ("olmo2", "olmo3"):
+        if attention + "q_norm.weight" in self.w and not olmo:
             q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
         return self.halves(q), self.halves(k), v
 
