@@ -464,9 +464,11 @@ class Reference:
         trace: Trace,
         tokens: Sequence[int],
         visible: Sequence[Tensor] | None = None,
+        held: Sequence[Sequence[int]] | None = None,
     ) -> list[Tensor]:
         """Logits after each of `tokens`, fed one by one at positions n, n+1, … over the trace's
-        cache. `visible[l]` `[kv_heads, n]`: prompt entries not evicted (default: all)."""
+        cache. `visible[l]` `[kv_heads, n]`: prompt entries not evicted (default: all). `held[l]`:
+        the prompt tokens whose entries the trace has (default: all)."""
         cache = [(k.clone(), v.clone()) for k, v in zip(trace.k, trace.v, strict=True)]
         out = []
         for step, token in enumerate(tokens):
@@ -482,7 +484,9 @@ class Reference:
                     group = self.heads // self.kv_heads
                     for h in range(self.heads):
                         seen[h, 0, : trace.n] = visible[layer][h // group]
-                seen = seen & self.within(layer, range(len(k_all)), position)
+                prompt = range(trace.n) if held is None else held[layer]
+                keys = [*prompt, *range(trace.n, trace.n + step + 1)]
+                seen = seen & self.within(layer, keys, position)
                 weights = self.attention(self.rotate(q, position, layer), k_all, seen, layer)
                 x = self.block_tail(layer, x, self.mix(weights, v_all))
             out.append(self.head(x)[0])

@@ -205,6 +205,9 @@ def _attend_by_rule(
     out = torch.empty(m, heads * d, dtype=q.dtype, device=q.device)
     for a, b, low, high in zip(starts, ends, spans[: len(ends)], spans[len(ends) :], strict=True):
         seen, tile = slice(low, high), rows[a:b]
+        if low == high:  # rows whose windows hold none of the keys given
+            out[a:b] = 0
+            continue
         if rule.plain_weights:
             in_fp32 = cpu_linear.is_faster_in_fp32(q)
             parts = (q[a:b].transpose(0, 1), k[:, seen], v[:, seen])
@@ -213,7 +216,8 @@ def _attend_by_rule(
                 some_q[None], some_k[None], some_v[None],
                 attn_mask=~rule.hidden(index[seen], tile), scale=scale, enable_gqa=True,
             )  # fmt: skip
-            out[a:b] = part[0].transpose(0, 1).reshape(b - a, heads * d)
+            # Some devices' kernels make NaN of a row that sees no key.
+            out[a:b] = part[0].nan_to_num_(0.0).transpose(0, 1).reshape(b - a, heads * d)
         else:
             weights = attention_probabilities(
                 q[a:b], k[:, seen], tile, scale, key_rows=index[seen], rule=rule

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
@@ -41,8 +41,10 @@ def load(folder: str, *, dtype: str = "auto", device: str = "auto") -> DecoderAd
             config=config,
             dtype=_dtype(dtype, config, place),
             local_files_only=True,
-            attn_implementation="sdpa",
+            # Only the start-up check asks the model itself. Every family has this one.
+            attn_implementation="eager",
             output_loading_info=True,
+            **_dequantised(config),
         )
     except Exception as error:
         if _may_pass(error):
@@ -72,6 +74,14 @@ def _check_folder(path: Path) -> None:
     fault = family_fault(path, config) or rope_fault(path, config) or weights_fault(path)
     if fault is not None:
         raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
+
+
+def _dequantised(config: Any) -> dict[str, Any]:
+    """Arguments that make transformers dequantise MXFP4 weights (gpt-oss) when it loads them."""
+    quantisation = getattr(config, "quantization_config", None) or {}
+    if quantisation.get("quant_method") != "mxfp4":
+        return {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def _may_pass(error: Exception) -> bool:
