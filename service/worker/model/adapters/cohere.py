@@ -33,4 +33,4 @@ class Adapter(DecoderAdapter):
         return x + projected + beside
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        return super().logits(x, batch=batch) * self.config.logit_scale
+        return super().logits(x, batch=batch) * float(self.config.logit_scale)

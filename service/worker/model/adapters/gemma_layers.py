@@ -19,7 +19,7 @@ class GemmaAdapter(DecoderAdapter):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         # Rounded to the weights' dtype, as the model was trained.
-        self._embedding = model.get_input_embeddings().embed_scale.to(self.dtype)
+        self._embedding: Tensor = model.get_input_embeddings().embed_scale.to(self.dtype)
 
     def embed(self, ids: Tensor) -> Tensor:
         return super().embed(ids) * self._embedding
