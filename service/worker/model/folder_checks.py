@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from service.worker.model import unserved
 from service.worker.model.supported import (
+    PARTIAL_ROTATION,
     ROPE_TYPES_UP_TO_A_LENGTH,
     STATIC_ROPE_TYPES,
     WINDOW_BY_LAYER,
@@ -67,6 +68,13 @@ def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
             return FolderFault(
                 f"rope_type {kind} of {folder} is not served",
                 f"give a model with {', '.join(known)}",
+            )
+        part = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if float(part or 1) != 1 and config.get("model_type") not in PARTIAL_ROTATION:
+            return FolderFault(
+                f"partial_rotary_factor {part} of {folder}: models that rotate only a part of "
+                f"every head are not served, but for {', '.join(PARTIAL_ROTATION)}",
+                "give a model that rotates whole heads",
             )
     return None
 

@@ -26,9 +26,11 @@ class RotaryTable:
     Attributes:
         cos: `[positions, head_dim / 2]` fp32, multiplied by the model's attention scaling.
         sin: like `cos`.
+        rotated: how many of a head's dimensions are rotated.
     """
 
     def __init__(self, inv_freq: Tensor, scaling: float, positions: int) -> None:
+        self.rotated = 2 * len(inv_freq)
         angles = torch.outer(
             torch.arange(positions, dtype=torch.float32, device=inv_freq.device), inv_freq.float()
         )
@@ -81,6 +83,7 @@ class RotaryTable:
     def none(cls, like: RotaryTable) -> RotaryTable:
         """The table of layers without RoPE: nothing is rotated."""
         table = cls.__new__(cls)
+        table.rotated = like.rotated
         table.cos, table.sin = torch.ones_like(like.cos), torch.zeros_like(like.sin)
         return table
 
@@ -108,12 +111,6 @@ def _static_positions(config: Any, parameters: dict[str, Any]) -> int:
         )
     own = getattr(config, "original_max_position_embeddings", None)
     return min(limit, int(parameters.get("original_max_position_embeddings") or own or limit))
-
-
-def rotated_dims(config: Any, head_dim: int) -> int:
-    """How many of a head's first dimensions are rotated."""
-    parameters = config.rope_parameters or {}
-    return int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
 
 
 def halves_order(head_dim: int, *, rotated: int, interleaved: bool = False) -> Tensor | None:

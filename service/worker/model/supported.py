@@ -10,6 +10,8 @@ STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 # the prompt's length, so a key rotated for a short prompt would be wrong in a long one.
 ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
+# Families that may rotate only a part of every head, as their config says.
+PARTIAL_ROTATION = ("phi3",)
 # Families whose `sliding_window` holds for every layer, and for those that `layer_types` names.
 # Others do not look at it.
 WINDOW_IN_EVERY_LAYER = ("mistral", "mixtral", "phi3", "qwen3_moe")

@@ -31,7 +31,6 @@ from service.worker.model.adapters.rules import windows_of
 from service.worker.model.rope import (
     RotaryTable,
     halves_order,
-    rotated_dims,
     static_positions,
 )
 from service.worker.model.supported import families
@@ -128,7 +127,7 @@ class DecoderAdapter:
     def rotary_order(self) -> Tensor | None:
         """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
         and i + head_dim / 2 turn together; None if they already do in the model's own order."""
-        return halves_order(self.head_dim, rotated=rotated_dims(self.config, self.head_dim))
+        return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
 
     def attention_rules(self) -> list[AttentionRule]:
         """What every layer adds to causal attention."""
