@@ -25,8 +25,10 @@ from service.worker.kernels.gpu import index_causal_attention
 ROW_TILE = 64
 # If all rows of a tile see at least this many first keys, those get a call without a mask.
 MIN_UNMASKED_KEYS = 256
-# Rows per tile of attention by a rule, on a GPU: few calls, and scores of some MiB.
+# Rows per tile of attention by a rule on a GPU, so that there are few calls; and, where scores are
+# made explicitly, the most fp32 numbers `heads · rows · keys` of a tile: 64 MiB, and 512 on a GPU.
 RULE_TILE_ELSEWHERE = 512
+RULE_SCORES, RULE_SCORES_ELSEWHERE = 1 << 24, 1 << 27
 
 ScoreFn = Callable[[Tensor, Tensor], Tensor | None]
 """Softmax weights `[heads, m, n]` and positions of their rows `[m]` → scores of the keys `[n]`.
@@ -196,7 +198,13 @@ def _attend_by_rule(
     """`attend_rows` in torch, tile by tile over the keys that a tile's rows may see."""
     m, heads, d = q.shape
     index = torch.arange(k.shape[1], device=q.device) if key_rows is None else key_rows
-    starts = range(0, m, ROW_TILE if q.device.type == "cpu" else RULE_TILE_ELSEWHERE)
+    on_cpu = q.device.type == "cpu"
+    size = ROW_TILE if on_cpu else RULE_TILE_ELSEWHERE
+    if not rule.plain_weights:
+        most = RULE_SCORES if on_cpu else RULE_SCORES_ELSEWHERE
+        keys = min(k.shape[1], (rule.window or k.shape[1]) + size)
+        size = max(1, min(size, most // (heads * keys)))
+    starts = range(0, m, size)
     ends = [*starts[1:], m]
     last = rows[[end - 1 for end in ends]] + 1
     first = torch.zeros_like(last) if rule.window is None else rows[[*starts]] + 1 - rule.window

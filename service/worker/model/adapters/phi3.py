@@ -1,4 +1,5 @@
-"""Phi-3, Phi-3.5 and Phi-4: the checkpoint holds fused projections."""
+"""Phi-3, Phi-3.5 and Phi-4: the checkpoint holds fused projections. Phi-4-mini, of
+whose heads a part is rotated, decodes layer by layer."""
 
 from __future__ import annotations
 

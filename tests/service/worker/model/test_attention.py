@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
+from service.worker.model import attention
 from service.worker.model.attention import (
     MIN_UNMASKED_KEYS,
     ROW_TILE,
@@ -124,6 +125,16 @@ def test_rules(name: str) -> None:
         assert_close("scores by a rule", scores, expected_scores, 2e-5)
         low = attend_rows(q.bfloat16(), k.bfloat16(), v.bfloat16(), at, 0.5, **given)
         assert_close("attention by a rule in bf16", low.float(), mixed, 6e-2)
+
+
+def test_tiles_by_a_rule_are_as_small_as_memory_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors(50, 50, 2, 2, 8, seed=0)
+    rows, rule = torch.arange(50), RULES["everything"]
+    whole = attend_rows(q, k, v, rows, 0.5, rule=rule)
+    for most in (1, 4 * 50 * 3):  # a row, three rows
+        monkeypatch.setattr(attention, "RULE_SCORES", most)
+        ours = attend_rows(q, k, v, rows, 0.5, rule=rule)
+        assert_close("attention by a rule in tiles", ours, whole, 2e-6)
 
 
 def test_a_window_that_no_key_leaves_is_the_plain_attention() -> None:
