@@ -218,16 +218,18 @@ class SequenceKV:
         Returns:
             First row and number of rows of each head's, each `[layers, kv_heads]`.
         """
-        skipped = torch.zeros_like(self.length)
-        for layer, window in enumerate(windows):
-            if window is not None and position >= window:
-                skipped[layer] = self._up_to(layer, position - window)
+        # Tokens before the window: as many entries, where a layer holds every token.
+        outside = [0 if w is None else max(0, position + 1 - w) for w in windows]
+        if not any(outside):
+            return self.start, self.length.clone()
+        skipped = torch.tensor(outside)[:, None].repeat(1, self.pool.kv_heads)
+        for layer in self.positions:
+            if outside[layer]:
+                skipped[layer] = self._up_to(layer, outside[layer] - 1)
         return self.start + skipped, self.length - skipped
 
     def _up_to(self, layer: int, position: int) -> Tensor:
         """Number of each head's entries at positions up to this one `[kv_heads]`."""
-        if layer not in self.positions:
-            return torch.full((self.pool.kv_heads,), position + 1)
         positions, tokens = self.positions[layer]
         answered = max(0, position + 1 - tokens)
         return torch.tensor([int((p <= position).sum()) + answered for p in positions])
