@@ -341,6 +341,7 @@ class Settings(BaseSettings):
         """The adapters with which documents are computed as they come in."""
         return _parts(self.lora_precompute)
 
+    @property
     def prompts_dir(self) -> Path:
         return self.kv_dir / ".prompts"  # on the same volume; the SSD tier skips hidden folders
 

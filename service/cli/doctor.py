@@ -9,17 +9,6 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from service.cli.checks import (
-    data,
-    defaults,
-    index,
-    loras,
-    model,
-    network,
-    packages,
-    running,
-    tiers,
-)
 from service.cli.checks.finding import Finding, fail
 from service.cli.output import console, emit, plain, table
 from service.cli.service_client import client
@@ -41,6 +30,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    # Here, because every command imports this module.
+    from service.cli.checks import (
+        data,
+        defaults,
+        index,
+        loras,
+        model,
+        network,
+        packages,
+        running,
+        tiers,
+    )
+
     yield from packages.check()
     names = set(Settings.model_fields)
     try:

@@ -296,6 +296,8 @@ class Engine:
         sequence.steps = None
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.entries)
+        for layer, rows in result.held.items():
+            sequence.kv.remember(layer, [rows] * self._adapter.kv_heads, result.layout.tokens)
         sequence.clock.close("prefill")
         if sequence.reuse is not None:
             pass  # what was computed may be too little to tell how fast the device is

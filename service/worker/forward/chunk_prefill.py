@@ -226,7 +226,7 @@ class ChunkPrefill:
                     queries = q[chunk.cut], rotated[chunk.cut]
                     kv = self._write(layer, chunk, queries, kept, scratch)
                     if layer < last:  # nothing reads the last layer's output
-                        rows = attend(adapter, queries[1], chunk.positions, *kv)
+                        rows = attend(adapter, layer, queries[1], chunk.positions, *kv)
                         attended.append((yield from rows))
                 if layer < last:
                     x = yield from finish(adapter, layer, x, torch.cat(attended))
@@ -257,7 +257,8 @@ class ChunkPrefill:
         chunk.v.append(v)
         if chunk.sketch is not None:
             fresh, rotated = queries
-            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale))
+            rule = self._adapter.rules[layer]
+            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale, rule))
         return kv
 
 

@@ -1,7 +1,7 @@
 """The start-up check: the adapter computes what transformers computes, and stitching is exact.
 
-A model whose architecture differs in any detail (a norm, a bias, a RoPE variant) must be refused
-instead of answering wrongly. So two facts are tested on a probe prompt:
+A model whose architecture differs in any detail (a norm, a bias, a RoPE variant, a window) must be
+refused instead of answering wrongly. So two facts are tested on a probe prompt:
 1. the layer loop's full prefill gives the logits of transformers' own forward pass;
 2. a document that is precomputed behind S, stored before RoPE and placed at its position gives the
    logits of a full prefill (exact in theory, docs/specification.md T4). This tests capture,
@@ -26,6 +26,9 @@ from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import DecoderAdapter
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
+# Windows up to so many tokens are probed: D is then longer than the widest of them. A longer probe
+# would take minutes where a large model runs on a CPU.
+LARGEST_PROBED_WINDOW = 512
 # Bounds on ‖difference‖ / ‖logits‖, both centred: far above rounding errors, and far below the
 # difference that a wrong architecture causes.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -58,9 +61,11 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
     Raises:
         ModelRefused: one of them is too large.
     """
-    s, d, _ = PROBE
+    s, d, q = PROBE
+    probed = [window for window in adapter.windows if window and window <= LARGEST_PROBED_WINDOW]
+    d = min(max([d, *(window + d for window in probed)]), adapter.max_context - s - q)
     random = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, adapter.vocabulary, (sum(PROBE),), generator=random).tolist()
+    ids = torch.randint(0, adapter.vocabulary, (s + d + q,), generator=random).tolist()
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]
     device = adapter.device
 

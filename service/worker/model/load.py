@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
-from service.worker.model.quantisation import quantisation_fault
+from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
 from service.worker.model.quantised_linear import quantise
 
 
@@ -46,10 +46,12 @@ def load(
             config=config,
             dtype=_dtype(dtype, config, place),
             local_files_only=True,
-            attn_implementation="sdpa",
+            # Only the start-up check asks the model itself. Every family has this one.
+            attn_implementation="eager",
             output_loading_info=True,
             # What a library has packed for a device must be loaded there.
             device_map={"": place} if quantised and place.type != "cpu" else None,
+            **_dequantised(config),
         )
     except Exception as error:
         if _may_pass(error):
@@ -89,7 +91,8 @@ def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
     fault = fault or quantisation_fault(path, config, device=device.type, quantize=quantize)
     if fault := fault or weights_fault(path):
         raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
-    return bool(config.get("quantization_config") or config.get("compression_config"))
+    given = config.get("quantization_config") or config.get("compression_config") or {}
+    return bool(given) and given.get("quant_method") != DEQUANTISED
 
 
 @torch.inference_mode()
@@ -108,6 +111,14 @@ def _try(model: Any, folder: str) -> None:
             f"the quantised weights of {folder} cannot be computed on {model.device}: {error}",
             field="model",
         ) from error
+
+
+def _dequantised(config: Any) -> dict[str, Any]:
+    """Arguments that make transformers dequantise MXFP4 weights (gpt-oss) when it loads them."""
+    quantisation = getattr(config, "quantization_config", None) or {}
+    if quantisation.get("quant_method") != DEQUANTISED:
+        return {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def _may_pass(error: Exception) -> bool:

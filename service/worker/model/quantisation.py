@@ -40,9 +40,11 @@ METHODS = {
     "bitsandbytes": Method((("bitsandbytes", "bitsandbytes"), _ACCELERATE), on_cpu=False),
     "fp8": Method((_ACCELERATE,), on_cpu=False),
     "fbgemm_fp8": Method((("fbgemm_gpu", "fbgemm-gpu"), _ACCELERATE), on_cpu=False),
-    "mxfp4": Method((("kernels", "kernels"), ("triton", "triton"), _ACCELERATE), on_cpu=False),
 }
 """By `quant_method` of `quantization_config`."""
+
+DEQUANTISED = "mxfp4"
+"""Weights of this kind (gpt-oss) are dequantised when they are loaded, on every device."""
 
 
 def quantisation_fault(
@@ -62,12 +64,14 @@ def quantisation_fault(
     if not isinstance(given, dict):
         return None
     name = str(given.get("quant_method") or ("bitsandbytes" if _of_bitsandbytes(given) else None))
+    if name == DEQUANTISED:
+        return None
     method = METHODS.get(name)
     if method is None:
         # transformers would load such weights as if they were not quantised.
         return FolderFault(
             f"weights of {folder} are quantised by {name}, which is not served",
-            f"give a checkpoint that is not quantised, or by {', '.join(METHODS)}",
+            f"give a checkpoint that is not quantised, or by {', '.join((*METHODS, DEQUANTISED))}",
         )
     if _has_experts(config):
         return FolderFault(

@@ -111,6 +111,11 @@ def test_models_that_are_refused(doctor: Doctor, model: Path) -> None:
     change(model / "config.json", quantization_config={"quant_method": "gptq"})
     assert doctor("--device", "cpu", code=1)["model"]["remedy"] == "pip install gptqmodel optimum"
     change(model / "config.json", quantization_config=None)
+    change(model / "config.json", model_type="gemma3", vision_config={})
+    refused = doctor(code=1)
+    assert "reads images" in refused["model"]["message"]
+    assert "gemma3_text" in refused["model"]["remedy"]
+    assert "tokenizer" not in refused and "weights" not in refused, "neither is looked for"
     (model / "config.json").write_text("{")
     assert "cannot be read" in doctor(code=1)["model"]["message"]
     assert doctor("--model", str(model / "none"), code=1)["model"]["level"] == "fail"
@@ -129,6 +134,44 @@ def test_lora_adapters(doctor: Doctor, tmp_path: Path) -> None:
     found = doctor(*given)["lora"]
     assert found["level"] == "ok" and "legal: rank 2, q_proj" in found["message"]
     assert "NAME=FOLDER" in doctor("--lora-modules", "legal", code=1)["settings"]["message"]
+
+
+def test_what_is_known_of_a_model_from_its_config_alone(doctor: Doctor, model: Path) -> None:
+    facts = {
+        "model_type": "phi3", "num_hidden_layers": 32, "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+        "rope_parameters": None, "rope_scaling": {"type": "longrope"}, "sliding_window": 262144,
+        "partial_rotary_factor": 0.75, "quantization_config": {"quant_method": "mxfp4"},
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(facts))
+    expected = (
+        "phi3, 32 layers, bfloat16, quantised (mxfp4), RoPE longrope on 75% of a head, "
+        "windows of 262144 tokens in all layers, context 4096"
+    )
+    assert doctor()["model"]["message"] == f"{model}: {expected}"
+    ropes = {"full_attention": {"rope_type": "linear"}, "sliding_attention": {}}
+    facts = {
+        "model_type": "gemma3_text", "num_hidden_layers": 3, "max_position_embeddings": 32768,
+        "rope_parameters": ropes, "sliding_window": 512,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(facts))
+    expected = (
+        "gemma3_text, 3 layers, RoPE default and linear, windows of 512 tokens in 2 of 3 layers, "
+        "context 32768"
+    )
+    assert doctor()["model"]["message"] == f"{model}: {expected}"
+
+
+def test_serve_refuses_before_it_imports_the_gateway(model: Path) -> None:
+    """So that the sentence comes at once."""
+    change(model / "config.json", model_type="of tomorrow")
+    run = "from service.cli import main; import sys; code = main(['serve', '--model', sys.argv[1]])"
+    after = "; print(code, {'fastapi', 'service.gateway.composition', 'torch'} & set(sys.modules))"
+    command = [sys.executable, "-c", run + after, str(model)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.stdout == "3 set()\n", found
+    assert found.stderr.count("\n") == 1 and "of tomorrow" in found.stderr
 
 
 def test_damaged_files(doctor: Doctor, model: Path) -> None:

@@ -77,4 +77,4 @@ class Method(DenseMethod):
         view.flops.score_causally(rows)
         every_row = torch.ones(len(rows), device=rows.device)
         q = view.q[start:]
-        return attend_with_scores(q, view.k, view.v, rows, every_row, view.scale)[1]
+        return attend_with_scores(q, view.k, view.v, rows, every_row, view.scale, rule=view.rule)[1]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear, quantised_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
@@ -29,7 +30,12 @@ from service.worker.model.adapters.projection import (
     QuantisedProjection,
     fuse,
 )
-from service.worker.model.rope import RotaryTable, static_positions
+from service.worker.model.adapters.rules import windows_of
+from service.worker.model.rope import (
+    RotaryTable,
+    halves_order,
+    static_positions,
+)
 from service.worker.model.supported import families
 
 FOR_KERNELS = (DenseProjection, QuantisedProjection)
@@ -68,9 +74,14 @@ class DecoderAdapter:
         self.projections = [self.layer_projections(block) for block in self.blocks]
         self.head: Projection = fuse(model.lm_head)
         self._let_go_of_the_file()
-        self.max_context = self._max_context()
+        self.max_context = static_positions(config)
+        """Largest prompt plus answer, in tokens."""
         self.ropes = self.rotary_tables()
         self.loras: dict[str, Lora] = {}
+        order = self.rotary_order()
+        self.head_order = None if order is None else order.to(self.device)
+        self.rules = self.attention_rules()
+        self.windows = windows_of(self.rules)
 
     def _let_go_of_the_file(self) -> None:
         """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
@@ -80,19 +91,6 @@ class DecoderAdapter:
         for parameter in self.model.parameters():
             if id(parameter) not in fused and parameter.device.type == "cpu":
                 parameter.data = parameter.data.clone()
-
-    def _max_context(self) -> int:
-        """Largest prompt plus answer, in tokens, for which the model attends to everything."""
-        limit = min(int(self.config.max_position_embeddings), static_positions(self.config))
-        types = getattr(self.config, "layer_types", None)
-        window = getattr(self.config, "sliding_window", None)
-        if types is not None:
-            slides = "sliding_attention" in types
-        else:
-            slides = bool(window) and bool(getattr(self.config, "use_sliding_window", True))
-        # Up to the window a sliding layer is full attention. Beyond it, stored keys would be used
-        # that the model never attends to.
-        return min(limit, int(window)) if slides and window else limit
 
     # -- hooks for families -----------------------------------------------------------------------
 
@@ -118,8 +116,31 @@ class DecoderAdapter:
     def rotary_tables(self) -> list[RotaryTable]:
         """The rotation of every layer."""
         rotary = self.model.model.rotary_emb
-        table = RotaryTable.of(self.config, rotary, self.max_context, self.device)
+        table = RotaryTable.of(
+            self.config, rotary, self.max_context, self.device, head_dim=self.head_dim
+        )
         return [table] * self.layers
+
+    def rotary_tables_by_type(self) -> list[RotaryTable]:
+        """`rotary_tables` where the model has a RoPE for each of its `layer_types`."""
+        rotary, types = self.model.model.rotary_emb, self.config.layer_types
+        tables = {
+            kind: RotaryTable.of(
+                self.config, rotary, self.max_context, self.device,
+                head_dim=self.head_dim, layer_type=kind,
+            )
+            for kind in sorted(set(types))
+        }  # fmt: skip
+        return [tables[kind] for kind in types]
+
+    def rotary_order(self) -> Tensor | None:
+        """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
+        and i + head_dim / 2 turn together; None if they already do in the model's own order."""
+        return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        """What every layer adds to causal attention."""
+        return [PLAIN] * self.layers
 
     def attention_input(self, block: Any, x: Tensor) -> Tensor:
         """What queries, keys and values are projected from."""
@@ -151,7 +172,7 @@ class DecoderAdapter:
         if (weights := _without_bias(gate_up, down)) is not None:
             gate, up = weights[0].chunk(2)
             # The function itself, by which a kernel that computes silu recognises it.
-            silu = self.config.hidden_act in ("silu", "swish")
+            silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
             parts = (x, gate, up, weights[1], F.silu if silu else activation)
             if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
@@ -196,6 +217,8 @@ class DecoderAdapter:
         q, k = self.normalise(
             block.self_attn, heads[:, : self.heads], heads[:, self.heads : first_v]
         )
+        if self.head_order is not None:
+            q, k = q[..., self.head_order], k[..., self.head_order]
         return q, k, heads[:, first_v:]
 
     def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
@@ -219,6 +242,8 @@ class DecoderAdapter:
     def weights(self) -> DecoderWeights | None:
         """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
         if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
+            return None
+        if self.head_order is not None:
             return None
         if not all(is_plain(block.input_layernorm) for block in self.blocks):
             return None

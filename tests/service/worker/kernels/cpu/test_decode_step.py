@@ -33,6 +33,8 @@ LONG = (*LENGTHS, 127, 128, 129, 300)  # around a block of keys, and a tile
 
 def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> DecoderAdapter:
     head_dim = {} if family in NO_HEAD_DIM else {"head_dim": 32}
+    if family == "phi3":  # whose heads the kernel rotates whole
+        changes.setdefault("partial_rotary_factor", 1.0)
     config = tiny_config(
         family, rope_of(family), **{"max_position_embeddings": 512, **WIDTHS, **head_dim, **changes}
     )
@@ -50,6 +52,10 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch, compiled: Any, bf16_dot: bool) ->
         return Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
 
     monkeypatch.setattr(decode, "kernel_for", made)
+
+
+def test_heads_that_rotate_in_part_decode_by_operations() -> None:
+    assert model_of("phi3", partial_rotary_factor=0.5).weights() is None
 
 
 BY_KERNEL = [*PLAIN_FAMILIES, "phi3"]
@@ -94,6 +100,19 @@ def test_heads_of_every_kind(
     operations = steps(adapter)
     spread = float(operations.std())
     assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_windows(by_kernel: None, monkeypatch: pytest.MonkeyPatch, ragged: bool) -> None:
+    """The kernel reads only the entries that a window leaves."""
+    adapter = model_of("mistral", sliding_window=40)
+    ours = steps(adapter, ragged=ragged)
+    monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
+    operations = steps(adapter, ragged=ragged)
+    spread = float(operations.std())
+    assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
+    adapter.windows = ()
+    assert float((steps(adapter, ragged=ragged) - operations).abs().max()) > 0.1 * spread
 
 
 @pytest.fixture
