@@ -4,6 +4,7 @@ import pytest
 
 from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.places import Place
+from tests.redis_cluster import RedisCluster, redis_cluster
 from tests.redis_server import RedisServer, redis_server
 
 
@@ -21,6 +22,20 @@ def redis_at(shared_redis: RedisServer) -> RedisServer:
     with redis.Redis.from_url(shared_redis.url) as client:
         client.flushall()
     return shared_redis
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[RedisCluster]:
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: RedisCluster) -> RedisCluster:
+    """A whole, empty Redis Cluster; a test that stops a server starts it again."""
+    shared_cluster.wait_until_whole()
+    shared_cluster.flush()
+    return shared_cluster
 
 
 @pytest.fixture(params=["memory", "ssd", "redis"])

@@ -20,7 +20,7 @@ from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 
-@pytest.fixture(params=["memory", "ssd", "redis", "fake"])
+@pytest.fixture(params=["memory", "ssd", "redis", "cluster", "fake"])
 def tier(request, tmp_path):
     if request.param == "memory":
         tier = MemoryTier(1 << 24)
@@ -28,6 +28,8 @@ def tier(request, tmp_path):
         tier = SsdTier(tmp_path, 1 << 24)
     elif request.param == "redis":
         tier = RedisTier(request.getfixturevalue("redis_at").url, timeout_s=10)
+    elif request.param == "cluster":
+        tier = RedisTier(request.getfixturevalue("cluster").url, timeout_s=10)
     else:
         tier = FakeTier()
     tier.start()
