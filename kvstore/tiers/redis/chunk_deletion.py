@@ -71,6 +71,8 @@ def _execute(
     """Execute the commands in one go; redirects are among the replies, other errors are raised."""
     replicas = servers.replicas(server)
     with server.session() as client:
+        if replicas is not None:  # those that it has, and those that the cluster believes it has
+            replicas = max(replicas, client.info("replication")["connected_slaves"])
         pipeline = client.pipeline(transaction=False)
         for words in commands:
             pipeline.execute_command(*words)

@@ -202,15 +202,17 @@ class Cluster:
         try:
             if time.monotonic() - self._refreshed_at < _REFRESH_S or self._cluster is None:
                 return False
-            with redis_errors(self._name):
-                self._cluster.nodes_manager.initialize()
+            try:
+                with redis_errors(self._name):
+                    self._cluster.nodes_manager.initialize()
+            except TierError:
+                return False  # the old map stays; the servers it names say what is wrong
+            finally:
+                self._refreshed_at = time.monotonic()  # also then: asking again takes as long
             with self._lock:
                 self._moved.clear()
             return True
-        except TierError:
-            return False  # the old map stays; the servers it names say what is wrong
         finally:
-            self._refreshed_at = time.monotonic()
             self._refreshing.release()
 
 

@@ -50,8 +50,8 @@ class Servers(Protocol):
         """
         ...
 
-    def replicas(self, server: RedisServer) -> int:
-        """How many replicas copy this server."""
+    def replicas(self, server: RedisServer) -> int | None:
+        """How many replicas could take over from this server; None: none does by itself."""
         ...
 
     def learn(self, redirected: Redirected) -> RedisServer:
@@ -112,9 +112,8 @@ class OneServer:
             self.learn(redirected)
             raise
 
-    def replicas(self, server: RedisServer) -> int:
-        """None that we wait for: a lone server's replicas never take over by themselves."""
-        return 0
+    def replicas(self, server: RedisServer) -> None:
+        return None
 
     def learn(self, redirected: Redirected) -> RedisServer:
         raise TierError(
