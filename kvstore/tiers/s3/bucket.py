@@ -207,7 +207,7 @@ class Bucket:
     def _absent(self, error: FileNotFoundError) -> None:
         """None for an object that is not there; an error where the bucket is not."""
         if "NoSuchBucket" in str(error):
-            raise TierError(f"{self._name}: {_shown(error)}") from error
+            raise TierError(f"{self._name}: the bucket of {self._place.url} is missing") from error
 
     @contextmanager
     def _errors(self, timeout_s: float) -> Iterator[Any]:

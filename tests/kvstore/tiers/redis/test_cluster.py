@@ -63,7 +63,9 @@ def test_chunks_are_spread_and_each_is_on_one_server(cluster, tier):
     held = {}
     for port in cluster.masters():
         with cluster.client(port) as client:
-            held[port] = {name.split(b"{")[1].split(b"}")[0].decode() for name in client.scan_iter()}
+            held[port] = {
+                name.split(b"{")[1].split(b"}")[0].decode() for name in client.scan_iter()
+            }
             assert client.dbsize() == 4 * len(held[port])
     assert all(held.values()) and sum(map(len, held.values())) == 40
     assert set(tier.keys()) == tier.contains(chunks) == set(chunks)
