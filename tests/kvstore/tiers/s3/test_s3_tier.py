@@ -241,7 +241,7 @@ def test_a_bucket_that_does_not_exist(s3_at):
     tier = S3Tier(S3Place("s3://no-such-bucket/x", s3_at.endpoint))
     tier.start()
     for call in (lambda: tier.read(KEY), lambda: tier.put(KEY, make_chunk())):
-        with pytest.raises(TierError, match="no-such-bucket.* is missing"):
+        with pytest.raises(TierError, match=r"no-such-bucket.* is missing"):
             call()
     tier.close()
 
