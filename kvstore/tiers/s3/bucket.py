@@ -125,7 +125,8 @@ class Bucket:
             except obstore.exceptions.PreconditionError:
                 return None
             except FileNotFoundError as error:
-                return self._absent(error)
+                self._require_bucket(error)
+                return None
             except obstore.exceptions.GenericError as error:
                 if "InvalidRange" in str(error):
                     raise ChunkCorrupt(f"{path} ends before byte {start}") from error
@@ -138,7 +139,8 @@ class Bucket:
             try:
                 return bytearray(obstore.get(self._reading, path).bytes())
             except FileNotFoundError as error:
-                return self._absent(error)
+                self._require_bucket(error)
+                return None
 
     def exists(self, path: str) -> bool:
         with self._errors(self._waits.read) as obstore:
@@ -204,8 +206,8 @@ class Bucket:
             **settings,
         )
 
-    def _absent(self, error: FileNotFoundError) -> None:
-        """None for an object that is not there; an error where the bucket is not."""
+    def _require_bucket(self, error: FileNotFoundError) -> None:
+        """Tell an object that is not there from a bucket that is not."""
         if "NoSuchBucket" in str(error):
             raise TierError(f"{self._name}: the bucket of {self._place.url} is missing") from error
 
@@ -219,7 +221,7 @@ class Bucket:
         try:
             yield obstore
         except FileNotFoundError as error:
-            self._absent(error)
+            self._require_bucket(error)
             raise TierError(f"{self._name}: {_shown(error)}") from error
         except obstore.exceptions.BaseError as error:
             text = f"{self._name}: {_shown(error)}"
