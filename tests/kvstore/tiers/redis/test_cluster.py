@@ -107,6 +107,24 @@ def test_a_read_that_has_the_header_goes_on_where_it_was_redirected(cluster, tie
     cluster.end_move(slot, source, target)
 
 
+def test_a_read_whose_last_renewal_is_redirected_has_all_its_data(cluster, tier):
+    """Only the extra tensors are elsewhere, and with them the last of the times of expiry."""
+    chunk = make_chunk()
+    tier.put(KEY, chunk)
+    assert tier.put_extra(KEY, "sketch", EXTRA)
+    slot = slot_of(KEY)
+    source = cluster.holder(slot)
+    target = next(port for port in cluster.masters() if port != source)
+    cluster.begin_move(slot, source, target)
+    cluster.move_values(source, target, [f"kvstitch:{{{KEY}}}:x"])
+    with cluster.client(source) as client:
+        client.config_resetstat()
+        assert same_chunk(tier.read(KEY), chunk)
+        assert client.info("commandstats")["cmdstat_get"]["calls"] == 4, "nothing is read twice"
+    assert torch.equal(tier.read_extra(KEY, "sketch"), EXTRA)
+    cluster.end_move(slot, source, target)
+
+
 def test_deleting_in_a_slot_that_is_moving_leaves_nothing(cluster, tier, moving):
     _, slot, source, target = moving
     assert tier.delete([KEY, make_key(1)]) == 1
