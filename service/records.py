@@ -102,8 +102,8 @@ class TokenItem:
 class SegmentReport:
     """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, s3,
     "pool" when an earlier prompt had left all of it there, or "cold" when it was computed because
-    no usable copy existed (`problems` says why). reused: its tokens that an earlier prompt had left.
-    rows_recomputed: its rows that were computed with the prompt, all of them or a repair."""
+    no usable copy existed (`problems` says why). reused: its tokens that an earlier prompt had
+    left. rows_recomputed: its rows that were computed with the prompt, all of them or a repair."""
 
     chunk_id: int
     tokens: int
