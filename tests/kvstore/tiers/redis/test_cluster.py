@@ -191,7 +191,7 @@ def test_traffic_while_slots_move_to_and_fro(cluster):
     """Every read gives the chunk: none is lost, wrong or late, and none counts as a failure."""
     spec = make_spec("int8", layers=6, tokens=300)
     chunks = {make_key(n): make_chunk(spec, seed=n) for n in range(12)}
-    news = {make_key(n): make_chunk(spec, seed=n) for n in range(100, 140)}
+    news = {make_key(n): make_chunk(spec, seed=n) for n in range(100, 120)}
     wrong: list[str] = []
     over = threading.Event()
     with TieredStore([RedisTier(cluster.url, timeout_s=10)]) as store:
@@ -258,6 +258,7 @@ def test_a_frozen_server_costs_its_own_chunks_and_no_others(cluster):
             assert time.monotonic() - begun < 1.2
         finally:
             cluster.servers[frozen].thaw()
+            cluster.wait_until_whole()
 
 
 def test_a_killed_master_is_replaced_by_its_replica(cluster):
@@ -294,6 +295,7 @@ def test_a_killed_master_is_replaced_by_its_replica(cluster):
             assert store.stats().tier("redis").healthy
         finally:
             cluster.servers[killed].start()
+            cluster.wait_until_whole()
 
 
 def test_a_deletion_counts_only_when_the_replicas_have_it(cluster, tier):
@@ -307,6 +309,7 @@ def test_a_deletion_counts_only_when_the_replicas_have_it(cluster, tier):
         assert tier.read(KEY) is None, "the server itself is well"
     finally:
         cluster.servers[behind].thaw()
+        cluster.wait_until_whole()
     give_up_at = time.monotonic() + 10
     while True:
         try:
