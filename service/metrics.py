@@ -39,7 +39,7 @@ STAGES = (
     *("condense", "embed", "retrieve", "rerank", "plan", "queue", "load", "prefill", "evict"),
     *("first_token", "decode", "flush"),
 )
-TIERS = ("memory", "ssd", "redis")
+TIERS = ("memory", "ssd", "redis", "s3")
 PROMPT_SOURCES = (*TIERS, "pool", "prompts", "recomputed", "cold", "question")
 DECISIONS = ("load", "recompute", "miss", "reuse")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
@@ -254,6 +254,8 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
             "1 if the tier answers, 0 while its circuit breaker is open.",
             tier=OPEN,
         ),
+        _gauge("tier_servers", "Servers that hold a shared tier.", tier=OPEN),
+        _gauge("tier_servers_down", "Those of them that do not answer.", tier=OPEN),
         _gauge("tier_pending_deletes", "Keys whose removal failed and is tried again.", tier=OPEN),
         _counter("store_new_keys_total", "Chunks stored for the first time."),
         _counter("store_already_present_total", "Chunks that were to be stored and were there."),

@@ -110,11 +110,11 @@ class TokenItem:
 
 @dataclass(frozen=True)
 class SegmentReport:
-    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, "pool"
-    or "prompts" when an earlier prompt had left all of it in the KV pool or on disk, or "cold" when
-    it was computed because no usable copy existed (`problems` says why). reused: its tokens that an
-    earlier prompt had left. rows_recomputed: its rows that were computed with the prompt, all of
-    them or a repair."""
+    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, s3,
+    "pool" or "prompts" when an earlier prompt had left all of it in the KV pool or on disk, or
+    "cold" when it was computed because no usable copy existed (`problems` says why). reused: its
+    tokens that an earlier prompt had left. rows_recomputed: its rows that were computed with the
+    prompt, all of them or a repair."""
 
     chunk_id: int
     tokens: int

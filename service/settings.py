@@ -22,6 +22,7 @@ from service.worker_settings import MIB, WorkerSettings
 PREFIX = "KVSTITCH_"
 MIN_SECRET_CHARS = 16
 _LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
@@ -106,8 +107,20 @@ class Settings(BaseSettings):
     codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
-    redis_url: str = Field("", description="shared tier, redis://host:port/db; empty: none")
+    redis_url: str = Field(
+        "",
+        description="shared tier, redis://host:port/db, or redis+cluster://host:port,host:port of "
+        "a Redis Cluster; empty: none",
+    )
     redis_ttl_s: int = Field(0, ge=0, description="0: until Redis evicts")
+    s3_url: str = Field("", description="cold tier, s3://bucket/prefix; empty: none")
+    s3_endpoint: str = Field("", description="URL of the S3 server; empty: AWS")
+    s3_region: str = Field("", description="empty: AWS_REGION, or us-east-1")
+    write_tiers: str = Field(
+        "",
+        description="tiers besides memory that get computed KV, e.g. ssd,s3; the others get copies "
+        "of what is read from slower ones; empty: all",
+    )
     pool_tokens: int = Field(0, ge=0, description="KV pool of running prompts; 0: derived")
     max_running: int = Field(32, ge=1, description="sequences decoded together")
     max_waiting: int = Field(256, ge=0, description="requests that may wait for a place")
@@ -316,9 +329,33 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, value: str) -> str:
-        if value and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// or unix://")
+        if value and not value.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
         return value
+
+    @field_validator("s3_url")
+    @classmethod
+    def _s3_scheme(cls, value: str) -> str:
+        scheme, _, bucket = value.partition("://")
+        if value and (scheme != "s3" or not bucket.partition("/")[0]):
+            raise ValueError("must be s3://bucket or s3://bucket/prefix")
+        return value
+
+    @field_validator("write_tiers")
+    @classmethod
+    def _tiers_that_are_set(cls, value: str, info: ValidationInfo) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        given = info.data
+        there = {
+            "ssd": given.get("ssd_tier_gib"),
+            "redis": given.get("redis_url"),
+            "s3": given.get("s3_url"),
+        }
+        for name in names:
+            if not there.get(name):
+                known = ", ".join(tier for tier, is_set in there.items() if is_set)
+                raise ValueError(f"there is no tier {name!r}; besides memory: {known or 'none'}")
+        return ",".join(names)
 
     @field_validator("gate_min_checks")
     @classmethod
@@ -386,6 +423,10 @@ class Settings(BaseSettings):
             ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
             redis_url=self.redis_url,
             redis_ttl_s=self.redis_ttl_s,
+            s3_url=self.s3_url,
+            s3_endpoint=self.s3_endpoint,
+            s3_region=self.s3_region,
+            write_tiers=self.write_tiers,
             pool_tokens=self.pool_tokens,
             max_running=self.max_running,
             # The gateway limits requests; the worker must accept all that it admits, at once.

@@ -68,8 +68,13 @@ def _settings(parser: argparse.ArgumentParser) -> None:
         "computed as they come in (default: none)")  # fmt: skip
     add("--model-cache", help="where folders made of .gguf files are kept")
     add("--data-dir", help="where documents, jobs and KV are kept")
-    add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0")
+    add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0, or "
+        "redis+cluster://a:6379,b:6379")  # fmt: skip
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
+    add("--s3", dest="s3_url", help="cold KV tier, e.g. s3://bucket/prefix")
+    add("--s3-endpoint", help="URL of the S3 server; without it AWS")
+    add("--s3-region", help="without it AWS_REGION, or us-east-1")
+    add("--write-tiers", help="tiers besides memory that get computed KV, e.g. ssd,s3; default all")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, help="port to listen on (default: 8000)")
     add("--codec", choices=("int2", "int4", "int8", "raw"), help="how KV is stored")

@@ -19,7 +19,16 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, TierUnavailable
+from kvstore import (
+    MemoryTier,
+    RedisTier,
+    S3Place,
+    S3Tier,
+    SsdTier,
+    TieredStore,
+    TierError,
+    TierUnavailable,
+)
 from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
@@ -121,7 +130,8 @@ def serve(settings: WorkerSettings) -> int:
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
     with ExitStack() as opened:
-        store = opened.enter_context(TieredStore(tiers(settings, pin=on_gpu)))
+        chosen = tiers(settings, pin=on_gpu)
+        store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
         prompts = None
         if settings.prompts_dir and settings.prefix_cache:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
@@ -216,8 +226,8 @@ def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
     """The store's tiers, fastest first.
 
     Args:
-        settings: memory is used where it has bytes, SSD where a folder is set, Redis where a URL
-            is set.
+        settings: memory is used where it has bytes, SSD where a folder is set, Redis and S3
+            where a URL is set.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
     """
     chosen: list[Tier] = []
@@ -227,7 +237,18 @@ def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
+    if settings.s3_url:
+        place = S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region)
+        chosen.append(S3Tier(place, pin=pin))
     return chosen
+
+
+def _written(settings: WorkerSettings, chosen: list[Tier]) -> list[str]:
+    """Names of the tiers that get computed chunks; memory always does."""
+    names = settings.write_tiers.split(",") if settings.write_tiers else None
+    return [
+        tier.name for tier in chosen if tier.kind == "memory" or names is None or tier.name in names
+    ]
 
 
 def _stop_with_stdin(server: WorkerServer) -> None:

@@ -258,6 +258,14 @@ def _errors() -> list[Panel]:
             {"{{tier}}": gauge("sum", "tier_pending_deletes", by="tier")},
         ),
         lines(
+            "Servers of shared tiers",
+            {
+                "{{tier}}": gauge("min", "tier_servers", by="tier"),
+                "{{tier}} down": gauge("max", "tier_servers_down", by="tier"),
+            },
+            text="Of a Redis Cluster: those with slots, and those that do not answer",
+        ),
+        lines(
             "Samples dropped",
             {"samples": rate("worker_samples_dropped_total")},
             unit="cps",

@@ -189,7 +189,7 @@ class Usage(BaseModel):
 
 
 class CacheSegment(BaseModel):
-    """What happened to one segment's KV; tier is memory, ssd, redis or cold (computed); `bytes`
+    """What happened to one segment's KV; tier is memory, ssd, redis, s3 or cold (computed); `bytes`
     were read of the `stored_bytes` that its whole KV has. rows_recomputed: its tokens that were
     computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
     was no choice; why it was recomputed. computed: how a cold one was, "in_context" or

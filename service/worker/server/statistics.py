@@ -36,6 +36,9 @@ def tier_values(tier: TierStats) -> list[Sample]:
     ):
         if known is not None:
             values.append((metric, name, known))
+    if tier.usage.servers:
+        values.append(("kvstitch_tier_servers", name, tier.usage.servers))
+        values.append(("kvstitch_tier_servers_down", name, tier.usage.servers_down))
     values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
     values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
     return values

@@ -20,6 +20,7 @@ from service.gateway.auth.keys import KeyStore
 from service.model_fingerprint import fingerprint
 from service.settings import demo_model
 from tests.redis_server import redis_server
+from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -199,6 +200,18 @@ def test_data_folder(doctor: Doctor, tmp_path: Path) -> None:
     assert found["data folder"]["level"] == "fail"
 
 
+def test_s3(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as server:
+        place = ("--s3-endpoint", server.endpoint, "--s3-region", "us-east-1")
+        assert doctor("--s3", f"s3://{BUCKET}/kv", *place)["s3"]["level"] == "ok"
+        missing = doctor("--s3", "s3://no-such-bucket", *place, code=1)
+        assert "is missing" in missing["s3"]["message"]
+    gone = doctor("--s3", f"s3://{BUCKET}/kv", *place, code=1)
+    assert gone["s3"]["level"] == "fail" and "credentials" in gone["s3"]["remedy"]
+
+
 def test_redis(doctor: Doctor) -> None:
     with redis_server() as redis:
         found = doctor("--redis", redis.url)
@@ -215,6 +228,9 @@ def test_redis(doctor: Doctor) -> None:
         assert doctor("--redis", redis.url)["redis memory"]["level"] == "warn"
         ttl = ("--redis-ttl", "60")
         assert doctor("--redis", redis.url, *ttl)["redis memory"]["level"] == "ok"
+        as_cluster = redis.url.replace("redis://", "redis+cluster://").removesuffix("/0")
+        found = doctor("--redis", as_cluster, code=1)
+        assert "is not part of a cluster" in found["redis"]["message"]
     secret = redis.url.replace("//", "//:geheim@")
     assert "geheim" not in str(doctor("--redis", secret, code=1))
 
