@@ -1,6 +1,7 @@
-"""Stores the KV caches of text chunks in tiers: memory, SSD, Redis.
+"""Stores the KV caches of text chunks in tiers: memory, SSD, Redis, S3.
 
-Importing this package needs only torch and numpy. redis and xxhash are imported when first used.
+Importing this package needs only torch and numpy. redis, obstore and xxhash are imported when first
+used.
 
     with TieredStore([MemoryTier(8 << 30), SsdTier(path, 200 << 30)]) as store:
         store.put(key, encode_chunk(spec, k, v))
@@ -29,6 +30,8 @@ from kvstore.read_outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOut
 from kvstore.store import TieredStore
 from kvstore.tiers.memory_tier import MemoryTier
 from kvstore.tiers.redis.redis_tier import RedisTier
+from kvstore.tiers.s3.bucket import Place as S3Place
+from kvstore.tiers.s3.s3_tier import S3Tier
 from kvstore.tiers.ssd.ssd_tier import SsdTier
 
 __all__ = [
@@ -48,6 +51,8 @@ __all__ = [
     "MemoryTier",
     "ReadOutcome",
     "RedisTier",
+    "S3Place",
+    "S3Tier",
     "SsdTier",
     "StoreConfigError",
     "TierError",

@@ -15,6 +15,7 @@ from typing import Self
 from torch import Tensor
 
 from kvstore import tiered_extras
+from kvstore.background_writes import BackgroundWrites
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.deletion_epoch import DeletionEpoch
 from kvstore.errors import StoreConfigError
@@ -29,7 +30,7 @@ from kvstore.single_flight import SingleFlight
 from kvstore.store_stats import StoreStats
 from kvstore.tiered_blocks import read_blocks
 from kvstore.tiers.base import Tier
-from kvstore.write_behind import QueueLimits, WriteBehindQueue
+from kvstore.write_behind import QueueLimits
 
 
 class TieredStore:
@@ -37,11 +38,14 @@ class TieredStore:
 
     Args:
         tiers: fastest first, names unique. The store starts and closes them.
-        write_behind: bounds of the queue of background writes (shared tiers, promotions to disk).
+        write_behind: bounds of each tier's queue of background writes (shared tiers, promotions to
+            disk).
         breaker: when a failing tier is left alone, and for how long. Each tier has its own breaker.
+        write_to: names of the tiers that get what is put; None: all. The others only get copies of
+            what is read from slower tiers.
 
     Raises:
-        StoreConfigError: two tiers have the same name.
+        StoreConfigError: two tiers have the same name, or `write_to` names a tier that is not here.
     """
 
     def __init__(
@@ -50,11 +54,16 @@ class TieredStore:
         *,
         write_behind: QueueLimits | None = None,
         breaker: BreakerSettings | None = None,
+        write_to: Collection[str] | None = None,
     ) -> None:
         if len({tier.name for tier in tiers}) != len(tiers):
             raise StoreConfigError("tiers must have different names")
+        names = {tier.name for tier in tiers}
+        self._write_to = names if write_to is None else frozenset(write_to)
+        if unknown := self._write_to - names:
+            raise StoreConfigError(f"no such tiers to write to: {', '.join(sorted(unknown))}")
         self._tiers = [FaultTolerantTier(tier, breaker or BreakerSettings()) for tier in tiers]
-        self._writer = WriteBehindQueue(write_behind or QueueLimits(), self._retry_deletes)
+        self._writer = BackgroundWrites(self._tiers, write_behind or QueueLimits())
         self._reads: SingleFlight[tuple[str, ChunkSpec | None], ReadOutcome] = SingleFlight()
         self._puts: SingleFlight[str, bool] = SingleFlight()
         self._deletions = DeletionEpoch()
@@ -190,7 +199,9 @@ class TieredStore:
         """
         require_chunk_key(key)
         extra = encode_extra(name, version, tensors, key=key)
-        return tiered_extras.put_extra(self._tiers, self._writer, self._deletions, key, extra)
+        return tiered_extras.put_extra(
+            self._tiers, self._writer, self._deletions, key, extra, write_to=self._write_to
+        )
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
         """Read extra tensors of a chunk, without its k and v, and copy them into the memory tier.
@@ -268,6 +279,8 @@ class TieredStore:
         for tier in self._tiers:
             if self._writer.holds(tier, key) or tier.contains([key]):
                 new = False
+            elif tier.name not in self._write_to:
+                continue
             elif tier.kind == "shared":
                 self._writer.submit(tier, key, chunk)
             else:
@@ -302,7 +315,3 @@ class TieredStore:
                     self._writer.submit(tier, key, chunk)
 
         self._deletions.run_if_unchanged(epoch, keep)
-
-    def _retry_deletes(self) -> None:
-        for tier in self._tiers:
-            tier.retry_deletes()

@@ -6,13 +6,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvstore.errors import (
     ChunkCorrupt,
     ChunkRefused,
     ChunkSpecError,
+    TierError,
     TierFull,
     TierTimeout,
     TierUnavailable,
@@ -30,7 +31,8 @@ _ANSWERED = frozenset({"corrupt", "refused", "rejected"})
 class CallResult(Generic[T]):
     """What one call gave: a value, or a problem, or neither (the tier does not hold the key).
 
-    A read of blocks may have both: the intact blocks, and the problem with the others.
+    Some may have both: a read of blocks the intact ones, and the problem with the others; a call
+    to several servers what some answered, and the problem with the rest.
     """
 
     value: T | None
@@ -69,6 +71,7 @@ class TierCaller:
         started = time.perf_counter()
         value: T | None = None
         problem: str | None = None
+        of_tier = True
         try:
             value = work()
         except ChunkSpecError:
@@ -77,10 +80,14 @@ class TierCaller:
         except Exception as error:
             problem = _problem(error)
             _log.warning("%s %s: %s: %s", self._name, op, problem, error)
+            if isinstance(error, TierError) and error.server is not None:
+                # One of its servers, which has a circuit breaker of its own.
+                of_tier = False
+                value = cast("T | None", error.found)
         except BaseException:
             self._breaker.failed()
             raise
-        if problem is None or problem in _ANSWERED:
+        if problem is None or problem in _ANSWERED or not of_tier:
             self._breaker.succeeded()
         else:
             self._breaker.failed(timeout=problem == "timeout")

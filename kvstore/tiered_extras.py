@@ -6,24 +6,28 @@ bring the whole chunk into memory.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
+from kvstore.background_writes import BackgroundWrites
 from kvstore.deletion_epoch import DeletionEpoch
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.extra_tensors import EncodedExtra
 from kvstore.read_outcomes import ExtraOutcome
-from kvstore.write_behind import WriteBehindQueue
 
 
 def put_extra(
     tiers: Sequence[FaultTolerantTier],
-    writer: WriteBehindQueue,
+    writer: BackgroundWrites,
     deletions: DeletionEpoch,
     key: str,
     extra: EncodedExtra,
+    *,
+    write_to: Collection[str],
 ) -> bool:
     """Write to memory and disk now, and to shared tiers in the background.
+
+    Tiers that are not in `write_to`, by name, are left out, memory excepted.
 
     Returns:
         False when no tier holds the chunk, or when a delete came in between.
@@ -37,13 +41,14 @@ def put_extra(
     def keep() -> None:
         _keep_in_memory(tiers, key, extra)
         for tier in tiers:
-            if tier in queued or (tier in holders and tier.kind == "shared"):
+            shared = tier in holders and tier.kind == "shared" and tier.name in write_to
+            if tier in queued or shared:
                 writer.submit(tier, key, extra)
 
     if not deletions.run_if_unchanged(epoch, keep):
         return False
     for tier in holders:
-        if tier.kind == "disk":
+        if tier.kind == "disk" and tier.name in write_to:
             tier.put_extra(key, extra)
     return True
 

@@ -87,11 +87,14 @@ class WriteBehindQueue:
         self._thread = threading.Thread(target=self._run, name="kvstore-writer", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Write as much as possible within `drain_s` seconds; drop and count the rest."""
+    def close(self, drain_s: float | None = None) -> None:
+        """Write as much as possible within so many seconds (default: the limit's); drop the rest.
+
+        What is dropped is counted.
+        """
         if self._thread is None:
             return
-        self.flush(self._limits.drain_s)
+        self.flush(self._limits.drain_s if drain_s is None else drain_s)
         with self._changed:
             self._stopping = True
             while self._queue:

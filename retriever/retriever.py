@@ -36,9 +36,10 @@ from retriever.index_mirror import IndexMirror
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.search.inverted_lists import BuildStopped, Stopped
 from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.search.read_write_lock import ReadWriteLock
-from retriever.search.vector_index import VectorIndex
+from retriever.search.vector_index import EXACT_UP_TO, VectorIndex
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,22 @@ class Retriever:
         self._consistency = ReadWriteLock()
 
     @classmethod
-    def in_folder(cls, folder: Path, embedder: Embedder, chunking: ChunkSettings) -> Retriever:
-        """A retriever with all its files below `folder`: catalog.db and index/."""
+    def in_folder(
+        cls,
+        folder: Path,
+        embedder: Embedder,
+        chunking: ChunkSettings,
+        *,
+        exact_up_to: int = EXACT_UP_TO,
+    ) -> Retriever:
+        """A retriever with all its files below `folder`: catalog.db and index/.
+
+        Args:
+            exact_up_to: a scope with more vectors is searched approximately.
+        """
+        index = VectorIndex(exact_up_to=exact_up_to)
         catalog = Catalog(folder / "catalog.db")
-        return cls(catalog, VectorIndex(), embedder, chunking, index_dir=folder / "index")
+        return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
 
     def start(self) -> StartReport:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.
@@ -212,6 +225,32 @@ class Retriever:
         """
         with self._consistency.read():
             self._mirror.save()
+
+    def overdue_indexes(self) -> list[Scope]:
+        """Scopes whose vector index does not suit their size."""
+        return self._index.overdue()
+
+    def rebuild_indexes(self, stopped: Stopped = lambda: False) -> bool:
+        """Give these scopes a suitable one; searches and changes go on meanwhile.
+
+        Args:
+            stopped: asked from time to time; true ends the work, and the old indexes stay.
+
+        Returns:
+            Whether any was rebuilt.
+        """
+        overdue = self._index.overdue()
+        try:
+            for scope in overdue:
+                self._index.rebuild(scope, stopped)
+        except BuildStopped:
+            return False
+        return bool(overdue)
+
+    @property
+    def index_recall(self) -> float:
+        """Recall of the least exact vector index, as measured when it was built; 1: all exact."""
+        return self._index.recall
 
     def purge(self) -> None:
         """Save, and make sure that no file holds anything of removed or replaced documents.

@@ -103,11 +103,11 @@ def find(settings: Settings, model_folder: Path) -> Calibration | None:
     if settings.calibration == OFF:
         return None
     if settings.calibration:
-        return _read(Path(settings.calibration).expanduser(), model_folder)
+        return _read(Path(settings.calibration).expanduser(), model_folder, settings.quantize)
     for folder in (settings.data_dir, model_folder):
         path = folder / CALIBRATION_FILE
         try:
-            found = _read(path, model_folder) if path.is_file() else None
+            found = _read(path, model_folder, settings.quantize) if path.is_file() else None
         except InvalidSetting as error:
             logger.warning("not used: %s", error.message)
             continue
@@ -116,7 +116,7 @@ def find(settings: Settings, model_folder: Path) -> Calibration | None:
     return None
 
 
-def _read(path: Path, model_folder: Path) -> Calibration:
+def _read(path: Path, model_folder: Path, quantize: str) -> Calibration:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if "defaults" not in raw:
@@ -129,7 +129,7 @@ def _read(path: Path, model_folder: Path) -> Calibration:
         raise InvalidSetting(
             f"calibration {path} cannot be read ({error!r}): make it again with `kvstitch tune`"
         ) from error
-    if made_for != fingerprint(str(model_folder)):
+    if made_for != fingerprint(str(model_folder), quantize):
         raise InvalidSetting(
             f"calibration {path} was made for another model than {model_folder}: make one with "
             "`kvstitch tune`"

@@ -12,6 +12,7 @@ KvstitchError                 500  internal_error          base; never raised it
 │   └── UnsupportedMediaType  415  unsupported_media_type  the body has a type nobody can ingest
 ├── Unauthenticated           401  invalid_api_key         no API key, or not a valid one
 ├── Forbidden                 403  missing_scope           the API key lacks a scope
+│   ├── BoundToAdapter        403  adapter_not_allowed     the API key is bound to another adapter
 │   └── ForeignOrigin         403  foreign_origin          a page of another site wants to write
 ├── UnknownHost               421  unknown_host            the Host header names no host of ours
 ├── NotFound                  404  not_found               unknown document, job or receipt
@@ -43,6 +44,7 @@ from http import HTTPStatus
 __all__ = [
     "BodyTimeout",
     "BodyTooLarge",
+    "BoundToAdapter",
     "Conflict",
     "DeadlineExceeded",
     "DiskFull",
@@ -157,6 +159,10 @@ class Unauthenticated(KvstitchError):
 class Forbidden(KvstitchError):
     code = "missing_scope"
     status = 403
+
+
+class BoundToAdapter(Forbidden):
+    code = "adapter_not_allowed"
 
 
 class ForeignOrigin(Forbidden):

@@ -15,6 +15,7 @@ from service.records import (
     ColdMode,
     Forecast,
     GateState,
+    LoraInfo,
     Method,
     MethodInfo,
     ModelInfo,
@@ -44,6 +45,7 @@ __all__ = [
     "GateStates",
     "Generate",
     "Hello",
+    "LoraInfo",
     "Message",
     "Method",
     "MethodInfo",
@@ -97,6 +99,7 @@ class Generate(Message, frozen=True):
     token_fates: bool = False  # the report is to say what became of every token
     cold: ColdMode = "in_context"  # how chunks that are not stored are computed
     prefix_cache: bool = True  # whether it may continue an earlier prompt, and be continued
+    lora: str = ""  # name of the LoRA adapter that answers; empty: the base model
 
 
 class Explain(Message, frozen=True):
@@ -122,6 +125,7 @@ class Prefetch(Message, frozen=True):
     documents: list[Chunk]
     prefix_mode: str = "none"
     tenant: str = ""
+    lora: str = ""
 
 
 class Precompute(Message, frozen=True):
@@ -132,10 +136,11 @@ class Precompute(Message, frozen=True):
     documents: list[Chunk]
     prefix_mode: str = "none"
     tenant: str = ""
+    lora: str = ""  # the LoRA adapter that they are computed with; empty: the base model
 
 
 class Purge(Message, frozen=True):
-    """Delete these chunks' KV from every tier. Reply: `Purged`."""
+    """Delete these chunks' KV from every tier, of all LoRA adapters, too. Reply: `Purged`."""
 
     id: str
     system: list[int]
@@ -164,6 +169,7 @@ class Ready(Message, frozen=True):
     fusion: list[MethodInfo]
     eviction: list[MethodInfo]
     pool_tokens: int  # KV pool capacity in tokens
+    adapters: list[LoraInfo] = []
 
 
 class Tokens(Message, frozen=True):

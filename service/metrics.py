@@ -39,8 +39,8 @@ STAGES = (
     *("condense", "embed", "retrieve", "rerank", "plan", "queue", "load", "prefill", "evict"),
     *("first_token", "decode", "flush"),
 )
-TIERS = ("memory", "ssd", "redis")
-PROMPT_SOURCES = (*TIERS, "pool", "recomputed", "cold", "question")
+TIERS = ("memory", "ssd", "redis", "s3")
+PROMPT_SOURCES = (*TIERS, "pool", "prompts", "recomputed", "cold", "question")
 DECISIONS = ("load", "recompute", "miss", "reuse")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
@@ -116,6 +116,12 @@ REQUESTS = _counter(
     fusion=OPEN,
     outcome=OPEN,
 )
+ADAPTER_REQUESTS = _counter(
+    "adapter_requests_total",
+    "Answer requests that a LoRA adapter answered, by its name and the outcome as above.",
+    adapter=OPEN,
+    outcome=OPEN,
+)
 RESPONSES = _counter(
     "http_responses_total",
     "Responses by route and status, whatever was asked.",
@@ -177,6 +183,11 @@ RECOMPUTED_RATIO = _histogram(
 )
 DOCUMENTS = _gauge("documents", "Documents stored.")
 CHUNKS = _gauge("chunks", "Chunks stored.")
+INDEX_RECALL = _gauge(
+    "vector_index_recall",
+    "Share of the ten best vectors that the least exact index finds, measured when it was built; "
+    "1: all are exact.",
+)
 JOBS = _gauge(
     "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN
 )
@@ -195,7 +206,18 @@ SAMPLES_DROPPED = _counter(
 
 GATEWAY_METRICS: dict[str, Declared] = _by_name(
     (
-        *(TTFT, TPOT, INTER_TOKEN, E2E, STAGE, REQUESTS, RESPONSES, IN_FLIGHT, IN_FLIGHT_LIMIT),
+        *(
+            TTFT,
+            TPOT,
+            INTER_TOKEN,
+            E2E,
+            STAGE,
+            REQUESTS,
+            ADAPTER_REQUESTS,
+            RESPONSES,
+            IN_FLIGHT,
+            IN_FLIGHT_LIMIT,
+        ),
         *(WAITING_TOKENS, WAITING_TOKENS_LIMIT, REJECTED, DISCONNECTS, TOKENS_AFTER_LEAVING),
         *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
         *(FULL_PREFILL_FLOPS, KEPT_RATIO, COVERAGE_RATIO, RECOMPUTED_RATIO, DOCUMENTS, CHUNKS),
@@ -232,6 +254,8 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
             "1 if the tier answers, 0 while its circuit breaker is open.",
             tier=OPEN,
         ),
+        _gauge("tier_servers", "Servers that hold a shared tier.", tier=OPEN),
+        _gauge("tier_servers_down", "Those of them that do not answer.", tier=OPEN),
         _gauge("tier_pending_deletes", "Keys whose removal failed and is tried again.", tier=OPEN),
         _counter("store_new_keys_total", "Chunks stored for the first time."),
         _counter("store_already_present_total", "Chunks that were to be stored and were there."),
@@ -242,6 +266,18 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
         _gauge("store_pending_writes", "Background writes waiting or under way."),
         _gauge("pool_free_ratio", "Share of the worker's KV pool that requests could get."),
         _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
+        _counter(
+            "continued_prompts_total",
+            "Prompts that took KV from an earlier one, by where that was: the KV pool, or the "
+            "prompts on disk.",
+            place=("pool", "prompts"),
+        ),
+        _counter(
+            "stored_prompts_total",
+            "Prompts on disk by outcome: stored, failed to be stored, or lost (damaged or gone "
+            "when one was read).",
+            outcome=OPEN,
+        ),
         _gauge("sequences", "Sequences in the worker by state.", state=OPEN),
         _counter("decode_steps_total", "Decode steps of the batch."),
         _counter(

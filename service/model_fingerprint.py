@@ -1,7 +1,7 @@
 """A fingerprint of a model folder: over everything that a chunk's KV depends on.
 
-It covers weights, config with RoPE, tokenizer and chat template, so a cache or a calibration made
-by another revision of the model is never used.
+It covers weights, config with RoPE, tokenizer, chat template, and how weights are quantised, so a
+cache or a calibration made by another revision of the model is never used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,20 @@ SAMPLE_BYTES = 64 * 1024
 _TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def fingerprint(folder: str) -> str:
-    """32 hex characters over weights, config, tokenizer and template of a model folder."""
+QUANTISED = {
+    "int8": b"int8, a scale for each row",
+    "int4": b"int4, a scale for 32 columns; head int8",
+}
+"""What the setting `quantize` does to weights. A text changes when what is computed does."""
+
+
+def fingerprint(folder: str, quantize: str = "off") -> str:
+    """32 hex characters over weights, config, tokenizer and template of a model folder.
+
+    Args:
+        folder: of the model.
+        quantize: the setting: how its weights are quantised when they are loaded.
+    """
     digest = hashlib.blake2b(digest_size=16)
     path = Path(folder)
     weights = sorted([*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")])
@@ -31,6 +43,7 @@ def fingerprint(folder: str) -> str:
         if file.exists():
             digest.update(file.name.encode() + b"\0")
             _hash_file(digest, file)
+    digest.update(QUANTISED.get(quantize, b""))
     return digest.hexdigest()
 
 

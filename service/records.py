@@ -75,6 +75,16 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class LoraInfo:
+    """A LoRA adapter that is served beside the base model."""
+
+    name: str
+    fingerprint: str  # of its weights
+    rank: int  # the largest of its modules'
+    modules: list[str]
+
+
+@dataclass(frozen=True)
 class MethodInfo:
     name: str
     doc: str
@@ -100,10 +110,11 @@ class TokenItem:
 
 @dataclass(frozen=True)
 class SegmentReport:
-    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, "pool"
-    when an earlier prompt had left all of it there, or "cold" when it was computed because no
-    usable copy existed (`problems` says why). reused: its tokens that an earlier prompt had left.
-    rows_recomputed: its rows that were computed with the prompt, all of them or a repair."""
+    """What happened to one segment. `tier` is where its KV came from: memory, ssd, redis, s3,
+    "pool" or "prompts" when an earlier prompt had left all of it in the KV pool or on disk, or
+    "cold" when it was computed because no usable copy existed (`problems` says why). reused: its
+    tokens that an earlier prompt had left. rows_recomputed: its rows that were computed with the
+    prompt, all of them or a repair."""
 
     chunk_id: int
     tokens: int
@@ -123,8 +134,8 @@ class SegmentReport:
 @dataclass(frozen=True)
 class SegmentForecast:
     """What would happen to one segment. `tier` holds its KV now, or "cold"; `action` is "load",
-    "recompute", or "reuse" of what an earlier prompt left in the pool; `load_bytes` of the
-    `stored_bytes` would be read, in about `load_s`."""
+    "recompute", or "reuse" of what an earlier prompt left in the KV pool or on disk; `load_bytes`
+    of the `stored_bytes` would be read, in about `load_s`."""
 
     chunk_id: int
     tokens: int
@@ -154,6 +165,7 @@ class Forecast:
     measured: bool
     warnings: list[str] = field(default_factory=list)
     reused_tokens: int = 0  # of the prompt; their KV an earlier prompt left
+    reused_from: str = ""  # where: "pool" or "prompts"; empty: nothing is
 
 
 GateStateName = Literal["ok", "ratio_raised", "full_prefill"]
@@ -256,4 +268,5 @@ class Report:
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
     reused_tokens: int = 0  # prompt tokens whose KV an earlier prompt left
+    reused_from: str = ""  # where: "pool", the KV pool, or "prompts", on disk; empty: nothing was
     token_fates: TokenFates | None = None  # of a prompt that ran, where it was asked for

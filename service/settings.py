@@ -21,6 +21,8 @@ from service.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
 MIN_SECRET_CHARS = 16
+_LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
@@ -56,6 +58,15 @@ class Settings(BaseSettings):
     )
     tool_form: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
         "auto", description="how the model writes calls of tools; auto: as its chat template does"
+    )
+    lora: str = Field(
+        "",
+        description="LoRA adapters beside the model: NAME=FOLDER, by commas; PEFT's folders",
+    )
+    lora_precompute: str = Field(
+        "",
+        description="names of adapters, by commas, with which documents are computed as they come "
+        "in, besides the model itself; of others, when a request first needs them",
     )
     model_cache: Path = Field(
         default_factory=default_model_cache, description="folders made of .gguf files"
@@ -97,11 +108,26 @@ class Settings(BaseSettings):
         description="processes of this machine that share the model: each computes a part of every "
         "layer's heads and holds their weights and KV; 1: the worker alone",
     )
+    quantize: Literal["off", "int8", "int4"] = Field(
+        "off", description="weights of linear layers rounded to so many bits when they are loaded"
+    )
     codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
     memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
     ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
-    redis_url: str = Field("", description="shared tier, redis://host:port/db; empty: none")
+    redis_url: str = Field(
+        "",
+        description="shared tier, redis://host:port/db, or redis+cluster://host:port,host:port of "
+        "a Redis Cluster; empty: none",
+    )
     redis_ttl_s: int = Field(0, ge=0, description="0: until Redis evicts")
+    s3_url: str = Field("", description="cold tier, s3://bucket/prefix; empty: none")
+    s3_endpoint: str = Field("", description="URL of the S3 server; empty: AWS")
+    s3_region: str = Field("", description="empty: AWS_REGION, or us-east-1")
+    write_tiers: str = Field(
+        "",
+        description="tiers besides memory that get computed KV, e.g. ssd,s3; the others get copies "
+        "of what is read from slower ones; empty: all",
+    )
     pool_tokens: int = Field(0, ge=0, description="KV pool of running prompts; 0: derived")
     max_running: int = Field(32, ge=1, description="sequences decoded together")
     max_waiting: int = Field(256, ge=0, description="requests that may wait for a place")
@@ -120,6 +146,12 @@ class Settings(BaseSettings):
         True,
         description="keep answered prompts in free KV memory, so that the same prompt again, or "
         "the next turn of a conversation, computes only what is new",
+    )
+    stored_prompts_gib: float = Field(
+        4.0,
+        ge=0,
+        description="kept prompts on disk beside the SSD tier, so that conversations and repeated "
+        "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
     )
     draft_tokens: int = Field(
         7,
@@ -167,6 +199,10 @@ class Settings(BaseSettings):
     retrieval: Literal["dense", "sparse", "hybrid"] = Field(
         "hybrid", description="how passages are searched where a request does not say"
     )
+    exact_vectors: int = Field(
+        200_000, ge=1000, description="chunks of a collection up to which vector search is exact; "
+        "above, it reads as many lists as find 99 % of the ten best"
+    )  # fmt: skip
     condense: Literal["off", "join", "model"] = Field(
         "join",
         description="what is searched for a question that follows others, where a request does "
@@ -242,6 +278,29 @@ class Settings(BaseSettings):
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
 
+    @field_validator("lora")
+    @classmethod
+    def _named_folders(cls, value: str) -> str:
+        names = [part.partition("=")[0].strip() for part in _parts(value)]
+        for part, name in zip(_parts(value), names, strict=True):
+            if not _LORA_NAME.fullmatch(name) or not part.partition("=")[2].strip():
+                raise ValueError(
+                    f"{part!r} is not NAME=FOLDER with a name of up to 64 letters, digits, ., _, -"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"the name {name} is given twice")
+        return value
+
+    @field_validator("lora_precompute")
+    @classmethod
+    def _known_adapters(cls, value: str, info: ValidationInfo) -> str:
+        known = _named_folders(info.data.get("lora", ""))
+        for name in _parts(value):
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise ValueError(f"there is no adapter {name!r}: lora names {names}")
+        return value
+
     @field_validator("prefix_mode")
     @classmethod
     def _known_prefix_mode(cls, value: str | None) -> str | None:
@@ -277,9 +336,33 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, value: str) -> str:
-        if value and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// or unix://")
+        if value and not value.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
         return value
+
+    @field_validator("s3_url")
+    @classmethod
+    def _s3_scheme(cls, value: str) -> str:
+        scheme, _, bucket = value.partition("://")
+        if value and (scheme != "s3" or not bucket.partition("/")[0]):
+            raise ValueError("must be s3://bucket or s3://bucket/prefix")
+        return value
+
+    @field_validator("write_tiers")
+    @classmethod
+    def _tiers_that_are_set(cls, value: str, info: ValidationInfo) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        given = info.data
+        there = {
+            "ssd": given.get("ssd_tier_gib"),
+            "redis": given.get("redis_url"),
+            "s3": given.get("s3_url"),
+        }
+        for name in names:
+            if not there.get(name):
+                known = ", ".join(tier for tier, is_set in there.items() if is_set)
+                raise ValueError(f"there is no tier {name!r}; besides memory: {known or 'none'}")
+        return ",".join(names)
 
     @field_validator("gate_min_checks")
     @classmethod
@@ -291,6 +374,20 @@ class Settings(BaseSettings):
     @property
     def kv_dir(self) -> Path:
         return self.data_dir / "kv"
+
+    @property
+    def loras(self) -> dict[str, Path]:
+        """Folders of the LoRA adapters by their names."""
+        return _named_folders(self.lora)
+
+    @property
+    def precomputed_loras(self) -> list[str]:
+        """The adapters with which documents are computed as they come in."""
+        return _parts(self.lora_precompute)
+
+    @property
+    def prompts_dir(self) -> Path:
+        return self.kv_dir / ".prompts"  # on the same volume; the SSD tier skips hidden folders
 
     @property
     def model_name(self) -> str:
@@ -322,16 +419,22 @@ class Settings(BaseSettings):
             model=str(model_folder),
             calibration=str(calibration.resolve()) if calibration else "",
             model_name=self.model_name,
+            loras={name: str(folder.resolve()) for name, folder in self.loras.items()},
             address=address,
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
             device=self.device,
             tensor_parallel=self.tensor_parallel,
+            quantize=self.quantize,
             codec=self.codec,
             memory_tier_bytes=self.memory_tier_mib * MIB,
             ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
             redis_url=self.redis_url,
             redis_ttl_s=self.redis_ttl_s,
+            s3_url=self.s3_url,
+            s3_endpoint=self.s3_endpoint,
+            s3_region=self.s3_region,
+            write_tiers=self.write_tiers,
             pool_tokens=self.pool_tokens,
             max_running=self.max_running,
             # The gateway limits requests; the worker must accept all that it admits, at once.
@@ -339,6 +442,8 @@ class Settings(BaseSettings):
             planner=self.planner,
             sketches=self.sketches,
             prefix_cache=self.prefix_cache,
+            prompts_dir=str(self.prompts_dir) if self.stored_prompts_gib else "",
+            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB),
             draft_tokens=self.draft_tokens,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,
@@ -367,6 +472,15 @@ def load(**overrides: Any) -> Settings:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise InvalidSetting("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in map(str.strip, value.split(",")) if part]
+
+
+def _named_folders(value: str) -> dict[str, Path]:
+    pairs = [part.partition("=") for part in _parts(value)]
+    return {name.strip(): Path(folder.strip()).expanduser() for name, _, folder in pairs}
 
 
 def _explain(fault: Any) -> str:

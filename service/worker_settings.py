@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
 
@@ -18,14 +18,20 @@ class WorkerSettings:
     kv_dir: str  # SSD tier; empty: no SSD tier
     calibration: str = ""  # file that `kvstitch tune` wrote; empty: only the model folder's
     model_name: str = ""  # what it is called in answers; empty: the folder's name
+    loras: dict[str, str] = field(default_factory=dict)  # LoRA adapters' folders by their names
     dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
     tensor_parallel: int = 1  # processes that the heads of every layer are split over
     device: str = "auto"  # auto: cuda where there is one, else cpu
+    quantize: str = "off"  # off, int8 or int4: weights rounded when they are loaded
     codec: str = "raw"
     memory_tier_bytes: int = 2048 * MIB
     ssd_tier_bytes: int = 32 * 1024 * MIB
     redis_url: str = ""  # empty: no Redis tier
     redis_ttl_s: int = 0  # 0: keep until Redis evicts
+    s3_url: str = ""  # empty: no S3 tier
+    s3_endpoint: str = ""  # empty: AWS
+    s3_region: str = ""  # empty: from the environment
+    write_tiers: str = ""  # names of the tiers that get computed chunks; empty: all
     pool_tokens: int = 0  # 0: derived from the model's context and free memory
     max_running: int = 32
     max_waiting: int = 256
@@ -33,6 +39,8 @@ class WorkerSettings:
     sketches: bool = False  # whether one is computed with every chunk
     draft_tokens: int = 7  # most answer tokens drafted from the prompt in a step; 0: none
     prefix_cache: bool = True  # whether answered prompts are kept for those that begin with them
+    prompts_dir: str = ""  # kept prompts that are asked more than once; empty: not stored
+    prompts_bytes: int = 4 * 1024 * MIB  # bound of them
     gate_sample: float = 0.0  # share of answers held against full prefill; 0: no gate
     gate_window: int = 32
     gate_min_checks: int = 8

@@ -63,7 +63,9 @@ def relevance(
     first, found = len(prefix), []
 
     def capture(view: LayerView) -> None:
-        weights = attention_probabilities(view.q[first:], view.k, view.rows[first:], view.scale)
+        weights = attention_probabilities(
+            view.q[first:], view.k, view.rows[first:], view.scale, rule=view.rule
+        )
         at = torch.arange(len(ids), device=weights.device)
         distance = at[:, None] - at
         near = (distance > 0) & (distance <= local)

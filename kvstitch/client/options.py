@@ -29,6 +29,7 @@ class GenerateOptions(SearchOptions, total=False):
     fusion: dict[str, Any] | None
     eviction: dict[str, Any] | None
     profile: Literal["fast", "balanced", "exact"] | None
+    adapter: str | None
     cold: Literal["in_context", "as_stored"] | None
     prefix_cache: bool
     condense: Literal["off", "join", "model"] | None

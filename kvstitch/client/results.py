@@ -126,6 +126,7 @@ class CacheReport:
     recomputed_ratio: float
     recomputed_tokens: int
     reused_tokens: int = 0
+    reused_from: str = ""
     ratio: float | None = None
     gate: dict[str, Any] | None = None
     tokens: dict[str, Any] | None = None
@@ -157,6 +158,7 @@ class Answer(Result):
 
     id: str
     model: str
+    adapter: str | None = None
     text: str
     finish_reason: str
     citations: list[Citation]
@@ -180,6 +182,7 @@ class Explanation(Result):
 
     id: str
     model: str
+    adapter: str | None = None
     citations: list[Citation]
     prompt_tokens: int
     max_tokens: int

@@ -38,12 +38,16 @@ class TierUsage:
         used_bytes: bytes of chunks and extra tensors.
         capacity_bytes: bound on `used_bytes`.
         evictions: chunks and extra tensors evicted since the start.
+        servers: number of servers that hold the tier; 0 where there is none to count.
+        servers_down: how many of them do not answer.
     """
 
     entries: int | None
     used_bytes: int | None
     capacity_bytes: int | None
     evictions: int | None
+    servers: int = 0
+    servers_down: int = 0
 
 
 class Tier(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TIERS = ("memory", "ssd", "redis")
+TIERS = ("memory", "ssd", "redis", "s3")
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any
 
 from retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
 from retriever.scope import Scope
+from retriever.search.inverted_lists import DEPTHS, Reads, list_content
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2
@@ -23,13 +24,14 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class SavedScope:
-    """The file with one scope's vectors."""
+    """The file with one scope's vectors; `reads` as in `ScopeIndex`."""
 
     tenant: str
     collection: str
     count: int
     file: str
     sha256: str
+    reads: Reads | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     try:
         fields = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-        scopes = tuple(SavedScope(**saved) for saved in fields.pop("scopes"))
+        scopes = tuple(_saved_scope(**saved) for saved in fields.pop("scopes"))
         manifest = Manifest(**fields, scopes=scopes)
         whole = [Scope(saved.tenant, saved.collection) for saved in scopes]
     except FileNotFoundError as error:
@@ -79,6 +81,15 @@ def read_manifest(directory: Path) -> Manifest:
     if manifest.format != _FORMAT or not inside or len(set(whole)) != len(whole):
         raise IndexCorrupt(f"the manifest in {directory} is of another format")
     return manifest
+
+
+def _saved_scope(reads: dict[str, Any] | None = None, **fields: Any) -> SavedScope:
+    if reads is None:
+        return SavedScope(**fields)
+    probes, recall = tuple(int(n) for n in reads["probes"]), float(reads["recall"])
+    if len(probes) != len(DEPTHS):
+        raise ValueError(f"probes for {len(probes)} depths")
+    return SavedScope(**fields, reads=Reads(probes, recall))
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -92,7 +103,9 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
             old.unlink(missing_ok=True)
 
 
-def write_scope(directory: Path, scope: Scope, index: Any, count: int) -> SavedScope:
+def write_scope(
+    directory: Path, scope: Scope, index: Any, count: int, reads: Reads | None
+) -> SavedScope:
     """Write the FAISS index of one scope, which has `count` vectors."""
     import faiss
 
@@ -101,7 +114,7 @@ def write_scope(directory: Path, scope: Scope, index: Any, count: int) -> SavedS
     checksum = _checksum(partial)
     file = f"index-{checksum[:16]}.faiss"
     _publish(partial, directory / file)
-    return SavedScope(scope.tenant, scope.collection, count, file, checksum)
+    return SavedScope(scope.tenant, scope.collection, count, file, checksum, reads)
 
 
 def read_scope(directory: Path, saved: SavedScope, dim: int) -> tuple[Any, set[int]]:
@@ -117,10 +130,20 @@ def read_scope(directory: Path, saved: SavedScope, dim: int) -> tuple[Any, set[i
     if not path.is_file() or _checksum(path) != saved.sha256:
         raise IndexCorrupt(f"{path} is missing or its checksum does not hold")
     loaded: Any = faiss.read_index(str(path))
-    ids = {int(i) for i in faiss.vector_to_array(loaded.id_map)}
+    lists = isinstance(loaded, faiss.IndexIVFFlat)
+    ids = _ids_of(loaded) if lists is (saved.reads is not None) else set()
     if loaded.d != dim or len(ids) != saved.count or loaded.ntotal != saved.count:
         raise IndexCorrupt(f"{path} does not hold what its manifest says")
     return loaded, ids
+
+
+def _ids_of(index: Any) -> set[int]:
+    """The ids in a FAISS index."""
+    import faiss
+
+    if isinstance(index, faiss.IndexIVF):
+        return {int(i) for number in range(index.nlist) for i in list_content(index, number)[0]}
+    return {int(i) for i in faiss.vector_to_array(index.id_map)}
 
 
 def _checksum(path: Path) -> str:

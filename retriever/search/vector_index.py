@@ -1,62 +1,51 @@
 """Vector search: vectors by scope and chunk id, searched by inner product.
 
-The search is exact (FAISS IDMap2 over Flat). It supports removal, and is fast enough for up to
-about 200,000 chunks per scope. Every scope has a FAISS index of its own, so a search neither sees
-nor pays for other tenants' vectors. faiss is imported on first use.
+Every scope has a FAISS index of its own, so a search neither sees nor pays for other tenants'
+vectors. While a scope is small its search is exact; a larger one gets inverted lists, which are
+built beside it while it is searched and changed. faiss is imported on first use.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch, InvalidVectors
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.index_files import (
     Manifest,
-    SavedScope,
     read_manifest,
     read_scope,
     write_manifest,
     write_scope,
 )
+from retriever.search.inverted_lists import DEPTHS, Stopped, build
 from retriever.search.read_write_lock import ReadWriteLock
+from retriever.search.scope_index import ScopeIndex
 
-# FAISS may sum a product in another order in a range search than in a search for the best k.
-_ROUNDING = 1e-6
+logger = logging.getLogger(__name__)
 
-
-@dataclass
-class _ScopeIndex:
-    """One scope's vectors; `saved` is their file if they have not changed since it was written."""
-
-    faiss: Any
-    ids: set[int]
-    saved: SavedScope | None = None
-
-    def remove(self, ids: Collection[int]) -> int:
-        gone = self.ids.intersection(ids)
-        if gone:
-            self.faiss.remove_ids(np.fromiter(gone, dtype=np.int64, count=len(gone)))
-            self.ids -= gone
-            self.saved = None
-        return len(gone)
+EXACT_UP_TO = 200_000
+"""Vectors of a scope up to which its search is exact: about 20 ms on one core."""
 
 
 class VectorIndex:
-    """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`."""
+    """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`.
 
-    def __init__(self) -> None:
+    Args:
+        exact_up_to: a scope with more vectors is searched approximately.
+    """
+
+    def __init__(self, *, exact_up_to: int = EXACT_UP_TO) -> None:
+        self._exact_up_to = exact_up_to
         self._lock = ReadWriteLock()
         self._saving = threading.Lock()
         self._dim = 0
-        self._parts: dict[Scope, _ScopeIndex] = {}
+        self._parts: dict[Scope, ScopeIndex] = {}
 
     def __len__(self) -> int:
         return sum(len(part.ids) for part in list(self._parts.values()))
@@ -104,13 +93,8 @@ class VectorIndex:
                 raise InvalidVectors(f"{len(ids)} ids for vectors of shape {vectors.shape}")
             self._remove([*removed, *ids], scope)
             if ids:
-                part = self._parts.setdefault(scope, _ScopeIndex(_empty(self._dim), set()))
-                part.faiss.add_with_ids(
-                    np.ascontiguousarray(vectors, dtype=np.float32),
-                    np.asarray(ids, dtype=np.int64),
-                )
-                part.ids.update(ids)
-                part.saved = None
+                part = self._parts.setdefault(scope, ScopeIndex.empty(self._dim))
+                part.add(ids, vectors)
 
     def search(
         self,
@@ -133,22 +117,65 @@ class VectorIndex:
         """
         with self._lock.read():
             part = self._parts.get(scope)
-            if part is None or k <= 0:
-                return []
-            allowed = part.ids if allowed_ids is None else part.ids.intersection(allowed_ids)
-            if not allowed:
-                return []
-            parameters = None if allowed_ids is None else _selector(allowed)
-            query = np.ascontiguousarray(vector, dtype=np.float32).reshape(1, -1)
-            # One hit more than wanted shows whether there is a tie at the last place.
-            fetched = min(k + 1, len(allowed))
-            scores, ids = part.faiss.search(query, fetched, params=parameters)
-            scores, ids = scores[0], ids[0]
-            if fetched > k and scores[k] == scores[k - 1]:
-                below = float(scores[k]) - _ROUNDING
-                _, scores, ids = part.faiss.range_search(query, below, params=parameters)
-        hits = [(int(i), float(score)) for i, score in zip(ids, scores, strict=True)]
-        return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
+            return [] if part is None else part.search(vector, k, allowed_ids)
+
+    @property
+    def recall(self) -> float:
+        """Recall of the scope whose search is the least exact, as measured when it was built."""
+        with self._lock.read():
+            return min((p.reads.recall for p in self._parts.values() if p.reads), default=1.0)
+
+    def overdue(self) -> list[Scope]:
+        """Scopes whose index no longer suits their size: `rebuild` mends it."""
+        with self._lock.read():
+            return [scope for scope, part in self._parts.items() if self._is_overdue(part)]
+
+    def rebuild(self, scope: Scope, stopped: Stopped = lambda: False) -> None:
+        """Give a scope the index that suits its size. Searches and changes go on meanwhile.
+
+        Takes a minute for a million vectors, and memory for a second copy of them. Only one thread
+        at a time may call it.
+
+        Args:
+            scope: the tenant's collection.
+            stopped: asked from time to time; if it returns true, BuildStopped is raised and
+                nothing has changed.
+        """
+        with self._lock.read():
+            part = self._parts.get(scope)
+            if part is None:
+                return
+            ids, vectors = part.content()
+            # Only writers touch it otherwise, and they wait for the readers.
+            part.changes = {}
+        try:
+            large = len(ids) > self._exact_up_to
+            built = build(ids, vectors, stopped) if large else None
+            with self._lock.write():
+                part.measured_at = len(ids)
+                if built is not None:
+                    part.replace_by(*built)
+                elif part.reads is not None:
+                    exact = ScopeIndex.empty(self._dim)
+                    exact.add(ids.tolist(), vectors)
+                    part.replace_by(exact.faiss, None)
+        finally:
+            with self._lock.write():
+                part.changes = None
+        if built is not None:
+            logger.info(
+                "%d vectors lie in %d lists, of which %s are read for the %s best: recall %.3f",
+                len(ids), built[0].nlist, built[1].probes, DEPTHS, built[1].recall,
+            )  # fmt: skip
+        elif large:
+            logger.warning("%d vectors do not fall into groups: search stays exact", len(ids))
+
+    def _is_overdue(self, part: ScopeIndex) -> bool:
+        count = len(part.ids)
+        if part.reads is not None and count < self._exact_up_to // 2:
+            return True
+        # Lists that were made for half as many vectors are too few, and their recall is not known.
+        return count > self._exact_up_to and count >= 2 * part.measured_at
 
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:
         """Write changed scopes and the manifest; the previous save stays valid until the end."""
@@ -157,7 +184,9 @@ class VectorIndex:
             with self._lock.read():
                 for scope, part in self._parts.items():
                     if part.saved is None or not (directory / part.saved.file).is_file():
-                        part.saved = write_scope(directory, scope, part.faiss, len(part.ids))
+                        part.saved = write_scope(
+                            directory, scope, part.faiss, len(part.ids), part.reads
+                        )
                 scopes = tuple(part.saved for part in self._parts.values() if part.saved)
             manifest = Manifest(**asdict(space), generation=generation, token=token, scopes=scopes)
             write_manifest(directory, manifest)
@@ -176,8 +205,11 @@ class VectorIndex:
         if saved != space:
             raise EmbedderMismatch(f"the saved index is of {saved}, the embedder is {space}")
         parts = {
-            Scope(saved.tenant, saved.collection): _ScopeIndex(
-                *read_scope(directory, saved, space.dim), saved
+            Scope(saved.tenant, saved.collection): ScopeIndex(
+                *read_scope(directory, saved, space.dim),
+                reads=saved.reads,
+                saved=saved,
+                measured_at=saved.count if saved.reads is not None else 0,
             )
             for saved in manifest.scopes
         }
@@ -193,17 +225,3 @@ class VectorIndex:
         if not part.ids:
             del self._parts[scope]
         return gone
-
-
-def _empty(dim: int) -> Any:
-    import faiss
-
-    return faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
-
-
-def _selector(ids: Collection[int]) -> Any:
-    import faiss
-
-    batch = faiss.IDSelectorBatch(np.fromiter(ids, dtype=np.int64, count=len(ids)))
-    parameters: Any = faiss.SearchParameters  # SWIG's keyword constructor is not in its stubs
-    return parameters(sel=batch)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from service import __version__
 from service.cli import completion, doctor, keys, model, serve, status, tune
@@ -61,14 +62,24 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", help="model folder, .gguf file, Hugging Face id, or a name: see `kvstitch model "
         "list` (default: the demo model)")  # fmt: skip
+    add("--lora", "--lora-modules", nargs="+", action=_Joined, metavar="NAME=FOLDER",
+        help="LoRA adapters, folders as PEFT saves them; may be repeated")  # fmt: skip
+    add("--lora-precompute", metavar="NAMES", help="adapters, by commas, with which documents are "
+        "computed as they come in (default: none)")  # fmt: skip
     add("--model-cache", help="where folders made of .gguf files are kept")
     add("--data-dir", help="where documents, jobs and KV are kept")
-    add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0")
+    add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0, or "
+        "redis+cluster://a:6379,b:6379")  # fmt: skip
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
+    add("--s3", dest="s3_url", help="cold KV tier, e.g. s3://bucket/prefix")
+    add("--s3-endpoint", help="URL of the S3 server; without it AWS")
+    add("--s3-region", help="without it AWS_REGION, or us-east-1")
+    add("--write-tiers", help="tiers besides memory that get computed KV, e.g. ssd,s3; default all")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, help="port to listen on (default: 8000)")
     add("--codec", choices=("int2", "int4", "int8", "raw"), help="how KV is stored")
     add("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
+    add("--quantize", choices=("off", "int8", "int4"), help="weights in fewer bits")
     add("--device", help="auto, cpu, cuda or cuda:N")
     add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
     add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
@@ -129,6 +140,7 @@ def _ask(parser: argparse.ArgumentParser) -> None:
         "measured to agree with full prefill that often, such as 0.95")  # fmt: skip
     add("--cold", choices=("in_context", "as_stored"), help="how chunks that are not stored are "
         "computed: with the prompt, or alone, so that later answers are the same")  # fmt: skip
+    add("--adapter", help="the LoRA adapter that answers (default: the model itself)")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="compute the whole prompt, even if one like it was answered before")  # fmt: skip
     add("--max-tokens", type=int)
@@ -190,6 +202,7 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add = create.add_argument
     add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
     add("--name", default="", help="a word for people")
+    add("--adapter", default="", help="the LoRA adapter that answers its requests (default: any)")
     add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
     add("--expires-days", type=float, help="default: never")
     add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
@@ -254,6 +267,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         ("--model", "as for `serve` (default: the demo model)"),
         ("--data-dir", "the service's data folder"),
         ("--dtype", "auto, float32, float16 or bfloat16"),
+        ("--quantize", "off, int8 or int4: weights in fewer bits, as for `serve`"),
         ("--device", "auto, cpu, cuda or cuda:N"),
         ("--embedder", "sentence-embedding model folder (default: all-MiniLM-L6-v2)"),
         ("--prefix-mode", "of the defaults that the choice is compared with"),
@@ -302,6 +316,20 @@ def _client(parser: argparse.ArgumentParser) -> None:
     add("--api-key", default=later, help="default: KVSTITCH_API_KEY, which others cannot see in "
         "the process list")  # fmt: skip
     add("--json", action="store_true", default=later, help="JSON on stdout and nothing else")
+
+
+class _Joined(argparse.Action):
+    """Several values, also of several options, joined by commas as settings have them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, ",".join([*([before] if before else []), *(values or ())]))
 
 
 def _positive(text: str) -> int:

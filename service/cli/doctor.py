@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from service.cli.checks import data, defaults, index, model, network, packages, running, tiers
 from service.cli.checks.finding import Finding, fail
 from service.cli.output import console, emit, plain, table
 from service.cli.service_client import client
@@ -31,6 +30,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    # Here, because every command imports this module.
+    from service.cli.checks import (
+        data,
+        defaults,
+        index,
+        loras,
+        model,
+        network,
+        packages,
+        running,
+        tiers,
+    )
+
     yield from packages.check()
     names = set(Settings.model_fields)
     try:
@@ -38,7 +50,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     except KvstitchError as error:
         yield fail("settings", error.message, "mend the option or the environment variable")
         return
-    for subject in (model, defaults, data, index, tiers, network):
+    for subject in (model, loras, defaults, data, index, tiers, network):
         yield from subject.check(settings)
     if args.deep:
         from service.cli.checks import deep

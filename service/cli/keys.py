@@ -31,6 +31,7 @@ def create(args: argparse.Namespace) -> int:
         text, key = store.create(
             tenant=args.tenant,
             name=args.name,
+            adapter=args.adapter,
             scopes=frozenset(args.scope or SCOPES),
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
@@ -57,6 +58,7 @@ def show(args: argparse.Namespace) -> int:
     shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
     for key in keys:
         limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
+        limits += [f"adapter={key.adapter}"] if key.adapter else []
         shown.add_row(
             key.key_id,
             key.name,

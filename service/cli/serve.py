@@ -12,6 +12,7 @@ from service import openmp
 from service.errors import KvstitchError, ModelRefused
 
 if TYPE_CHECKING:
+    from service.cli.checks.finding import Finding
     from service.settings import Settings
 
 CANNOT_BE_SERVED = 3
@@ -50,17 +51,20 @@ def _serve(settings: Settings) -> str | None:
     Raises:
         KvstitchError: It cannot start.
     """
-    from service.cli.checks import model
-    from service.gateway.composition import Gateway
+    from service.cli.checks import architecture
     from service.gateway.data_folder import UMASK
-    from service.gateway.server import listen, serve
     from service.models.model_finder import ModelFinder
 
     os.umask(UMASK)  # the worker inherits it
     folder = ModelFinder.of(settings).prepare(settings.model)
+    # Before the gateway is imported, which takes longer than all of this.
+    _refuse(architecture.unservable(folder, settings))
+    from service.cli.checks import loras, model
+    from service.gateway.composition import Gateway
+    from service.gateway.server import listen, serve
+
     # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
-    if (finding := model.unservable(folder, settings)) is not None:
-        raise ModelRefused(f"{finding.message}: {finding.remedy}")
+    _refuse(model.unloadable(folder, settings) or loras.unservable(settings))
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)
     port = bound.getsockname()[1]
@@ -71,3 +75,8 @@ def _serve(settings: Settings) -> str | None:
         file=sys.stderr,
     )
     return serve(gateway, bound)
+
+
+def _refuse(finding: Finding | None) -> None:
+    if finding is not None:
+        raise ModelRefused(f"{finding.message}: {finding.remedy}")

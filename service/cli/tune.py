@@ -68,9 +68,11 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     documents = _documents(args.documents, settings, args.seed) if args.documents else []
     folder = ModelFinder.of(settings).prepare(settings.model)
     set_threads(settings.threads)
-    model = fingerprint(str(folder))
+    model = fingerprint(str(folder), settings.quantize)
     out = Path(args.out) if args.out else settings.data_dir / TUNING_FOLDER
-    adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
+    adapter = load_model(
+        str(folder), dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+    )
     facts = read_calibration(
         folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
     )

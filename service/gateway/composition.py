@@ -15,7 +15,7 @@ from typing import IO
 
 from retriever import Embedder, Retriever
 from service import calibration
-from service.errors import KvstitchError
+from service.errors import InvalidSetting, KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.answers.preparing.preparation import RequestPreparer
@@ -85,6 +85,8 @@ class Gateway:
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self.prompts = PromptBuilder(model_folder, settings)
+        if self.prompts.model in settings.loras:
+            raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
         self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
@@ -121,7 +123,12 @@ class Gateway:
         reranker = make_reranker(settings)
         self._models = TextModels(timed, reranker)
         self.retriever = AsyncRetriever(
-            Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking()),
+            Retriever.in_folder(
+                settings.data_dir,
+                timed,
+                self.prompts.chunking(),
+                exact_up_to=settings.exact_vectors,
+            ),
             timed,
             reranker,
             rerank_deadline_s=settings.rerank_deadline_s,

@@ -20,7 +20,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, TierUnavailable
+from kvstore import (
+    MemoryTier,
+    RedisTier,
+    S3Place,
+    S3Tier,
+    SsdTier,
+    TieredStore,
+    TierError,
+    TierUnavailable,
+)
 from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
@@ -30,7 +39,7 @@ from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.model_facts import read_calibration
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
-from service.worker.forward import selfcheck
+from service.worker.forward import lora_check, selfcheck
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.kv.pool import KVPool
@@ -44,6 +53,7 @@ from service.worker.methods.registry import (
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
@@ -95,7 +105,7 @@ def serve(settings: WorkerSettings) -> int:
 def _load(
     settings: WorkerSettings, stack: ExitStack
 ) -> tuple[DecoderAdapter, Callable[..., KVPool]]:
-    """Loads and checks the model.
+    """Loads and checks the model and its LoRA adapters.
 
     Args:
         stack: ends the processes that have parts of it.
@@ -107,7 +117,7 @@ def _load(
     if settings.tensor_parallel > 1:
         from service.worker.parallel.gang import Gang, refuse
 
-        refuse(methods_dir=settings.methods_dir, sketches=settings.sketches)
+        refuse(settings)
         gang = stack.enter_context(
             Gang(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
         )
@@ -119,9 +129,17 @@ def _load(
         set_threads(settings.threads)
         if settings.methods_dir:
             add_folder(Path(settings.methods_dir))
-        adapter = load(settings.model, dtype=settings.dtype, device=settings.device)
+        adapter = load(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            quantize=settings.quantize,
+        )
         differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    for name, folder in settings.loras.items():
+        off, moved = lora_check.add(adapter, name, Path(folder))
+        log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return adapter, make_pool
 
 
@@ -130,7 +148,7 @@ def _serve(
 ) -> int:
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
-    model_fingerprint = fingerprint(settings.model)
+    model_fingerprint = fingerprint(settings.model, settings.quantize)
     facts = read_calibration(
         Path(settings.model),
         layers=adapter.layers,
@@ -148,7 +166,15 @@ def _serve(
     )
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
-    with TieredStore(tiers(settings, pin=on_gpu)) as store:
+    with ExitStack() as opened:
+        chosen = tiers(settings, pin=on_gpu)
+        store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
+        prompts = None
+        # Stored prompts have all heads, and the pool here has some.
+        stores = settings.prefix_cache and settings.tensor_parallel == 1
+        if settings.prompts_dir and stores:
+            tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
+            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
@@ -164,6 +190,7 @@ def _serve(
             planner=settings.planner,
             sketches=settings.sketches,
             prefix_cache=settings.prefix_cache,
+            prompts=prompts,
             draft_tokens=settings.draft_tokens,
             checks=gate_settings(settings),
             grammars=Grammars(
@@ -176,6 +203,10 @@ def _serve(
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
+            adapters=[
+                m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
+                for each in adapter.loras.values()
+            ],
         )
         link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")
@@ -235,8 +266,8 @@ def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
     """The store's tiers, fastest first.
 
     Args:
-        settings: memory is used where it has bytes, SSD where a folder is set, Redis where a URL
-            is set.
+        settings: memory is used where it has bytes, SSD where a folder is set, Redis and S3
+            where a URL is set.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
     """
     chosen: list[Tier] = []
@@ -246,6 +277,9 @@ def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
+    if settings.s3_url:
+        place = S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region)
+        chosen.append(S3Tier(place, pin=pin))
     return chosen
 
 
@@ -253,6 +287,14 @@ def _end_at_once(why: str) -> None:
     """Ends this process, whose threads may wait for another rank for ever; it is started again."""
     log.critical("the worker ends, to start again: %s", why)
     os._exit(1)
+
+
+def _written(settings: WorkerSettings, chosen: list[Tier]) -> list[str]:
+    """Names of the tiers that get computed chunks; memory always does."""
+    names = settings.write_tiers.split(",") if settings.write_tiers else None
+    return [
+        tier.name for tier in chosen if tier.kind == "memory" or names is None or tier.name in names
+    ]
 
 
 def _stop_with_stdin(server: WorkerServer) -> None:

@@ -4,7 +4,7 @@ What methods are written with is in `service.worker.methods.api`; this module is
 Anything that is in neither `__all__` may change at any time. Besides re-exported names there are a
 few functions (`harness`) for what callers do most: open an engine, prefill one prompt.
 
-    models    load_model, adapter_for, read_calibration, start_up_check
+    models    load_model, add_lora, adapter_for, read_calibration, start_up_check
     engine    open_engine, Request and the events, Address
     prompts   kv_pool, prefill_ids, prefill_prompt, prefill_sparse, attention_scores
     decoding  decode_step, Decoder, Sampler
@@ -25,6 +25,7 @@ from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
+from service.worker.forward.lora_check import add as add_lora
 from service.worker.forward.prefill import Capture
 from service.worker.forward.selfcheck import check as start_up_check
 from service.worker.harness import (
@@ -100,6 +101,7 @@ __all__ = [
     "Vanilla",
     "adapter_for",
     "add_folder",
+    "add_lora",
     "attend_rows",
     "attention_scores",
     "compute_chunk",

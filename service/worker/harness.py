@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
 
-from kvstore import EncodedChunk, TieredStore
+from kvstore import EncodedChunk, SsdTier, TieredStore
 from service.worker.core.layer_view import CachedSegment
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
@@ -35,6 +35,7 @@ from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 
 
 @contextmanager
@@ -49,6 +50,8 @@ def open_engine(
     planner: bool = True,
     sketches: bool = False,
     prefix_cache: bool = False,
+    prompts_dir: str = "",
+    prompts_bytes: int = 4 << 30,
     draft_tokens: int = 0,
     max_running: int = 32,
     max_waiting: int = 256,
@@ -67,18 +70,26 @@ def open_engine(
         planner: whether to compute documents that would take longer to load.
         sketches: whether a sketch is computed with every chunk, for SamKV.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
+        prompts_dir: where kept prompts are stored that are asked more than once; empty: nowhere.
+        prompts_bytes: bound of these.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
         loader_threads: that read from the store.
         on_load: called on a loader's thread when a read is done.
     """
+    addressing = Addressing(adapter, fingerprint=fingerprint, codec=codec)
     loader = Loader(store, threads=loader_threads, on_ready=on_load)
-    loader.start()
-    try:
+    with ExitStack() as opened:
+        prompts = None
+        if prompts_dir:
+            tier = SsdTier(prompts_dir, prompts_bytes, name="prompts")
+            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=on_load))
+        loader.start()
+        opened.callback(loader.close)
         yield Engine(
             adapter,
-            Addressing(adapter, fingerprint=fingerprint, codec=codec),
+            addressing,
             store,
             loader,
             pool_tokens=pool_tokens,
@@ -88,10 +99,9 @@ def open_engine(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
+            prompts=prompts,
             draft_tokens=draft_tokens,
         )
-    finally:
-        loader.close()
 
 
 def precompute_now(engine: Engine, address: Address) -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.places import Place
+from tests.redis_cluster import RedisCluster, redis_cluster
 from tests.redis_server import RedisServer, redis_server
+from tests.s3_server import ENVIRONMENT, S3Server, s3_server
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +23,34 @@ def redis_at(shared_redis: RedisServer) -> RedisServer:
     with redis.Redis.from_url(shared_redis.url) as client:
         client.flushall()
     return shared_redis
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[RedisCluster]:
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: RedisCluster) -> RedisCluster:
+    """An empty Redis Cluster; a test that breaks it waits until it is whole again."""
+    shared_cluster.flush()
+    return shared_cluster
+
+
+@pytest.fixture(scope="session")
+def shared_s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_at(shared_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A running server with an empty bucket, and its credentials in the environment."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    shared_s3.empty()
+    return shared_s3
 
 
 @pytest.fixture(params=["memory", "ssd", "redis"])

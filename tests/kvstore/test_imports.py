@@ -6,11 +6,14 @@ from pathlib import Path
 
 SCRIPT = """
 import sys
-for name in ("redis", "xxhash", "fastapi", "pydantic", "faiss", "transformers", "msgspec"):
+absent = "redis obstore xxhash fastapi pydantic faiss transformers msgspec"
+for name in absent.split():
     sys.modules[name] = None
 import torch
 import kvstore
-from kvstore import ChunkSpec, MemoryTier, RedisTier, TierError, TieredStore, encode_chunk
+from kvstore import (
+    ChunkSpec, MemoryTier, RedisTier, S3Place, S3Tier, TierError, TieredStore, encode_chunk
+)
 spec = ChunkSpec("f", "raw", "float32", 1, 1, 2, 3)
 chunk = encode_chunk(spec, [torch.ones(3, 1, 2)], [torch.ones(3, 1, 2)])
 assert chunk.header.digests["k.0"].algorithm == "blake2b_64"
@@ -19,12 +22,17 @@ with TieredStore([MemoryTier(1 << 20)]) as store:
     assert store.read_blocks("0" * 32, {0: [0]}, spec).blocks.layer(0)[0].sum() == 6
     assert store.put_extra("0" * 32, "sketch", 1, {"t": torch.ones(2)})
     assert store.read_extra("0" * 32, "sketch", 1).tensors["t"].sum() == 2
-try:
-    TieredStore([RedisTier("redis://localhost")]).start()
-except TierError as error:
-    assert "pip install redis" in str(error)
-else:
-    raise SystemExit("started without the redis package")
+for tier, advice in (
+    (RedisTier("redis://localhost"), "pip install redis"),
+    (RedisTier("redis+cluster://localhost"), "pip install redis"),
+    (S3Tier(S3Place("s3://bucket")), "pip install 'kvstitch[s3]'"),
+):
+    try:
+        TieredStore([tier]).start()
+    except TierError as error:
+        assert advice in str(error)
+    else:
+        raise SystemExit(f"{tier.name} started without its package")
 assert not [name for name in sys.modules if name.split(".")[0] in ("service", "retriever")]
 """
 

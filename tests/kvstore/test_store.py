@@ -2,6 +2,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from kvstore import (
     ChunkCorrupt,
@@ -9,6 +10,7 @@ from kvstore import (
     MemoryTier,
     RedisTier,
     SsdTier,
+    StoreConfigError,
     TieredStore,
     TierUnavailable,
 )
@@ -274,3 +276,39 @@ def test_real_tiers_together(tmp_path, redis_at):
     with open_store("b") as store:
         assert store.delete(list(chunks)) == {"memory": 0, "ssd": 2, "redis": 2}
         assert store.keys() == set()
+
+
+def test_tiers_that_are_not_written_to_get_only_what_is_read(near, far):
+    """E.g. bulk precomputation that goes to the cold tier without filling the shared one."""
+    mid = FakeTier("mid", kind="shared")
+    sketch = {"mean": torch.arange(3)}
+    with TieredStore([near, mid, far], write_to=["far"]) as store:
+        assert store.put(make_key(), make_chunk()) and store.flush(10)
+        assert not near.contains([make_key()]) and not mid.contains([make_key()])
+        assert far.contains([make_key()])
+        assert not store.put(make_key(), make_chunk()), "known"
+        assert store.read(make_key()).tier == "far" and store.flush(10)
+        assert near.contains([make_key()]) and mid.contains([make_key()])
+        assert store.put_extra(make_key(), "sketch", 1, sketch) and store.flush(10)
+        assert far.read_extra(make_key(), "sketch") is not None
+        assert near.read_extra(make_key(), "sketch") is mid.read_extra(make_key(), "sketch") is None
+
+
+def test_writing_to_a_tier_that_is_not_there(near):
+    with pytest.raises(StoreConfigError, match="s3"):
+        TieredStore([near], write_to=["s3"])
+
+
+def test_a_slow_tier_holds_up_no_other_tiers_writes(near, far):
+    quick = FakeTier("quick", kind="shared")
+    far.block("put")
+    with TieredStore([near, quick, far]) as store:
+        for n in range(5):
+            store.put(make_key(n), make_chunk(seed=n))
+        give_up_at = time.monotonic() + 5
+        while len(list(quick.keys())) < 5 and time.monotonic() < give_up_at:
+            time.sleep(0.005)
+        assert len(list(quick.keys())) == 5 and not far.contains([make_key(0)])
+        assert store.stats().pending_writes == 5
+        far.release()
+        assert store.flush(10) and len(list(far.keys())) == 5

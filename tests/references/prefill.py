@@ -103,6 +103,14 @@ class Prompt:
         return out
 
 
+# Families whose config says which layers have a window, and those where all have it.
+TYPED = (
+    *("qwen2", "qwen3", "qwen2_moe", "smollm3", "ministral", "olmo3"),
+    *("gemma2", "gemma3_text", "gpt_oss", "cohere2"),
+)
+UNIFORM = ("mistral", "mixtral", "phi3", "qwen3_moe")
+
+
 class Reference:
     """A Llama-like decoder of a state dict and a config dict."""
 
@@ -112,77 +120,124 @@ class Reference:
         self.heads = int(config["num_attention_heads"])
         self.kv_heads = int(config["num_key_value_heads"])
         self.d = int(config.get("head_dim") or config["hidden_size"] // self.heads)
-        self.eps = float(config["rms_norm_eps"])
+        self.eps = float(config.get("rms_norm_eps", config.get("layer_norm_eps", 0)))
         self.tied = bool(config["tie_word_embeddings"])
         self.config = config
         self.family = str(config.get("model_type", "llama"))
         self.scale = float(config.get("attention_multiplier", 1 / math.sqrt(self.d)))
+        if "query_pre_attn_scalar" in config:
+            self.scale = 1 / math.sqrt(config["query_pre_attn_scalar"])
         self.residual = float(config.get("residual_multiplier", 1))
-        self.frequencies, self.rope_factor = frequencies(config["rope_parameters"], self.d)
-        self._rotations: dict[int, Tensor] = {}
+        self.kinds = list(config.get("layer_types") or ["full_attention"] * self.layers)
+        ropes = config["rope_parameters"]
+        of_kind = {kind: ropes.get(kind, ropes) for kind in set(self.kinds)}
+        self.turned = int(self.d * float(ropes.get("partial_rotary_factor") or 1))
+        self.ropes = {kind: frequencies(rope, self.turned) for kind, rope in of_kind.items()}
+        self.frequencies, self.rope_factor = self.ropes[self.kinds[0]]
+        self._rotations: dict[tuple[int, str], Tensor] = {}
         self._full: dict[tuple[int, ...], Trace] = {}
 
     # -- pieces -----------------------------------------------------------------------------------
 
     def norm(self, x: Tensor, name: str) -> Tensor:
+        if self.family.startswith("cohere"):
+            x = x - x.mean(-1, keepdim=True)
         mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
-        return x / torch.sqrt(mean_square + self.eps) * self.w[name + ".weight"]
+        more = 1 if self.family.startswith("gemma") else 0
+        return x / torch.sqrt(mean_square + self.eps) * (more + self.w[name + ".weight"])
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         out = x @ self.w[name + ".weight"].T
         return out + self.w[name + ".bias"] if name + ".bias" in self.w else out
 
-    def rotation(self, position: int) -> Tensor:
-        """The `[d, d]` matrix that RoPE multiplies a head by: pairs (i, i + d/2) turn."""
-        if position in self._rotations:
-            return self._rotations[position]
+    def rotation(self, position: int, kind: str = "") -> Tensor:
+        """The `[d, d]` matrix that RoPE multiplies a head by: pairs (i, i + d/2) turn, but those
+        behind the rotated dimensions."""
+        if (position, kind) in self._rotations:
+            return self._rotations[position, kind]
         half = self.d // 2
-        matrix = torch.zeros(self.d, self.d, dtype=torch.float64)
-        for i, frequency in enumerate(self.frequencies):
-            cos = math.cos(position * frequency) * self.rope_factor
-            sin = math.sin(position * frequency) * self.rope_factor
+        turns, factor = self.ropes.get(kind, (self.frequencies, self.rope_factor))
+        matrix = torch.eye(self.d, dtype=torch.float64)
+        for i, frequency in enumerate(turns):
+            cos = math.cos(position * frequency) * factor
+            sin = math.sin(position * frequency) * factor
             matrix[i, i], matrix[i, i + half] = cos, -sin
             matrix[i + half, i], matrix[i + half, i + half] = sin, cos
-        self._rotations[position] = matrix.float()
-        return self._rotations[position]
+        self._rotations[position, kind] = matrix.float()
+        return self._rotations[position, kind]
+
+    def halves(self, x: Tensor) -> Tensor:
+        """Heads `[..., d]` in the order in which pairs (i, i + d/2) turn (docs/specification.md
+        §0): of neighbours in Cohere, of the halves of the rotated part elsewhere."""
+        first = list(range(self.turned))
+        rest = list(range(self.turned, self.d))
+        half, middle = self.turned // 2, len(rest) // 2
+        left, right = first[:half], first[half:]
+        if self.family.startswith("cohere"):
+            left, right = first[::2], first[1::2]
+        return x[..., [*left, *rest[:middle], *right, *rest[middle:]]]
 
     def rotate(self, x: Tensor, positions: Sequence[int], layer: int = 0) -> Tensor:
         """x `[m, heads, d]` of a layer, every row by its own position."""
         if not len(positions) or not self.rotates(layer):
             return x
         return torch.stack(
-            [(self.rotation(p) @ row.T).T for p, row in zip(positions, x, strict=True)]
+            [
+                (self.rotation(p, self.kinds[layer]) @ row.T).T
+                for p, row in zip(positions, x, strict=True)
+            ]
         )
 
     def rotates(self, layer: int) -> bool:
+        if self.family == "cohere2":
+            return self.kinds[layer] == "sliding_attention"
         return bool(self.config.get("no_rope_layers", [1] * self.layers)[layer])
+
+    def window(self, layer: int) -> int | None:
+        """Row t of the layer sees key j only if j > t - window (docs/specification.md §0)."""
+        slides = self.family in UNIFORM or (
+            self.family in TYPED and self.kinds[layer] == "sliding_attention"
+        )
+        return self.config["sliding_window"] if slides else None
+
+    def within(self, layer: int, keys: Sequence[int], rows: Sequence[int]) -> Tensor:
+        """Which keys the layer's window leaves to rows, `[m, n]` bool."""
+        window = self.window(layer)
+        return torch.tensor([[window is None or j > t - window for j in keys] for t in rows])
 
     def project(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k before RoPE and v of hidden rows `[m, hidden]`."""
         prefix = f"model.layers.{layer}."
         attention = prefix + "self_attn."
-        normed = x if self.family == "olmo2" else self.norm(x, prefix + "input_layernorm")
+        olmo = self.family in ("olmo2", "olmo3")
+        normed = x if olmo else self.norm(x, prefix + "input_layernorm")
         if self.family == "phi3":
             both = self.linear(normed, attention + "qkv_proj")
             q, k, v = both.split([n * self.d for n in (self.heads, *[self.kv_heads] * 2)], dim=-1)
         else:
             q, k, v = (self.linear(normed, f"{attention}{name}_proj") for name in "qkv")
-        if self.family == "olmo2":
+        if olmo:
             q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
         q = q.reshape(-1, self.heads, self.d)
         k, v = k.reshape(-1, self.kv_heads, self.d), v.reshape(-1, self.kv_heads, self.d)
-        if self.family.startswith("qwen3"):
+        if attention + "q_norm.weight" in self.w and not olmo:
             q, k = self.norm(q, attention + "q_norm"), self.norm(k, attention + "k_norm")
-        return q, k, v
+        return self.halves(q), self.halves(k), v
 
-    def attention(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, visible: Tensor, layer: int = 0) -> Tensor:
         """Weights `[heads, m, n]`, keys repeated per query head; visible `[m, n]` or per head."""
         repeated = k.repeat_interleave(self.heads // self.kv_heads, dim=1)
         scores = torch.stack([q[:, h] @ repeated[:, h].T * self.scale for h in range(self.heads)])
+        if cap := self.config.get("attn_logit_softcapping"):
+            scores = cap * torch.tanh(scores / cap)
         scores = torch.where(visible, scores, torch.tensor(float("-inf")))
         peak = scores.max(-1, keepdim=True).values
         weights = torch.exp(scores - peak)
-        return weights / weights.sum(-1, keepdim=True)
+        total = weights.sum(-1, keepdim=True)
+        sinks = self.w.get(f"model.layers.{layer}.self_attn.sinks")
+        if sinks is not None:
+            total = total + torch.exp(sinks[:, None, None] - peak)
+        return weights / total
 
     def mix(self, weights: Tensor, v: Tensor) -> Tensor:
         """Weighted values, heads side by side `[m, heads · d]`."""
@@ -192,9 +247,15 @@ class Reference:
     def block_tail(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         prefix = f"model.layers.{layer}."
         out = self.linear(attended, prefix + "self_attn.o_proj")
-        if self.family == "olmo2":
+        if self.family in ("olmo2", "olmo3"):
             x = x + self.norm(out, prefix + "post_attention_layernorm")
             return x + self.norm(self.mlp(layer, x), prefix + "post_feedforward_layernorm")
+        if self.family in ("gemma2", "gemma3_text"):
+            x = x + self.norm(out, prefix + "post_attention_layernorm")
+            inner = self.mlp(layer, self.norm(x, prefix + "pre_feedforward_layernorm"))
+            return x + self.norm(inner, prefix + "post_feedforward_layernorm")
+        if self.family.startswith("cohere"):
+            return x + out + self.mlp(layer, self.norm(x, prefix + "input_layernorm"))
         x = x + self.residual * out
         normed = self.norm(x, prefix + "post_attention_layernorm")
         return x + self.residual * self.mlp(layer, normed)
@@ -203,6 +264,8 @@ class Reference:
         prefix = f"model.layers.{layer}.mlp."
         if prefix + "experts.down_proj" not in self.w:
             return self.gated_mlp(prefix, x)
+        if self.family == "gpt_oss":
+            return torch.stack([self.gpt_oss_row(prefix, row) for row in x])
         out = torch.zeros_like(x)
         for row in range(len(x)):  # one by one
             probabilities = (self.w[prefix + "gate.weight"] @ x[row]).softmax(-1)
@@ -221,20 +284,48 @@ class Reference:
             out = out + share * self.gated_mlp(prefix + "shared_expert.", x)
         return out
 
+    def gpt_oss_row(self, prefix: str, row: Tensor) -> Tensor:
+        """One row's experts: chosen by logit, mixed by a softmax over the chosen."""
+        w, limit = self.w, float(self.config["swiglu_limit"])
+        logits = w[prefix + "router.weight"] @ row + w[prefix + "router.bias"]
+        best = sorted(range(len(logits)), key=lambda e: -float(logits[e]))
+        best = best[: int(self.config["num_experts_per_tok"])]
+        out = torch.zeros_like(row)
+        for expert, weight in zip(best, logits[best].softmax(-1), strict=True):
+            both = row @ w[prefix + "experts.gate_up_proj"][expert]
+            both = both + w[prefix + "experts.gate_up_proj_bias"][expert]
+            gate = torch.minimum(both[::2], torch.tensor(limit))
+            up = torch.clamp(both[1::2], -limit, limit)
+            inner = (up + 1) * gate / (1 + torch.exp(-gate * self.config["swiglu_alpha"]))
+            part = inner @ w[prefix + "experts.down_proj"][expert]
+            out = out + weight * (part + w[prefix + "experts.down_proj_bias"][expert])
+        return out
+
+    def activation(self, x: Tensor) -> Tensor:
+        if self.family.startswith("gemma"):  # the tanh form of GELU
+            inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+            return 0.5 * x * (1 + torch.tanh(inner))
+        return x / (1 + torch.exp(-x))
+
     def gated_mlp(self, prefix: str, x: Tensor) -> Tensor:
         if self.family == "phi3":
             gate, up = self.linear(x, prefix + "gate_up_proj").chunk(2, dim=-1)
         else:
             gate, up = self.linear(x, prefix + "gate_proj"), self.linear(x, prefix + "up_proj")
-        return self.linear(gate / (1 + torch.exp(-gate)) * up, prefix + "down_proj")
+        return self.linear(self.activation(gate) * up, prefix + "down_proj")
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         rows = self.w["model.embed_tokens.weight"][torch.tensor(list(ids), dtype=torch.long)]
+        if self.family.startswith("gemma"):
+            return rows * math.sqrt(self.config["hidden_size"])
         return rows * float(self.config.get("embedding_multiplier", 1))
 
     def head(self, x: Tensor) -> Tensor:
         name = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
         logits = self.norm(x, "model.norm") @ self.w[name].T
+        if cap := self.config.get("final_logit_softcapping"):
+            return cap * torch.tanh(logits / cap)
+        logits = logits * float(self.config.get("logit_scale", 1))
         return logits / float(self.config.get("logits_scaling", 1))
 
     # -- passes -----------------------------------------------------------------------------------
@@ -266,7 +357,10 @@ class Reference:
             if cached is not None:
                 k = torch.where(fresh[:, None, None], k, cached[layer][0])
                 v = torch.where(fresh[:, None, None], v, cached[layer][1])
-            weights = self.attention(q, k, mask(sorted(computed[layer]), n))
+            visible = mask(sorted(computed[layer]), n)
+            if self.window(layer) is not None:
+                visible = visible & self.within(layer, range(n), range(n))
+            weights = self.attention(q, k, visible, layer)
             x = self.block_tail(layer, x, self.mix(weights, v))
             trace.k.append(k)
             trace.v.append(v)
@@ -370,9 +464,11 @@ class Reference:
         trace: Trace,
         tokens: Sequence[int],
         visible: Sequence[Tensor] | None = None,
+        held: Sequence[Sequence[int]] | None = None,
     ) -> list[Tensor]:
         """Logits after each of `tokens`, fed one by one at positions n, n+1, … over the trace's
-        cache. `visible[l]` `[kv_heads, n]`: prompt entries not evicted (default: all)."""
+        cache. `visible[l]` `[kv_heads, n]`: prompt entries not evicted (default: all). `held[l]`:
+        the prompt tokens whose entries the trace has (default: all)."""
         cache = [(k.clone(), v.clone()) for k, v in zip(trace.k, trace.v, strict=True)]
         out = []
         for step, token in enumerate(tokens):
@@ -388,7 +484,10 @@ class Reference:
                     group = self.heads // self.kv_heads
                     for h in range(self.heads):
                         seen[h, 0, : trace.n] = visible[layer][h // group]
-                weights = self.attention(self.rotate(q, position, layer), k_all, seen)
+                prompt = range(trace.n) if held is None else held[layer]
+                keys = [*prompt, *range(trace.n, trace.n + step + 1)]
+                seen = seen & self.within(layer, keys, position)
+                weights = self.attention(self.rotate(q, position, layer), k_all, seen, layer)
                 x = self.block_tail(layer, x, self.mix(weights, v_all))
             out.append(self.head(x)[0])
         return out
@@ -424,7 +523,9 @@ def frequencies(rope: Mapping[str, Any], d: int) -> tuple[list[float], float]:
             d * math.log(original / (2 * math.pi * beta)) / (2 * math.log(base))
             for beta in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
         ]
-        first, last = max(0, math.floor(edges[0])), min(d - 1, math.ceil(edges[1]))
+        if rope.get("truncate", True):
+            edges = [math.floor(edges[0]), math.ceil(edges[1])]
+        first, last = max(0, edges[0]), min(d - 1, edges[1])
         out = []
         for i, f in enumerate(plain):
             slowed = min(1.0, max(0.0, (i - first) / ((last - first) or 0.001)))

@@ -93,8 +93,9 @@ def sparse_pass(
         if onward:
             assert set(onward) <= set(rows[layer])
             visible = torch.tensor([[j <= t for j in keys[layer]] for t in onward])
+            visible = visible & reference.within(layer, keys[layer], onward)
             q = reference.rotate(q_pre[onward], onward, layer)
-            weights = reference.attention(q, seen[0][keys[layer]], visible)
+            weights = reference.attention(q, seen[0][keys[layer]], visible, layer)
             attended = reference.mix(weights, seen[1][keys[layer]])
             x_next[onward] = reference.block_tail(layer, x[onward], attended)
         x = x_next

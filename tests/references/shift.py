@@ -60,7 +60,8 @@ def shifted_pass(
         k_all[list(rows)], v_all[list(rows)] = k_pre[list(rows)], v[list(rows)]
         k_all = reference.rotate(k_all, range(n), layer)
         q = reference.rotate(q, range(n), layer)
-        attention = reference.attention(q, k_all, index_mask(sorted(rows), n))
+        visible = index_mask(sorted(rows), n) & reference.within(layer, range(n), range(n))
+        attention = reference.attention(q, k_all, visible, layer)
         trace.hidden.append(x)
         trace.q.append(q)
         trace.k.append(k_all)

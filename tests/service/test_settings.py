@@ -38,11 +38,19 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'int2', 'int4'"),
         ("prefix_mode", "all", "must be one of none, bos, bos_keep, system"),
         ("redis_url", "localhost:6379", "must start with redis://"),
+        ("s3_url", "http://bucket", "must be s3://bucket"),
+        ("s3_url", "s3:///prefix", "must be s3://bucket"),
+        ("write_tiers", "ssd,s3", "there is no tier 's3'; besides memory: ssd"),
+        ("write_tiers", "tape", "there is no tier 'tape'"),
         ("embedder_url", "localhost:8080", "must start with http://"),
         ("reranker_url", "localhost:8080", "must start with http://"),
         ("reranker_style", "x", "reranker_style (KVSTITCH_RERANKER_STYLE)"),
         ("rerank_deadline_s", "0", "rerank_deadline_s (KVSTITCH_RERANK_DEADLINE_S)"),
         ("tenant_secret", "xyz", "tenant_secret (KVSTITCH_TENANT_SECRET)"),
+        ("lora", "legal", "'legal' is not NAME=FOLDER"),
+        ("lora", "a b=/x", "'a b=/x' is not NAME=FOLDER"),
+        ("lora", "a=/x, a=/y", "the name a is given twice"),
+        ("lora_precompute", "a", "there is no adapter 'a': lora names none"),
         ("nonsense", 1, "nonsense"),
     ],
 )
@@ -56,6 +64,15 @@ def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(InvalidSetting) as error:
         load(port=-1, max_running=0)
     assert len(error.value.message.splitlines()) == 2
+
+
+def test_addresses_of_shared_tiers(tmp_path: Path) -> None:
+    settings = load(
+        redis_url="redis+cluster://a:1,b:2", s3_url="s3://bucket/kv", write_tiers=" s3 , redis"
+    )
+    worker = settings.worker(tmp_path, "x")
+    assert (worker.redis_url, worker.s3_url) == ("redis+cluster://a:1,b:2", "s3://bucket/kv")
+    assert worker.write_tiers == "s3,redis" and load().worker(tmp_path, "x").write_tiers == ""
 
 
 def test_worker_slice(tmp_path: Path) -> None:

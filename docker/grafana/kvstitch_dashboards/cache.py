@@ -197,6 +197,14 @@ def _saturation() -> list[Panel]:
             top=1,
         ),
         lines(
+            "Prompts continued",
+            {
+                "from the {{place}}": rate("continued_prompts_total", by="place"),
+                "on disk: {{outcome}}": rate("stored_prompts_total", by="outcome"),
+            },
+            unit="cps",
+        ),
+        lines(
             "Stored",
             {
                 "new": rate("store_new_keys_total"),
@@ -218,6 +226,12 @@ def _saturation() -> list[Panel]:
                 "chunks": gauge("sum", "chunks"),
                 "jobs {{state}}": gauge("sum", "jobs", by="state"),
             },
+        ),
+        lines(
+            "Vector search",
+            {"recall of the least exact index": gauge("min", "vector_index_recall")},
+            unit="percentunit",
+            text="Measured when an index is built; 1: all searches are exact",
         ),
         lines(
             "Webhook",
@@ -242,6 +256,14 @@ def _errors() -> list[Panel]:
         lines(
             "Deletions still owed",
             {"{{tier}}": gauge("sum", "tier_pending_deletes", by="tier")},
+        ),
+        lines(
+            "Servers of shared tiers",
+            {
+                "{{tier}}": gauge("min", "tier_servers", by="tier"),
+                "{{tier}} down": gauge("max", "tier_servers_down", by="tier"),
+            },
+            text="Of a Redis Cluster: those with slots, and those that do not answer",
         ),
         lines(
             "Samples dropped",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WINDOW = "$__rate_interval"
-HIT = "memory|ssd|redis"  # sources of prompt tokens that were not computed
+HIT = "memory|ssd|redis|s3"  # sources of prompt tokens that were not computed
 
 
 def series(name: str, *matchers: str) -> str:

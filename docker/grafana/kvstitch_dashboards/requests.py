@@ -46,6 +46,12 @@ def requests() -> Dashboard:
                     unit="reqps",
                 ),
                 lines(
+                    "Answers by LoRA adapter",
+                    {"{{adapter}}": rate("adapter_requests_total", by="adapter")},
+                    unit="reqps",
+                    text="Besides those of the model itself",
+                ),
+                lines(
                     "Responses by route",
                     {"{{route}}": rate("http_responses_total", by="route")},
                     unit="reqps",

@@ -1,36 +1,40 @@
-"""Keeps chunks in a Redis server shared by several processes or machines.
+"""Keeps chunks in Redis, on one server or on a cluster, shared by several processes or machines.
 
-    kvstitch:{<key>}:h      the header
-    kvstitch:{<key>}:<l>    the data of layer l; ranges of it can be fetched alone
-    kvstitch:{<key>}:x      a hash of extra tensors, one field per name
+A chunk is a header, one value per layer, and a hash of extra tensors (`chunk_names.py`), all on one
+server. One MULTI/EXEC writes them. The header is written last, and a chunk is present only if its
+header is; so a writer that dies or runs out of memory leaves nothing behind. Redis may evict single
+values. A chunk with a missing layer is a miss, and the rest of it is deleted.
 
-The braces are a hash tag: all values of a chunk share a cluster slot, so one MULTI/EXEC can write
-them. (This client still talks to a single server only.) The header is written last, and a chunk is
-present only if its header is; so a writer that dies or runs out of memory leaves nothing behind.
-Redis may evict single values. A chunk with a missing layer is a miss, and the rest of it is
-deleted.
+While a slot of a cluster moves, its values move one by one. Chunks in it are then read, written and
+deleted value by value, wherever each is.
 
 Time is bounded per socket operation and per call.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from kvstore.errors import TierError
 from kvstore.format.buffers import BufferPool, view_bytes
-from kvstore.format.byte_ranges import ByteRange, total_bytes
+from kvstore.format.byte_ranges import ByteRange
 from kvstore.format.chunk import EncodedChunk
-from kvstore.format.chunk_header import ChunkHeader, parse_header
-from kvstore.format.chunk_keys import is_chunk_key, require_chunk_key, require_extra_name
-from kvstore.format.chunk_spec import MAX_LAYERS
+from kvstore.format.chunk_header import ChunkHeader
+from kvstore.format.chunk_keys import require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
-from kvstore.tiers.redis.range_fetch import RangeFetch, fetch_ranges
-from kvstore.tiers.redis.redis_client import RedisClient
-from kvstore.tiers.redis.resp import Replies, command
+from kvstore.tiers.redis.chunk_deletion import delete_keys
+from kvstore.tiers.redis.chunk_names import ChunkNames
+from kvstore.tiers.redis.chunk_read import ChunkRead
+from kvstore.tiers.redis.cluster import Cluster
+from kvstore.tiers.redis.range_fetch import RangeFetch, Words
+from kvstore.tiers.redis.redis_server import RedisServer
+from kvstore.tiers.redis.servers import CLUSTER_SCHEMES, OneServer, Servers
+from kvstore.tiers.redis.survey import survey
 
 T = TypeVar("T")
 
@@ -38,10 +42,12 @@ _BATCH_KEYS = 512  # per pipeline
 
 
 class RedisTier:
-    """A Redis server that holds chunks.
+    """Redis, holding chunks.
 
     Args:
-        url: `redis://host:port/db`, `rediss://` or `unix://`.
+        url: `redis://host:port/db`, `rediss://` or `unix://` of one server;
+            `redis+cluster://host:port,host:port` or `rediss+cluster://` of some servers of a
+            cluster.
         timeout_s: longest wait for one socket operation, connecting included, in seconds.
         deadline_s: longest duration of one read in seconds; after it the read is a timeout.
         ttl_s: seconds until a chunk expires, renewed by every read of its data. None: never, so
@@ -65,57 +71,82 @@ class RedisTier:
         name: str = "redis",
     ) -> None:
         self.name = name
-        self._client = RedisClient(url, timeout_s, name)
+        settings = partial(_settings, timeout_s)
+        self._servers: Servers = (
+            Cluster(url, settings, name)
+            if url.startswith(CLUSTER_SCHEMES)
+            else OneServer(url, settings, name)
+        )
         self._deadline = deadline_s
         self._ttl = ttl_s
-        self._pin = pin
         self._buffers = BufferPool()
-        self._prefix = prefix
+        self._allocate = partial(self._buffers.allocate, pin=pin)
+        self._names = ChunkNames(prefix)
 
     def start(self) -> None:
-        """Prepare the client; it connects at first use.
+        """Prepare the clients; they connect at first use.
 
         Raises:
             TierError: the redis package is missing or the URL is malformed.
         """
-        self._client.start()
+        self._servers.start()
 
     def close(self) -> None:
-        self._client.close()
+        self._servers.close()
         self._buffers.clear()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
-        with self._client.session() as client:
-            # Two workers may compute the same chunk with different low bits. The first one stays:
-            # otherwise a reader could get the header of one and the layers of the other.
-            if client.exists(self._head(key)):
+        head = self._names.head(key)
+        layers = range(chunk.spec.layers)
+        values = [
+            (self._names.layer(key, n), view_bytes(chunk.layer_bytes(n))) for n in layers
+        ]  # the header is not among them: it comes last
+
+        def at_once(server: RedisServer) -> None:
+            with server.session() as client:
+                # Two workers may compute the same chunk with different low bits. The first one
+                # stays: otherwise a reader could get the header of one and the layers of the other.
+                if client.exists(head):
+                    return
+                pipeline = client.pipeline(transaction=True)
+                for name, value in values:
+                    pipeline.set(name, value, ex=self._ttl)
+                pipeline.set(head, chunk.header_bytes, ex=self._ttl)
+                pipeline.execute()
+
+        def singly(client: Any) -> None:
+            if client.exists(head):
                 return
-            pipeline = client.pipeline(transaction=True)
-            for layer in range(chunk.spec.layers):
-                value = view_bytes(chunk.layer_bytes(layer))
-                pipeline.set(self._layer(key, layer), value, ex=self._ttl)
-            pipeline.set(self._head(key), chunk.header_bytes, ex=self._ttl)
-            pipeline.execute()
+            try:
+                for name, value in values:
+                    client.set(name, value, ex=self._ttl)
+                client.set(head, chunk.header_bytes, ex=self._ttl)
+            except Exception:
+                with suppress(Exception):  # layers without a header would only take room
+                    for name, _ in values:
+                        client.unlink(name)
+                raise
+
+        self._servers.on_server(key, at_once, singly)
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        with self._client.values(time.monotonic() + self._deadline) as replies:
-            return self._header(replies, key)
+        read = self._read_of(key, None, None)
+        return read.header if self._servers.on_server(key, read.on_server, read.singly) else None
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
-        with self._client.values(time.monotonic() + self._deadline) as replies:
-            header = self._header(replies, key)
-            if header is None:
-                return None
+        def plan(header: ChunkHeader) -> RangeFetch:
             layers = range(header.spec.layers)
             ranges = [ByteRange(layer, *header.layer_range(layer)) for layer in layers]
-            commands = [command("GET", self._layer(key, layer)) for layer in layers]
-            renewals = self._renewals(key, header.spec.layers)
-            request = RangeFetch(ranges, commands, (None,), renewals)
-            data = self._receive(replies, header, request, on_progress)
-        if data is None:
+            commands = [("GET", self._names.layer(key, layer)) for layer in layers]
+            return RangeFetch(ranges, commands, (None,), self._renewals(key, header.spec.layers))
+
+        read = self._read_of(key, plan, on_progress)
+        if self._servers.on_server(key, read.on_server, read.singly):
+            assert read.header is not None and read.data is not None
+            return EncodedChunk(read.header, read.data)
+        if read.header is not None:  # a layer is missing
             self.delete([key])
-            return None
-        return EncodedChunk(header, data)
+        return None
 
     def read_ranges(
         self,
@@ -126,121 +157,196 @@ class RedisTier:
     ) -> Tensor | None:
         if not ranges:
             return torch.empty(0, dtype=torch.uint8) if self.contains([key]) else None
-        layers = {one.layer for one in ranges}
-        places = {n: (self._layer(key, n), header.layer_range(n)[0]) for n in layers}
-        commands: list[bytes] = []
-        for layer, start, end in ranges:
-            name, base = places[layer]
-            commands.append(command("GETRANGE", name, start - base, end - base - 1))
-        # The range of a missing value has length 0, and no requested range is empty.
-        renewals = self._renewals(key, header.spec.layers)
-        request = RangeFetch(ranges, commands, (None, 0), renewals)
-        with self._client.values(time.monotonic() + self._deadline) as replies:
-            data = self._receive(replies, header, request, on_progress)
-        if data is None:
-            self.delete([key])
-        return data
+
+        def plan(header: ChunkHeader) -> RangeFetch:
+            layers = {one.layer for one in ranges}
+            places = {n: (self._names.layer(key, n), header.layer_range(n)[0]) for n in layers}
+            commands: list[Words] = []
+            for layer, start, end in ranges:
+                name, base = places[layer]
+                commands.append(("GETRANGE", name, start - base, end - base - 1))
+            # The range of a missing value has length 0, and no requested range is empty.
+            renewals = self._renewals(key, header.spec.layers)
+            return RangeFetch(ranges, commands, (None, 0), renewals)
+
+        read = self._read_of(key, plan, on_progress, header)
+        if self._servers.on_server(key, read.on_server, read.singly):
+            return read.data
+        self.delete([key])
+        return None
 
     def put_extra(self, key: str, name: str, raw: Tensor) -> bool:
         require_extra_name(name)
+        head, extras, value = self._names.head(key), self._names.extras(key), view_bytes(raw)
 
         def write(pipeline: Any) -> bool:
-            present = bool(pipeline.exists(self._head(key)))
-            blocked = pipeline.type(self._extras(key)) not in (b"none", b"hash")
+            present = bool(pipeline.exists(head))
+            blocked = pipeline.type(extras) not in (b"none", b"hash")
             pipeline.multi()
             if present:
                 if blocked:  # somebody else's: otherwise extra tensors could never be written again
-                    pipeline.unlink(self._extras(key))
-                pipeline.hset(self._extras(key), name, view_bytes(raw))
+                    pipeline.unlink(extras)
+                pipeline.hset(extras, name, value)
                 if self._ttl is not None:
-                    pipeline.expire(self._extras(key), self._ttl)
+                    pipeline.expire(extras, self._ttl)
             return present
 
-        with self._client.session() as client:
-            # Watching the header: a delete in between would leave the extra tensors behind.
-            return bool(client.transaction(write, self._head(key), value_from_callable=True))
+        def at_once(server: RedisServer) -> bool:
+            with server.session() as client:
+                # Watching the header: a delete in between would leave the extra tensors behind.
+                return bool(client.transaction(write, head, value_from_callable=True))
+
+        def singly(client: Any) -> bool:
+            if not client.exists(head):
+                return False
+            client.hset(extras, name, value)
+            if self._ttl is not None:
+                client.expire(extras, self._ttl)
+            if client.exists(head):
+                return True
+            client.unlink(extras)  # the chunk was deleted in between
+            return False
+
+        return self._servers.on_server(key, at_once, singly)
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
-        with self._client.session() as client:
-            value = client.hget(self._extras(key), require_extra_name(name))
+        extras = self._names.extras(key)
+        field = require_extra_name(name)
+
+        def at_once(server: RedisServer) -> bytes | None:
+            with server.session() as client:
+                value: bytes | None = client.hget(extras, field)
+                return value
+
+        def singly(client: Any) -> bytes | None:
+            value: bytes | None = client.hget(extras, field)
+            return value
+
+        value = self._servers.on_server(key, at_once, singly)
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
 
     def contains(self, keys: Collection[str]) -> set[str]:
+        """If a server of a cluster fails, the error carries what the others hold."""
         found: set[str] = set()
-        with self._client.session() as client:
-            for batch in _batches(list(keys), _BATCH_KEYS):
-                pipeline = client.pipeline(transaction=False)
-                for key in batch:
-                    pipeline.exists(self._head(key))
-                found.update(k for k, n in zip(batch, pipeline.execute(), strict=True) if n)
+        failed: TierError | None = None
+        for server, of_server in self._servers.split(keys):
+            try:
+                for batch in _batches(of_server, _BATCH_KEYS):
+                    found |= self._present(server, batch)
+            except TierError as error:
+                failed = error
+        if failed is not None:
+            failed.found = found
+            raise failed
         return found
 
     def delete(self, keys: Collection[str]) -> int:
-        """Delete every name a chunk can have, so also layers whose header was evicted."""
+        """Delete every name a chunk can have, so also layers whose header was evicted.
+
+        In a cluster the replicas must have it too, because one of them may take over at any time.
+        """
         removed = 0
-        with self._client.session() as client:
-            for batch in _batches(list(set(keys)), _BATCH_KEYS):
-                pipeline = client.pipeline(transaction=False)
-                for key in batch:
-                    pipeline.unlink(self._head(key))
-                    pipeline.unlink(*(self._layer(key, n) for n in range(MAX_LAYERS)))
-                    pipeline.unlink(self._extras(key))
-                counts = pipeline.execute()
-                removed += sum(bool(h + n) for h, n in zip(counts[::3], counts[1::3], strict=True))
+        failed: TierError | None = None
+        for server, of_server in self._servers.split(set(keys)):
+            try:
+                for batch in _batches(of_server, _BATCH_KEYS):
+                    removed += delete_keys(self._servers, server, self._names, batch)
+            except TierError as error:  # the keys of other servers are deleted all the same
+                failed = error
+        if failed is not None:
+            raise failed
         return removed
 
     def keys(self) -> Iterable[str]:
         """The keys of all headers, found by SCAN; complete only while nothing is written."""
-        start = len(self._prefix) + 2
-        with self._client.session() as client:
-            names = client.scan_iter(match=f"{self._prefix}:{{*}}:h", count=1000)
-            found = [name.decode(errors="replace")[start:].removesuffix("}:h") for name in names]
-        return list(filter(is_chunk_key, found))  # somebody else's names may look like ours
+
+        def scan(client: Any) -> list[str]:
+            return list(self._names.keys(client.scan_iter(match=self._names.heads, count=1000)))
+
+        found, failed = survey(self._servers.all(), scan)
+        keys = {key for of_server in found for key in of_server}  # a moving one may be on two
+        if failed is not None:
+            failed.found = keys
+            raise failed
+        return keys
 
     def usage(self) -> TierUsage:
-        """The memory and limit of the whole server, its other users included; no entry count."""
-        with self._client.session() as client:
+        """Memory and limits of whole servers, their other users included; no entry count."""
+
+        def ask(client: Any) -> tuple[int, int, int]:
             memory = client.info("memory")
             evicted = client.info("stats")["evicted_keys"]
-        bound = int(memory["maxmemory"]) or None
-        return TierUsage(None, int(memory["used_memory"]), bound, int(evicted))
+            return int(memory["used_memory"]), int(memory["maxmemory"]), int(evicted)
+
+        servers = self._servers.all()
+        answers, failed = survey(servers, ask)
+        used, bounds, evicted = zip(*answers, strict=True) if answers else ((), (), ())
+        bound = sum(bounds) if bounds and all(bounds) else None
+        usage = TierUsage(
+            None, sum(used), bound, sum(evicted), len(servers), len(servers) - len(answers)
+        )
+        if failed is not None:
+            failed.found = usage
+            raise failed
+        return usage
 
     def scan_counts(self) -> Mapping[str, int]:
         return {}
 
-    def _header(self, replies: Replies, key: str) -> ChunkHeader | None:
-        replies.ask([command("GET", self._head(key))])
-        raw = replies.value()
-        return None if raw is None else parse_header(raw)
+    def _present(self, server: RedisServer, keys: list[str]) -> set[str]:
+        with server.session() as client:
+            pipeline = client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.exists(self._names.head(key))
+            counts = pipeline.execute(raise_on_error=False)
+        return {k for k, n in zip(keys, counts, strict=True) if self._is_there(k, n)}
 
-    def _receive(
+    def _is_there(self, key: str, count: int | Exception) -> bool:
+        """What EXISTS said; asks again where it was redirected."""
+        if isinstance(count, int):
+            return count > 0
+        head = self._names.head(key)
+
+        def at_once(server: RedisServer) -> bool:
+            with server.session() as client:
+                return bool(client.exists(head))
+
+        return self._servers.on_server(key, at_once, lambda client: bool(client.exists(head)))
+
+    def _read_of(
         self,
-        replies: Replies,
-        header: ChunkHeader,
-        request: RangeFetch,
+        key: str,
+        plan: Callable[[ChunkHeader], RangeFetch] | None,
         on_progress: ChunkProgress | None,
-    ) -> Tensor | None:
-        """Receive the values one after the other; None when one is missing."""
-        data = self._buffers.allocate(total_bytes(request.ranges), pin=self._pin)
-        progress = partial(on_progress, header, data) if on_progress else None
-        return data if fetch_ranges(replies, request, data, progress) else None
+        header: ChunkHeader | None = None,
+    ) -> ChunkRead:
+        give_up_at = time.monotonic() + self._deadline
+        head = self._names.head(key)
+        return ChunkRead(head, plan, self._allocate, on_progress, give_up_at, header)
 
-    def _renewals(self, key: str, layers: int) -> list[bytes]:
+    def _renewals(self, key: str, layers: int) -> list[Words]:
         """EXPIRE commands for every value, also of layers not read: all are needed together."""
         if self._ttl is None:
             return []
-        names = [self._layer(key, layer) for layer in range(layers)]
-        names += self._head(key), self._extras(key)
-        return [command("EXPIRE", name, self._ttl) for name in names]
+        names = self._names.layers(key, layers)
+        names += self._names.head(key), self._names.extras(key)
+        return [("EXPIRE", name, self._ttl) for name in names]
 
-    def _head(self, key: str) -> str:
-        return f"{self._prefix}:{{{require_chunk_key(key)}}}:h"
 
-    def _layer(self, key: str, layer: int) -> str:
-        return f"{self._prefix}:{{{require_chunk_key(key)}}}:{layer}"
-
-    def _extras(self, key: str) -> str:
-        return f"{self._prefix}:{{{require_chunk_key(key)}}}:x"
+def _settings(timeout_s: float) -> dict[str, Any]:
+    """redis-py's settings, the same for every connection."""
+    try:
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise TierError("the Redis tier needs the redis package: pip install redis") from error
+    return {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "socket_keepalive": True,
+        # redis-py would retry three times with back-off, so a dead server would cost seconds.
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def _batches(items: list[T], size: int) -> Iterator[list[T]]:

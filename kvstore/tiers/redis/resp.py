@@ -26,7 +26,13 @@ _FLAG_BYTES = 4
 
 
 class ServerError(Exception):
-    """The server answered with an error; the message is its text."""
+    """The server answered with an error; the message is its text.
+
+    Attributes:
+        number: how many values of the same request came completely before it.
+    """
+
+    number = 0
 
 
 class ProtocolError(Exception):
@@ -164,7 +170,11 @@ class Replies:
                 raise ProtocolError(f"a value that does not end: {came[:16]!r}")
             came = came[2:]
         head, _ = self._line(came)
-        return UnexpectedValue(number, None if head in _NIL else _length(head))
+        try:
+            return UnexpectedValue(number, None if head in _NIL else _length(head))
+        except ServerError as error:
+            error.number = number
+            raise
 
     def _line(self, came: bytes) -> tuple[bytes, bytes]:
         """Receive until `came` holds a whole line; the line, and the bytes after it."""

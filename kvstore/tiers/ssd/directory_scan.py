@@ -85,6 +85,7 @@ class DirectoryScan:
 
     Only regular files are opened or removed. Directories, FIFOs, sockets and symbolic links that
     stand where files should be are left alone, and so is what the system does not let us remove.
+    Hidden folders beside ours are somebody else's, and not worth a report.
 
     Args:
         root: the tier's directory.
@@ -132,6 +133,9 @@ class DirectoryScan:
     def _files(self) -> Iterator[Path]:
         """Every regular file two directories down; notes everything else that is not ours."""
         for first in self._entries(self._root):
+            hidden = first.name.startswith(".") and first.name != LOCK
+            if hidden and first.is_dir(follow_symlinks=False):
+                continue
             if is_temporary_name(first.name) and first.is_dir(follow_symlinks=False):
                 self._sweep(first)
                 continue

@@ -50,6 +50,7 @@ def _body(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "collection": args.collection,
         "retrieval": args.retrieval,
+        "adapter": args.adapter,
         "cold": args.cold,
         "prefix_cache": args.prefix_cache,
         "profile": args.profile,

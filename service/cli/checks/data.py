@@ -56,8 +56,10 @@ def served_by(folder: Path) -> str:
 
 def _disk(settings: Settings, there: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
-    used = _bytes_below(settings.kv_dir)
+    prompts = _bytes_below(settings.prompts_dir)
+    used = _bytes_below(settings.kv_dir) - prompts
     wanted = settings.ssd_tier_gib * GIB - used
+    wanted += settings.stored_prompts_gib * GIB - prompts
     text = f"{size(free)} free, the SSD tier holds {size(used)} of {settings.ssd_tier_gib:g} GiB"
     if not settings.ssd_tier_gib:
         yield ok("disk", f"{size(free)} free; no SSD tier")
@@ -81,7 +83,9 @@ def _kv_folder(folder: Path) -> Iterator[Finding]:
                 and not in_temporary
                 and (_KEY_PREFIX.fullmatch(name) or (depth == 0 and name.startswith("tmp")))
             )
-            if not ours:
+            if depth == 0 and name.startswith("."):
+                directories.remove(name)
+            elif not ours:
                 foreign.append(os.path.join(path, name))
                 directories.remove(name)
         for name in files:

@@ -22,7 +22,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _model(settings: Settings) -> Finding:
-    from service.worker.api import load_model, set_threads, start_up_check
+    from service.worker.api import add_lora, load_model, set_threads, start_up_check
 
     began = time.monotonic()
     try:
@@ -31,10 +31,14 @@ def _model(settings: Settings) -> Finding:
             return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
         set_threads(settings.threads)
-        adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
+        adapter = load_model(
+            str(folder), dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+        )
         theirs, stitched = start_up_check(adapter)
+        for name, lora in settings.loras.items():
+            add_lora(adapter, name, lora)
     except KvstitchError as error:
-        return fail("start-up check", error.message, "this model cannot be served as it is")
+        return fail("start-up check", error.message, "it cannot be served as it is")
     except MemoryError:
         return fail("start-up check", "the model does not fit into memory", "take a smaller one")
     return ok(

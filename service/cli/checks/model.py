@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from service.cli.checks import architecture
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.checks.memory import available_bytes
 from service.cli.output import size
@@ -17,8 +17,8 @@ from service.models.gguf_support import check as check_gguf
 from service.models.gguf_support import quantisation
 from service.models.model_argument import gguf_file, is_gguf
 from service.models.model_finder import ModelFinder
-from service.settings import Settings, demo_model
-from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.settings import Settings
+from service.worker.model.folder_checks import read_config, weights_fault
 from service.worker_settings import MIB
 
 
@@ -37,7 +37,10 @@ def check(settings: Settings) -> Iterator[Finding]:
     except (ValueError, OSError) as error:
         yield fail("model", f"config.json cannot be read: {error}", "copy the model folder again")
         return
-    yield from _architecture(folder, config)
+    found = list(architecture.check(folder, config, settings))
+    yield from found
+    if any(finding.level == "fail" for finding in found):
+        return
     yield from _prompts(folder, settings)
     yield from _weights(folder, settings)
 
@@ -59,28 +62,9 @@ def _unprepared(model: str, finder: ModelFinder) -> Finding:
                 f"`kvstitch serve` does it once; it takes {room} in {finder.cache}")  # fmt: skip
 
 
-def unservable(folder: Path, settings: Settings) -> Finding | None:
-    """What makes it useless to load the model, None if nothing does. Reads no weights."""
-    try:
-        config = read_config(folder)
-    except (ValueError, OSError) as error:
-        return fail("model", f"{folder}/config.json cannot be read: {error}",
-                    "copy the model folder again")  # fmt: skip
-    found = (*_architecture(folder, config), *_weights(folder, settings))
-    return next((finding for finding in found if finding.level == "fail"), None)
-
-
-def _architecture(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    family = str(config.get("model_type"))
-    if fault := family_fault(folder, config) or rope_fault(folder, config):
-        yield fail("model", fault.problem, fault.remedy)
-        return
-    own = " (the demo model)" if folder == demo_model() else ""
-    yield ok(
-        "model",
-        f"{folder}{own}: {family}, {config.get('num_hidden_layers')} layers, context "
-        f"{config.get('max_position_embeddings')}",
-    )
+def unloadable(folder: Path, settings: Settings) -> Finding | None:
+    """What makes it useless to load the weights, None if nothing does. Reads none of them."""
+    return next((f for f in _weights(folder, settings) if f.level == "fail"), None)
 
 
 def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Checks the tiers: whether Redis answers, and whether it evicts when it is full."""
+"""Checks the tiers: whether Redis and S3 answer, and whether Redis evicts when it is full."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import redis
 
+from kvstore import S3Place, S3Tier, TierError
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
@@ -19,30 +20,59 @@ TIMEOUT_S = 2.0
 
 def check(settings: Settings) -> Iterator[Finding]:
     memory, ssd = settings.memory_tier_mib, settings.ssd_tier_gib
-    if not (memory or ssd or settings.redis_url):
+    if not (memory or ssd or settings.redis_url or settings.s3_url):
         yield warn("tiers", "no tier: every prompt is computed from its first token",
-                   "give --memory-tier-mib, --ssd-tier-gib or --redis")  # fmt: skip
+                   "give --memory-tier-mib, --ssd-tier-gib, --redis or --s3")  # fmt: skip
     else:
         yield ok("tiers", f"memory {size(memory * MIB)}, SSD {ssd:g} GiB, "
-                 f"Redis {_shown(settings.redis_url)}")  # fmt: skip
-    if settings.redis_url:
-        yield from _redis(settings)
+                 f"Redis {_shown(settings.redis_url)}, "
+                 f"S3 {settings.s3_url or 'none'}")  # fmt: skip
+    scheme, of_cluster, rest = settings.redis_url.partition("+cluster://")
+    if of_cluster:
+        login, at, addresses = rest.rpartition("@")
+        for address in addresses.split(","):
+            yield from _redis(f"{scheme}://{login}{at}{address}", settings, cluster=True)
+    elif settings.redis_url:
+        yield from _redis(settings.redis_url, settings, cluster=False)
+    if settings.s3_url:
+        yield _s3(settings)
 
 
-def _redis(settings: Settings) -> Iterator[Finding]:
-    where = _shown(settings.redis_url)
+def _s3(settings: Settings) -> Finding:
+    tier = S3Tier(S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region))
+    try:
+        tier.start()
+        tier.read_header("0" * 32)
+    except TierError as error:
+        return fail("s3", f"{settings.s3_url} cannot be read: {error}",
+                    "mend --s3, --s3-endpoint or the credentials (AWS_ACCESS_KEY_ID, ...); without "
+                    "it serving goes on from the other tiers")  # fmt: skip
+    finally:
+        tier.close()
+    return ok("s3", f"{settings.s3_url} answers")
+
+
+def _redis(url: str, settings: Settings, *, cluster: bool) -> Iterator[Finding]:
+    where = _shown(url)
     try:
         server = redis.Redis.from_url(
-            settings.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
         )
         try:
-            facts: dict[str, Any] = {**server.info("server"), **server.info("memory")}
+            facts: dict[str, Any] = {
+                **server.info("server"), **server.info("memory"), **server.info("cluster")
+            }  # fmt: skip
         finally:
             server.close()
     except (redis.RedisError, ValueError, OSError) as error:
         yield fail("redis", f"{where} does not answer: {error}",
                    "start it, or mend --redis; without it serving goes on from the other "
                    "tiers")  # fmt: skip
+        return
+    if bool(facts.get("cluster_enabled")) != cluster:
+        one = "is not part of a cluster" if cluster else "is part of a cluster"
+        yield fail("redis", f"{where} {one}",
+                   f"--redis {'redis' if cluster else 'redis+cluster'}://...")  # fmt: skip
         return
     version = str(facts.get("redis_version", "0"))
     if tuple(int(n) for n in version.split(".")[:2] if n.isdigit()) < OLDEST:

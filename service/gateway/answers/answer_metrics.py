@@ -55,15 +55,16 @@ def tokens_by_source(report: Report) -> dict[str, int]:
     """Prompt tokens by where their KV came from; they add up to the prompt."""
     out = dict.fromkeys(PROMPT_SOURCES, 0)
     segments = [report.system, *report.documents]
+    earlier = report.reused_from or "pool"
     for segment in segments:
-        out["pool"] += segment.reused
+        out[earlier] += segment.reused
         if segment.tier in TIERS:
             out[segment.tier] += max(0, segment.tokens - segment.rows_recomputed)
             out["recomputed"] += segment.rows_recomputed
         else:
             out["cold"] += segment.tokens - segment.reused
     of_question = report.reused_tokens - sum(segment.reused for segment in segments)
-    out["pool"] += of_question
+    out[earlier] += of_question
     question = report.prompt_tokens - sum(s.tokens for s in segments) - of_question
     out["question"] = max(0, question)
     return out

@@ -193,6 +193,7 @@ class AnswerStream:
         return GenerateResponse(
             id=self.id,
             model=self.model,
+            adapter=self.prepared.generate.lora or None,
             text=self.text.text,
             # The worker may have finished by itself before our abort reached it.
             finish_reason="stop" if self.text.stopped else done.finish_reason,
@@ -228,6 +229,8 @@ class AnswerStream:
         self.slot.close(seconds)
         fusion = self.prepared.generate.fusion.name
         self.metrics.requests.labels(fusion, outcome).inc()
+        if adapter := self.prepared.generate.lora:
+            self.metrics.adapter_requests.labels(adapter, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
         self.span.end(

@@ -22,6 +22,7 @@ def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Ex
     return Explanation(
         id=generate.id,
         model=model,
+        adapter=generate.lora or None,
         citations=prepared.citations,
         found=bool(prepared.passages),
         retrieval=prepared.retrieval,
@@ -34,6 +35,7 @@ def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Ex
         ],
         recomputed_tokens=forecast.recomputed_tokens,
         reused_tokens=forecast.reused_tokens,
+        reused_from=forecast.reused_from,
         flops=forecast.flops,
         full_prefill_flops=forecast.full_prefill_flops,
         expected_ttft_s=gateway_s + forecast.first_token_s,

@@ -84,6 +84,7 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
         recomputed_ratio=report.recomputed_ratio,
         recomputed_tokens=report.recomputed_tokens,
         reused_tokens=report.reused_tokens,
+        reused_from=report.reused_from,
         ratio=report.ratio,
         gate=_gate_note(report.gate),
     )

@@ -8,7 +8,12 @@ from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
 from service.messages import Generate, Report, SegmentFates, SegmentReport, TokenFates, TokenRun
 
-SOURCE_OF_TIER: dict[str, Source] = {"memory": "memory", "ssd": "ssd", "redis": "redis"}
+SOURCE_OF_TIER: dict[str, Source] = {
+    "memory": "memory",
+    "ssd": "ssd",
+    "redis": "redis",
+    "s3": "s3",
+}
 
 
 def token_report(

@@ -38,6 +38,7 @@ class Principal:
         scopes: What the key may do.
         limits: The key's quotas.
         spend_tokens: Counts tokens of prompt and answer against the quotas of key and tenant.
+        adapter: The LoRA adapter that the key is bound to; "": none.
     """
 
     tenant: str
@@ -45,6 +46,7 @@ class Principal:
     scopes: frozenset[str]
     limits: Limits = field(default_factory=Limits)
     spend_tokens: Callable[[int], None] = field(default=_count_nothing, compare=False, repr=False)
+    adapter: str = ""
 
 
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
@@ -115,7 +117,7 @@ class Access:
         def spend(tokens: int) -> None:
             self._quotas.spend(key.tenant, key.key_id, key.limits, tokens)
 
-        return Principal(key.tenant, key.key_id, key.scopes, key.limits, spend)
+        return Principal(key.tenant, key.key_id, key.scopes, key.limits, spend, key.adapter)
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:

@@ -23,7 +23,8 @@ CREATE TABLE IF NOT EXISTS keys (
     key_id TEXT PRIMARY KEY, secret_sha256 BLOB NOT NULL, name TEXT NOT NULL,
     tenant TEXT NOT NULL, scopes TEXT NOT NULL, created REAL NOT NULL,
     expires REAL, revoked REAL,
-    documents INTEGER, bytes INTEGER, requests_per_minute INTEGER, tokens_per_minute INTEGER
+    documents INTEGER, bytes INTEGER, requests_per_minute INTEGER, tokens_per_minute INTEGER,
+    adapter TEXT NOT NULL DEFAULT ''
 )
 """
 MAX_NAME_CHARS = 64
@@ -31,7 +32,10 @@ MAX_NAME_CHARS = 64
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A key without its secret. Times are in Unix seconds."""
+    """A key without its secret. Times are in Unix seconds.
+
+    adapter: the LoRA adapter that answers its requests; "": it is bound to none.
+    """
 
     key_id: str
     name: str
@@ -41,6 +45,7 @@ class StoredKey:
     created: float
     expires: float | None
     revoked: float | None
+    adapter: str = ""
 
     def valid(self, now: float) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
@@ -72,6 +77,7 @@ class KeyStore:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(_SCHEMA)
+            _add_adapter(connection)
         except (OSError, sqlite3.Error) as error:
             raise InvalidSetting(f"the key store {self._path} cannot be used: {error}") from error
         self._connection = connection
@@ -87,6 +93,7 @@ class KeyStore:
         *,
         tenant: str = "",
         name: str = "",
+        adapter: str = "",
         scopes: frozenset[str] = frozenset(key_text.SCOPES),
         limits: Limits | None = None,
         expires: float | None = None,
@@ -96,6 +103,7 @@ class KeyStore:
         Args:
             tenant: Whose documents it sees.
             name: For people.
+            adapter: The LoRA adapter that answers its requests; "": any that they name.
             scopes: What it may do.
             limits: Its quotas; None: no limits.
             expires: Unix seconds; None: never.
@@ -104,7 +112,7 @@ class KeyStore:
             The key, which cannot be read again, and what is stored of it.
 
         Raises:
-            InvalidRequest: A scope is unknown, or tenant or name is too long.
+            InvalidRequest: A scope is unknown, or tenant, name or adapter is too long.
         """
         limits = limits or Limits()
         if unknown := scopes - set(key_text.SCOPES):
@@ -112,7 +120,7 @@ class KeyStore:
                 f"there is no scope {sorted(unknown)[0]!r}: use {', '.join(key_text.SCOPES)}",
                 field="scopes",
             )
-        for field, value in (("tenant", tenant), ("name", name)):
+        for field, value in (("tenant", tenant), ("name", name), ("adapter", adapter)):
             if len(value) > MAX_NAME_CHARS or not value.isprintable():
                 raise InvalidRequest(
                     f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
@@ -120,7 +128,7 @@ class KeyStore:
         key, key_id, digest = key_text.new_key()
         with self._open() as connection:
             connection.execute(
-                "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?)",
+                "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?)",
                 (
                     key_id,
                     digest,
@@ -133,6 +141,7 @@ class KeyStore:
                     limits.bytes,
                     limits.requests_per_minute,
                     limits.tokens_per_minute,
+                    adapter,
                 ),
             )
         return key, self._get(key_id)
@@ -192,6 +201,14 @@ class KeyStore:
             yield self._connection
 
 
+def _add_adapter(connection: sqlite3.Connection) -> None:
+    """Adds the column to a file that was made before there was one."""
+    connection.execute("BEGIN IMMEDIATE")
+    if "adapter" not in {row["name"] for row in connection.execute("PRAGMA table_info(keys)")}:
+        connection.execute("ALTER TABLE keys ADD COLUMN adapter TEXT NOT NULL DEFAULT ''")
+    connection.execute("COMMIT")
+
+
 def _stored(row: sqlite3.Row) -> StoredKey:
     return StoredKey(
         key_id=row["key_id"],
@@ -204,4 +221,5 @@ def _stored(row: sqlite3.Row) -> StoredKey:
         created=row["created"],
         expires=row["expires"],
         revoked=row["revoked"],
+        adapter=row["adapter"],
     )

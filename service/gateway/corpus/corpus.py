@@ -84,6 +84,7 @@ class Corpus:
             purges=purges,
             gauges=self._gauges,
             pin_check_s=settings.pin_check_s,
+            loras=settings.precomputed_loras,
         )
         limits = FileLimits(
             settings.max_file_pages,

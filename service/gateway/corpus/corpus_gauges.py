@@ -15,6 +15,8 @@ class CorpusGauges:
         self._jobs = jobs
         self._retriever = retriever
         self._metrics = metrics
+        # Indexes are rebuilt in the background, at no event that would be seen here.
+        metrics.index_recall.set_function(lambda: retriever.index_recall)
 
     async def refresh(self) -> None:
         """Count anew, after documents or jobs have changed."""

@@ -62,6 +62,9 @@ POLL_S = 5.0  # for purges of tiers that could not be reached
 class PrecomputeLoop:
     """Needs the worker, and waits for it.
 
+    Args:
+        loras: The LoRA adapters with which chunks are computed, besides the base model.
+
     Attributes:
         complete: Whether nothing is left to compute of documents that are done.
     """
@@ -78,7 +81,9 @@ class PrecomputeLoop:
         gauges: CorpusGauges,
         rate: TokenRate,
         pin_check_s: float,
+        loras: Sequence[str] = (),
     ) -> None:
+        self._models = ("", *loras)  # "" is the base model
         self._rate = rate
         self._jobs = jobs
         self._behind = behind
@@ -153,7 +158,7 @@ class PrecomputeLoop:
             for item in items:
                 own = [target for target in targets if target.doc_id == item.doc_id]
                 work += [(item, target) for target in own]
-                progress.chunks_left[item.number] = sum(len(self._wanted(each)) for each in own)
+                progress.chunks_left[item.number] = sum(map(self._copies, own))
         empty = [number for number, chunks in progress.chunks_left.items() if not chunks]
         await self._finish(empty, progress.errors)
         async with FinishedDocuments(partial(self._finish, errors=progress.errors)) as finished:
@@ -174,7 +179,7 @@ class PrecomputeLoop:
     ) -> None:
         """One call of the worker: have these chunks stored."""
         numbers = {target.chunk_id: item.number for item, target in part}
-        tokens = {t.chunk_id: len(t.ids) / len(self._wanted(t)) for _, t in part}
+        tokens = {t.chunk_id: len(t.ids) / self._copies(t) for _, t in part}
         try:
             async with aclosing(self._store(tenant, [t for _, t in part])) as stored:
                 async for chunk_id, error in stored:
@@ -195,7 +200,7 @@ class PrecomputeLoop:
     async def _store(
         self, tenant: str, targets: Sequence[PurgeTarget]
     ) -> AsyncGenerator[tuple[int, str], None]:
-        """Have the KV of these chunks stored; yields (chunk_id, error or "") of each.
+        """Have the KV of these chunks stored; yields (chunk_id, error or "") of each copy.
 
         Args:
             targets: Each with its copy behind others, if it has one.
@@ -203,11 +208,16 @@ class PrecomputeLoop:
         wanted = [chunk for target in targets for chunk in self._wanted(target)]
         chunks = sorted(wanted, key=lambda chunk: bool(chunk.behind))  # those alone come first
         async with self._purges.storing(targets):
-            replies = self._worker.precompute(
-                self._prompts.system, chunks, self._prompts.prefix_mode, tenant
-            )
-            async for reply in replies:
-                yield reply.chunk_id, reply.message if reply.status == "failed" else ""
+            for lora in self._models:
+                replies = self._worker.precompute(
+                    self._prompts.system, chunks, self._prompts.prefix_mode, tenant, lora
+                )
+                async for reply in replies:
+                    yield reply.chunk_id, reply.message if reply.status == "failed" else ""
+
+    def _copies(self, target: PurgeTarget) -> int:
+        """How many chunks are stored of one before its document is done."""
+        return len(self._wanted(target)) * len(self._models)
 
     def _wanted(self, target: PurgeTarget) -> list[Chunk]:
         """What is to be stored of a chunk before its document is done.

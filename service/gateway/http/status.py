@@ -28,6 +28,7 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
         "state": "ready" if reason is None else "not ready",
         "reason": reason or await asyncio.to_thread(gateway.disk.reason),
         "model": None if ready is None else {**asdict(ready.model), "id": gateway.prompts.model},
+        "adapters": [] if ready is None else [asdict(each) for each in ready.adapters],
         "prompt": {
             "chunk_tokens": fmt.chunk_tokens,
             "top_k": fmt.top_k,

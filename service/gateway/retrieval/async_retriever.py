@@ -38,6 +38,7 @@ from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import DiskFull, InvalidRequest, KvstitchError, WorkerUnavailable
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.retrieval.error_translation import service_error
+from service.gateway.retrieval.index_keeper import IndexKeeper
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
 
 T = TypeVar("T")
@@ -135,6 +136,7 @@ class AsyncRetriever:
         self._disk = disk
         self._retriever = retriever
         self.companions = retriever.companions
+        self._index_keeper = IndexKeeper(retriever)
         self._embedder = embedder
         self._reranker = reranker
         self._rerank_deadline_s = rerank_deadline_s
@@ -153,6 +155,7 @@ class AsyncRetriever:
         await self._in(self._change_thread, self._retriever.start)
         if self._reranker is not None:
             await self._reranker.start()
+        await self._in(self._change_thread, self._index_keeper.look)
         self.started = True
 
     async def close(self) -> None:
@@ -160,6 +163,7 @@ class AsyncRetriever:
         if self.started:
             self.started = False
             await self._in(self._embed_thread, lambda: None)
+            await asyncio.to_thread(self._index_keeper.close)
             try:
                 await self.save()
             except KvstitchError as error:  # the next start rebuilds the index from the catalog
@@ -301,6 +305,12 @@ class AsyncRetriever:
     async def save(self) -> None:
         """Save the index, and overwrite what was removed in every file."""
         await self._in(self._change_thread, self._retriever.purge)
+        await self._in(self._change_thread, self._index_keeper.look)
+
+    @property
+    def index_recall(self) -> float:
+        """Recall of the least exact vector index, as measured when it was built."""
+        return self._retriever.index_recall
 
     # -- looking up ------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class Explanation(BaseModel):
 
     id: str
     model: str
+    adapter: str | None = None
     explain: Literal[True] = True
     citations: list[Citation]
     found: bool = Field(description="whether the prompt holds any passage")
@@ -47,6 +48,7 @@ class Explanation(BaseModel):
     documents: list[DocumentForecast]
     recomputed_tokens: int
     reused_tokens: int = 0
+    reused_from: str = ""
     flops: float
     full_prefill_flops: float
     expected_ttft_s: float = Field(description="with retrieval as it just was, without a queue")

@@ -151,6 +151,11 @@ class GenerateRequest(Choices, SamplingFields):
         Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
         | SkipJsonSchema[None]
     ) = None
+    adapter: Unicode | None = Field(
+        None,
+        description="the LoRA adapter that answers, one of GET /v1/models with a `parent`; none: "
+        "that of the API key, else the model itself",
+    )
     stream: bool = False
     include_tokens: bool = Field(
         False, description="the answer's cache report says what became of every prompt token"
@@ -184,13 +189,13 @@ class Usage(BaseModel):
 
 
 class CacheSegment(BaseModel):
-    """What happened to one segment's KV; tier is memory, ssd, redis or cold (computed); `bytes`
+    """What happened to one segment's KV; tier is memory, ssd, redis, s3 or cold (computed); `bytes`
     were read of the `stored_bytes` that its whole KV has. rows_recomputed: its tokens that were
     computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
     was no choice; why it was recomputed. computed: how a cold one was, "in_context" or
     "as_stored"; else empty. behind: other chunks of the collection that its stored KV was computed
     behind, in the prefix modes that have them. reused: tokens whose KV an earlier prompt left; a
-    segment that is reused as a whole has the tier `pool`."""
+    segment that is reused as a whole has the tier `pool` or `prompts`."""
 
     tier: str
     bytes: int
@@ -222,7 +227,8 @@ class GateNote(BaseModel):
 class CacheReport(BaseModel):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
     gate changed; None: nothing. tokens: only where the request says `include_tokens`.
-    reused_tokens: of the prompt, those whose KV an earlier prompt left."""
+    reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
+    the KV pool, or `prompts`, on disk; empty: nothing was."""
 
     system: CacheSegment
     documents: list[CacheDocument]
@@ -235,6 +241,7 @@ class CacheReport(BaseModel):
     recomputed_ratio: float
     recomputed_tokens: int
     reused_tokens: int = 0
+    reused_from: str = ""
     ratio: float | None
     gate: GateNote | None
     tokens: TokenReport | None = None
@@ -251,6 +258,7 @@ class Timing(BaseModel):
 class GenerateResponse(BaseModel):
     id: str
     model: str
+    adapter: str | None = Field(None, description="the LoRA adapter that answered; none: none did")
     text: str
     finish_reason: str
     citations: list[Citation]

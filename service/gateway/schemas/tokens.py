@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-Source = Literal["memory", "ssd", "redis", "recomputed", "cold", "question"]
+Source = Literal["memory", "ssd", "redis", "s3", "recomputed", "cold", "question"]
 
 
 class TokenRunOut(BaseModel):

@@ -74,14 +74,19 @@ class WorkerClient(WorkerConnection):
             self.send(message)
 
     async def precompute(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
+        self,
+        system: list[int],
+        chunks: Sequence[Chunk],
+        prefix_mode: str,
+        tenant: str,
+        lora: str = "",
     ) -> AsyncGenerator[Precomputed, None]:
         """Compute and store the KV of chunks. Raises the error that the worker reports.
 
         Yields:
             One reply per chunk, as it is done.
         """
-        message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
+        message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant, lora)
         with self.call(message.id, message) as queue:
             for _ in chunks:
                 reply = await queue.get()

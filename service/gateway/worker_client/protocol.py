@@ -70,7 +70,12 @@ class Worker(Protocol):
         ...
 
     def precompute(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
+        self,
+        system: list[int],
+        chunks: Sequence[Chunk],
+        prefix_mode: str,
+        tenant: str,
+        lora: str = "",
     ) -> AsyncGenerator[Precomputed, None]:
         """Compute and store the KV of chunks.
 
@@ -79,6 +84,7 @@ class Worker(Protocol):
             chunks: Of one tenant.
             prefix_mode: What chunks attend to, see `service.prompt.PromptFormat`.
             tenant: Whose they are.
+            lora: The LoRA adapter that they are computed with; "": the base model.
 
         Yields:
             One reply per chunk, as it is done.

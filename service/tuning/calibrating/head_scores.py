@@ -157,7 +157,9 @@ def _observed_step(
         k_all, v_all = kv.prompt_layer(layer, position + 1)
         rope = adapter.ropes[layer]
         write_rows(rope, k_all, v_all, k, v, at)
-        weights = attention_probabilities(rope.rotate(q, at), k_all, at, adapter.scale)
+        weights = attention_probabilities(
+            rope.rotate(q, at), k_all, at, adapter.scale, rule=adapter.rules[layer]
+        )
         seen.append(weights[:, 0].cpu())
         x = adapter.finish(layer, x, weighted_values(weights, v_all))
     return adapter.logits(x)[0], torch.stack(seen)

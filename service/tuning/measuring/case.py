@@ -129,7 +129,8 @@ class Filled:
         """Softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
         k, _ = self.layer(layer)
         rows = self.layout.question_rows
-        return attention_probabilities(self.queries[layer], k, rows, self.adapter.scale)
+        rule = self.adapter.rules[layer]
+        return attention_probabilities(self.queries[layer], k, rows, self.adapter.scale, rule=rule)
 
     def attention_scores(self) -> Tensor:
         """The question's attention to each token, summed over layers, heads and rows, `[n]`."""

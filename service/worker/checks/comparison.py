@@ -40,5 +40,6 @@ def full_logits(adapter: DecoderAdapter, request: Request) -> Steps[Tensor]:
     layout = PromptLayout.of(
         request.system, documents, request.question, uncached=cold, device=adapter.device
     )
+    adapter = adapter.with_lora(request.lora)
     scratch = ScratchKV(adapter, layout.tokens)
     return (yield from prefill(adapter, layout, [None] * len(cold), Vanilla(), scratch)).logits

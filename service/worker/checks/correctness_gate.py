@@ -103,8 +103,8 @@ class Gate:
         pool: KVPool,
         precompute_queue: PrecomputeQueue,
     ) -> Gate:
-        # The planner's estimates must not learn from what spare time allows.
-        shadow = Shadow(replace(launcher, planner=None), pool, precompute_queue)
+        # The planner must not learn from what spare time allows, nor may a run continue a prompt.
+        shadow = Shadow(replace(launcher, planner=None, restorer=None), pool, precompute_queue)
         return cls(launcher.adapter, checks, shadow)
 
     # -- requests ---------------------------------------------------------------------------------
@@ -174,7 +174,6 @@ class Gate:
 
     def fail_current(self, error: Exception) -> None:
         """Drops the current check, because `advance` raised this error."""
-        log.error("a check failed: %s", error, exc_info=error)
         self._drop_current()
 
     def give_way(self) -> bool:

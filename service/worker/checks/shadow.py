@@ -29,7 +29,8 @@ class Shadow:
     """One prompt at a time.
 
     Attributes:
-        launcher: without a planner, whose estimates must not learn from what spare time allows.
+        launcher: without a planner, whose estimates must not learn from what spare time allows, and
+            without stored prompts: the run is to show what the method computes.
     """
 
     launcher: PrefillLauncher

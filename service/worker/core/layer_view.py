@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.flops import FlopCount
 from service.worker.core.layout import PromptLayout
 from service.worker.core.ranks import Ranks
@@ -54,6 +55,7 @@ class LayerView:
         fresh_v: values of `rows` `[m, kv_heads, head_dim]`.
         cached: stored KV by segment, None where a segment has none.
         scale: factor of the attention scores before the softmax.
+        rule: what this layer adds to causal attention: a window, a soft cap, sinks.
         rotate: RoPE: `[m, kv_heads, head_dim]` and their positions `[m]` → the same, rotated.
         flops: the prompt's FLOP count, to which a method adds the work it does itself.
         attention_scores: attention that every token received in an earlier pass over the stitched
@@ -75,6 +77,7 @@ class LayerView:
     scale: float
     rotate: Callable[[Tensor, Tensor], Tensor]
     flops: FlopCount
+    rule: AttentionRule = PLAIN
     attention_scores: Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict)
     ranks: Ranks | None = None

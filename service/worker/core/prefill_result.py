@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class PrefillResult:
         kept_ids: indices of `layout`'s tokens in the original prompt; None if it is the original
             prompt (an eviction method may start over with fewer tokens).
         entries_per_head: KV entries per layer and KV head; None if every token of `layout` has one.
+        held: prompt rows of the entries of layers with a window, by layer, where not every token of
+            `layout` has one.
         coverage: share of the prompt's tokens whose KV is held by at least one layer.
     """
 
@@ -34,4 +37,5 @@ class PrefillResult:
     layout: PromptLayout
     kept_ids: Tensor | None = None
     entries_per_head: int | None = None
+    held: Mapping[int, Tensor] = field(default_factory=dict)
     coverage: float = 1.0

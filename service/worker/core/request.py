@@ -28,6 +28,7 @@ class Request:
         cold: how chunks that are not stored are computed: in the prompt's context, or by themselves
             as precompute does.
         prefix_cache: whether it may continue an earlier prompt, and be continued itself.
+        lora: name of the LoRA adapter that answers; "" for the base model.
         arrived: when the request arrived, in seconds of time.monotonic.
     """
 
@@ -43,6 +44,7 @@ class Request:
     token_fates: bool = False
     cold: ColdMode = "in_context"
     prefix_cache: bool = True
+    lora: str = ""
     arrived: float = field(default_factory=time.monotonic)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from service.worker.core.request import Event, TokenEvent
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.decode_loras import LoraDecoder
 from service.worker.kv.pool import KVPool
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.sequences.draft import Drafter
-from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.logprobs import token_logprobs
 from service.worker.sequences.sequence import Sequence
 
@@ -44,7 +44,7 @@ class Answering:
         finish: Callable[[Sequence, str], None],
         fail: Callable[[Sequence, Exception], None],
     ) -> None:
-        self._decoder = Decoder(adapter, pool)
+        self._decoder = LoraDecoder(adapter, pool)
         self._draft_tokens = draft_tokens
         self._send = send
         self._finish = finish

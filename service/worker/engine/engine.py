@@ -34,9 +34,13 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
+from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
+from service.worker.sequences.earlier_prompts.prompt_writer import PromptWriter
+from service.worker.sequences.earlier_prompts.restorer import Restorer
+from service.worker.sequences.kept_prompt import holds, prompt_tokens
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.prefix_cache import PrefixCache, holds, prompt_tokens
 from service.worker.sequences.report import report
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.sequences.sequence import Sequence
@@ -56,6 +60,7 @@ class Engine:
             that is stored is loaded. Chunks in the memory tier are always used.
         sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
+        prompts: where kept prompts are stored that are asked more than once; None: nowhere.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
         make_pool: makes the KV pool.
@@ -76,6 +81,7 @@ class Engine:
         planner: bool = True,
         sketches: bool = False,
         prefix_cache: bool = False,
+        prompts: PromptStore | None = None,
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
@@ -91,8 +97,12 @@ class Engine:
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
+        self.prompts = prompts
+        restorer = (
+            Restorer(adapter, prompts, self._estimator, deciding=planner) if prompts else None
+        )
         self._launcher = PrefillLauncher(
-            adapter, self._facts, addressing, loader, missing, self.planner
+            adapter, self._facts, addressing, loader, missing, self.planner, restorer
         )
         self.pool = make_pool(
             adapter.layers,
@@ -102,7 +112,7 @@ class Engine:
             dtype=adapter.dtype,
             device=adapter.device,
         )
-        self.prefix_cache = PrefixCache(self.pool, on=prefix_cache)
+        self.prefix_cache = PrefixCache(self.pool, on=prefix_cache, stores=prompts is not None)
         self.answering = Answering(
             adapter,
             self.pool,
@@ -114,7 +124,12 @@ class Engine:
         self.gate = (
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
         )
-        self.idle_work = IdleWork(self.precompute_queue, self.gate)
+        writer = (
+            PromptWriter(self.prefix_cache, prompts, restorer.worth)
+            if prompts and restorer
+            else None
+        )
+        self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
         self.admission = Admission(
             adapter,
             addressing,
@@ -130,6 +145,7 @@ class Engine:
             self._estimator,
             deciding=planner,
             look_up=self.prefix_cache.look_up,
+            restorer=restorer,
         )
         self._events: list[Event] = []
         self._step_budget = StepBudget()
@@ -166,8 +182,7 @@ class Engine:
         sequence = self.admission.sequence(request)
         sequence.reuse = self.prefix_cache.find(sequence)
         self.scheduler.add(sequence)
-        if sequence.reuse is None:
-            self._launcher.start_loading(sequence)
+        self._launcher.start_loading(sequence)
 
     def explain(self, request: Request) -> None:
         """Starts a forecast of what the request would cost, which an ExplainedEvent will hold.
@@ -183,18 +198,22 @@ class Engine:
         if sequence is not None:
             sequence.abort_reason = reason
 
-    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]]) -> None:
+    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]]) -> bool:
         """Drops everything that holds deleted text, before its chunks are purged.
 
         Args:
             keys: under which the chunks may be stored.
             texts: their token ids.
+
+        Returns:
+            False if stored prompts could not be deleted: ask again.
         """
         self.idle_work.forget(keys, texts)
         self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
             tokens = prompt_tokens(sequence.request)
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
+        return self.prompts is None or bool(self.prompts.forget(texts))
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -236,6 +255,7 @@ class Engine:
             kv = self.pool.reserve(self._launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
             self._launcher.launch(sequence, kv, crowded=bool(self.scheduler.running))
+            self.prefix_cache.count(sequence.reuse)
         except Exception as error:
             self._fail(sequence, error)
 
@@ -278,6 +298,8 @@ class Engine:
         sequence.steps = None
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.entries)
+        for layer, rows in result.held.items():
+            sequence.kv.remember(layer, [rows] * self._adapter.kv_heads, result.layout.tokens)
         sequence.clock.close("prefill")
         if sequence.reuse is not None:
             pass  # what was computed may be too little to tell how fast the device is

@@ -20,9 +20,11 @@ from service.worker.methods.bases.cost import PromptShape
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
+from service.worker.sequences.earlier_prompts.restorer import Restorer
+from service.worker.sequences.kept_prompt import Place, Reuse
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
-from service.worker.sequences.report import POOL, reused_by_segment
-from service.worker.sequences.sequence import Reuse, Sequence
+from service.worker.sequences.report import reused_by_segment
+from service.worker.sequences.sequence import Sequence
 
 
 class Explainer:
@@ -32,6 +34,7 @@ class Explainer:
         planner: estimates how long loads and prefills take.
         deciding: whether requests are planned by it; if not, everything that is stored is loaded.
         look_up: finds the kept prompt that a request would continue.
+        restorer: finds the stored one; None if none are stored.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Explainer:
         *,
         deciding: bool,
         look_up: Callable[[Sequence], Reuse | None],
+        restorer: Restorer | None,
     ) -> None:
         self._adapter = adapter
         self._admission = admission
@@ -50,6 +54,7 @@ class Explainer:
         self._planner = planner
         self._deciding = deciding
         self._look_up = look_up
+        self._restorer = restorer
         self._lookups: list[tuple[Sequence, dict[str, str], Future[None]]] = []
 
     def begin(self, request: Request) -> None:
@@ -76,8 +81,7 @@ class Explainer:
             try:
                 found.result()
                 forecast = self._forecast(sequence, tiers, crowded)
-                if (reuse := self._look_up(sequence)) is not None:
-                    forecast = self._continued(sequence, forecast, reuse.tokens, crowded)
+                forecast = self._continuing(sequence, forecast, crowded)
                 events.append(ExplainedEvent(sequence.id, forecast))
             except Exception as error:
                 events.append(FailedEvent.of(sequence.id, error))
@@ -108,19 +112,44 @@ class Explainer:
             warnings=sequence.warnings,
         )
 
+    def _continuing(self, sequence: Sequence, fresh: Forecast, crowded: bool) -> Forecast:
+        """The forecast with what can be taken from an earlier prompt, if there is one.
+
+        Args:
+            fresh: the forecast without.
+        """
+        reuse = sequence.reuse = self._look_up(sequence)
+        stored = None
+        if self._restorer is not None:
+            without_s = None if reuse is not None else fresh.first_token_s
+            stored = self._restorer.choose(sequence, without_s)
+        if stored is not None:
+            return self._continued(
+                sequence, fresh, stored.tokens, crowded, place="prompts", read_s=stored.read_s
+            )
+        return fresh if reuse is None else self._continued(sequence, fresh, reuse.tokens, crowded)
+
     def _continued(
-        self, sequence: Sequence, fresh: Forecast, reused: int, crowded: bool
+        self,
+        sequence: Sequence,
+        fresh: Forecast,
+        reused: int,
+        crowded: bool,
+        *,
+        place: Place = "pool",
+        read_s: float = 0.0,
     ) -> Forecast:
-        """The forecast where the first `reused` tokens are taken from a kept prompt.
+        """The forecast where the first `reused` tokens are taken from an earlier prompt.
 
         Args:
             fresh: the forecast without it.
+            read_s: seconds of reading it.
         """
         rest = sequence.prompt_tokens - reused
         flops = full_prefill(self._adapter, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)
         segments = [
-            _continued_segment(*each)
+            _continued_segment(*each, place)
             for each in zip((fresh.system, *fresh.documents), parts, strict=True)
         ]
         return replace(
@@ -129,8 +158,9 @@ class Explainer:
             documents=segments[1:],
             recomputed_tokens=rest,
             reused_tokens=reused,
+            reused_from=place,
             flops=flops,
-            first_token_s=self._planner.compute_s(flops, crowded=crowded),
+            first_token_s=read_s + self._planner.compute_s(flops, crowded=crowded),
         )
 
     def _recomputed_tokens(self, plan: LoadPlan, computed: list[FoundSegment]) -> int:
@@ -181,11 +211,11 @@ def _computed(sequence: Sequence, segment: FoundSegment) -> ColdMode | Literal["
     return "as_stored" if sequence.as_stored else "in_context"
 
 
-def _continued_segment(segment: SegmentForecast, reused: int) -> SegmentForecast:
-    """A segment of a prompt that continues a kept one: what is not reused is computed."""
+def _continued_segment(segment: SegmentForecast, reused: int, place: Place) -> SegmentForecast:
+    """A segment of a prompt that continues an earlier one: what is not reused is computed."""
     nothing_read = replace(segment, reused=reused, load_bytes=0, load_s=0.0)
     if segment.tokens and reused == segment.tokens:
-        return replace(nothing_read, tier=POOL, action="reuse", computed="")
+        return replace(nothing_read, tier=place, action="reuse", computed="")
     return replace(
         nothing_read, action="recompute", computed="in_context" if segment.tokens else ""
     )

@@ -1,31 +1,54 @@
-"""Work for times without requests: precompute and the gate's checks, in turns."""
+"""Work for times without requests: precompute, the gate's checks and storing prompts, in turns."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection
+from typing import Protocol
 
 from service.worker.checks.correctness_gate import Gate
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.sequences.earlier_prompts.prompt_writer import PromptWriter
 
 log = logging.getLogger("kvstitch.engine")
 
 
-class IdleWork:
-    """Alternates between steps of the precompute queue and of the gate, if there is a gate.
-
-    Neither waits for the other to finish.
-    """
-
-    def __init__(self, precompute_queue: PrecomputeQueue, gate: Gate | None) -> None:
-        self._queue = precompute_queue
-        self._gate = gate
-        self._queue_is_next = True
+class Job(Protocol):
+    """One kind of idle work."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute right now."""
-        return self._queue.idle and (self._gate is None or self._gate.idle)
+        """Whether there is nothing to do right now."""
+        ...
+
+    def advance(self) -> None:
+        """Runs one step."""
+        ...
+
+    def fail_current(self, error: Exception) -> None:
+        """Ends what the last step worked on, because it raised this error."""
+        ...
+
+
+class IdleWork:
+    """Takes turns between steps of the precompute queue, of the gate and of the prompts' writer.
+
+    None waits for another to finish. Gate and writer may be None.
+    """
+
+    def __init__(
+        self, precompute_queue: PrecomputeQueue, gate: Gate | None, writer: PromptWriter | None
+    ) -> None:
+        self._queue = precompute_queue
+        self._gate = gate
+        self._jobs: deque[Job] = deque([precompute_queue])  # the one whose turn it is first
+        self._jobs.extend(job for job in (gate, writer) if job is not None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do right now."""
+        return all(job.idle for job in self._jobs)
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
         """Drops work that uses these chunks, because they are about to be purged.
@@ -38,18 +61,14 @@ class IdleWork:
             self._gate.forget(keys)
 
     def advance(self) -> None:
-        """Runs one step of one of them; an error ends the chunk or check that raised it."""
-        gate = self._gate
-        if gate is not None and not gate.idle and (self._queue.idle or not self._queue_is_next):
-            self._queue_is_next = True
-            try:
-                gate.advance()
-            except Exception as error:
-                gate.fail_current(error)
+        """Runs one step of one of them; an error ends the chunk, check or copy that raised it."""
+        job = next((job for job in self._jobs if not job.idle), None)
+        if job is None:
             return
-        self._queue_is_next = False
+        self._jobs.remove(job)
+        self._jobs.append(job)
         try:
-            self._queue.advance()
+            job.advance()
         except Exception as error:
-            log.error("precompute failed", exc_info=error)
-            self._queue.fail_current(error)
+            log.error("%s failed", type(job).__name__, exc_info=error)
+            job.fail_current(error)

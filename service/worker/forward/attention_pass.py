@@ -60,6 +60,7 @@ class AttentionPass:
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
             yield from self.place(layer)
+            rule = adapter.rules[layer]
             k_all, v_all = self.kv.prompt_layer(layer, n)
             q, k, v = adapter.qkv(layer, x)
             q = adapter.ropes[layer].rotate(q, rows)
@@ -71,8 +72,9 @@ class AttentionPass:
                 scored = cached if self.sight.scored is None else self.sight.scored(layer)
                 keys = _Keys(k_all, v_all, scored)
                 attended, layer_scores = attend_with_scores(
-                    q, keys.k, keys.v, rows, self.weights(layer), adapter.scale, key_rows=keys.rows
-                )
+                    q, keys.k, keys.v, rows, self.weights(layer), adapter.scale,
+                    key_rows=keys.rows, rule=rule,
+                )  # fmt: skip
                 if adapter.ranks is not None:
                     layer_scores = adapter.ranks.sum(layer_scores)
                 scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
@@ -83,7 +85,7 @@ class AttentionPass:
                 if attended is None:
                     keys = _Keys(k_all, v_all, seen)
                     attended = attend_rows(
-                        q, keys.k, keys.v, rows, adapter.scale, key_rows=keys.rows
+                        q, keys.k, keys.v, rows, adapter.scale, key_rows=keys.rows, rule=rule
                     )
                     self.flops.score(float(len(rows)) * len(seen))
                 x = adapter.finish(layer, x, attended)

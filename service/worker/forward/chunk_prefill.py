@@ -113,8 +113,9 @@ class ChunkPrefill:
     def compute_together(
         self, addresses: Sequence[Address], *, sketch: bool = False
     ) -> Steps[list[ComputedChunk]]:
-        """Computes chunks that stand behind the same parts; pauses after every layer or earlier."""
-        adapter = self._adapter
+        """Computes chunks of one LoRA adapter that stand behind the same parts; pauses after every
+        layer or earlier."""
+        adapter = self._adapter.with_lora(addresses[0].lora)
         parts: list[EncodedChunk] = []
         before = 0.0
         for part in addresses[0].parts:
@@ -124,7 +125,7 @@ class ChunkPrefill:
         pin = adapter.device.type == "cuda"
         computed = []
         if adapter.lead is None:
-            rows = self.rows(addresses, parts, sketch)
+            rows = self.rows(adapter, addresses, parts, sketch)
         else:
             rows = adapter.lead.steps(
                 rows_of_all_ranks, adapter=adapter, addresses=addresses, parts=parts
@@ -186,14 +187,19 @@ class ChunkPrefill:
         return reading.result()
 
     def rows(
-        self, addresses: Sequence[Address], parts: Sequence[CachedSegment], sketch: bool
+        self,
+        adapter: DecoderAdapter,
+        addresses: Sequence[Address],
+        parts: Sequence[CachedSegment],
+        sketch: bool,
     ) -> Steps[list[Rows]]:
         """Keys before RoPE and values of the chunks at every layer.
 
         Args:
+            adapter: the model, with their LoRA adapter.
             parts: KV of what stands before each of them.
         """
-        adapter, device = self._adapter, self._adapter.device
+        device = adapter.device
         before = PromptLayout.of(
             (), [part.ids for part in addresses[0].parts], [],
             uncached=[False] * (1 + len(parts)), device=device,
@@ -226,7 +232,7 @@ class ChunkPrefill:
                     queries = q[chunk.cut], rotated[chunk.cut]
                     kv = self._write(layer, chunk, queries, kept, scratch)
                     if layer < last:  # nothing reads the last layer's output
-                        rows = attend(adapter, queries[1], chunk.positions, *kv)
+                        rows = attend(adapter, layer, queries[1], chunk.positions, *kv)
                         attended.append((yield from rows))
                 if layer < last:
                     x = yield from finish(adapter, layer, x, torch.cat(attended))
@@ -257,7 +263,8 @@ class ChunkPrefill:
         chunk.v.append(v)
         if chunk.sketch is not None:
             fresh, rotated = queries
-            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale))
+            rule = self._adapter.rules[layer]
+            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale, rule))
         return kv
 
 
@@ -267,7 +274,7 @@ def rows_of_all_ranks(
     """`ChunkPrefill.rows` with each rank's own heads; on rank 0 the result has all heads."""
     ranks = adapter.ranks
     assert ranks is not None
-    chunks = yield from ChunkPrefill(adapter).rows(addresses, parts, sketch=False)
+    chunks = yield from ChunkPrefill(adapter).rows(adapter, addresses, parts, sketch=False)
     for chunk in chunks:
         own = torch.stack([*chunk.k, *chunk.v])
         chunk.k, chunk.v = map(list, ranks.to_first(own, dim=2).chunk(2))

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.forward.kv_placement import write_tokens
 from service.worker.kernels.cpu import linear_few_rows
 from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
@@ -45,8 +46,8 @@ class Batch:
 
     Attributes:
         numbers: `ids [size] ‖ positions [size] ‖ runs [layers, 2, size · kv_heads]` int64. The run
-            of a KV head is the first of its entries in the layer's pool and their number, which
-            includes the entry of the token that is fed in this step.
+            of a KV head is the first of its entries in the layer's pool that the row sees, and
+            their number, which includes the entry of the token that is fed in this step.
         size: number of rows, one for each token that is fed.
         layers: number of layers.
         longest: an upper bound of the runs' lengths.
@@ -59,7 +60,12 @@ class Batch:
 
     @classmethod
     def of(
-        cls, sequences: Many[Decodable], drafts: Many[Many[int]] | None = None, size: int = 0
+        cls,
+        sequences: Many[Decodable],
+        drafts: Many[Many[int]] | None = None,
+        size: int = 0,
+        *,
+        windows: Many[int | None] = (),
     ) -> Batch:
         """A batch that feeds every sequence its last token, and a draft of the next ones.
 
@@ -70,6 +76,7 @@ class Batch:
             drafts: for each sequence the tokens that may follow its last one.
             size: the batch is padded to so many rows. Padding rows belong to no sequence: they
                 write the pool's spare row and read nothing else.
+            windows: of every layer, see `SequenceKV.runs`.
         """
         assert sequences[0].kv is not None
         spare = sequences[0].kv.pool.spare
@@ -81,9 +88,11 @@ class Batch:
             assert kv is not None
             for place, token in enumerate((sequence.tokens[-1], *draft)):
                 kv.grow()
-                rows.append((token, sequence.position + place))
-                starts.append(kv.start)
-                lengths.append(kv.length.clone())
+                position = sequence.position + place
+                rows.append((token, position))
+                start, length = kv.runs(position, windows)
+                starts.append(start)
+                lengths.append(length)
         padding = max(0, size - len(rows))
         runs = torch.stack([torch.stack(starts, 1), torch.stack(lengths, 1)], 1)
         layers, _, _, heads = runs.shape
@@ -121,7 +130,8 @@ def decode_step(
     """
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
-    return compute(adapter, pool, Batch.of(sequences, drafts).to(adapter.device))
+    batch = Batch.of(sequences, drafts, windows=adapter.windows)
+    return compute(adapter, pool, batch.to(adapter.device))
 
 
 def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
@@ -133,7 +143,7 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
         Logits `[size, vocabulary]` fp32.
     """
     x = adapter.embed(batch.ids)
-    kernel = _kernel(adapter, pool)
+    kernel = _kernel(adapter, pool) if adapter.has_plain_layers else None
     if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:
         return kernel.step(x, batch.positions, batch.runs).float()
     positions, written = batch.positions, batch.runs.sum(1) - 1
@@ -152,6 +162,8 @@ def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
     """Whether a step runs entirely on a GPU, with operations that do not depend on the numbers."""
     if adapter.device.type != "cuda" or adapter.ranks is not None:
         return False
+    if not all(rule.plain_weights for rule in adapter.rules):
+        return False
     q = torch.empty(1, adapter.heads, adapter.head_dim, dtype=adapter.dtype, device=adapter.device)
     return ragged_attention_gpu.supports(q, pool.k[0], adapter.heads // adapter.kv_heads)
 
@@ -169,13 +181,15 @@ def _kernel(adapter: DecoderAdapter, pool: KVPool) -> Kernel | None:
 def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
     """Attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
-    group = adapter.heads // adapter.kv_heads
-    if ragged_attention_gpu.supports(q, k, group):
+    group, rule = adapter.heads // adapter.kv_heads, adapter.rules[layer]
+    if rule.plain_weights and ragged_attention_gpu.supports(q, k, group):
         return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, adapter.scale)
-    return _attend_one_by_one(q, k, v, runs, adapter.scale)
+    return _attend_one_by_one(q, k, v, runs, adapter.scale, rule)
 
 
-def _attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float) -> Tensor:
+def _attend_one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float, rule: AttentionRule
+) -> Tensor:
     """Attention with torch's kernel, sequence by sequence.
 
     The heads of a sequence are computed together where their runs are equally long and equally far
@@ -198,7 +212,8 @@ def _attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: flo
         for query_heads, first, n, kv_heads in spans:
             shape, strides = (kv_heads, n, d), (stride * d, d, 1)
             keys, values = (x.as_strided(shape, strides, first * d) for x in (k, v))
-            attended[query_heads] = attend_last(queries[query_heads], keys, values, scale).view(
-                -1, d
+            out_here = attend_last(
+                queries[query_heads], keys, values, scale, rule=rule.of_heads(query_heads)
             )
+            attended[query_heads] = out_here.view(-1, d)
     return out

@@ -66,9 +66,9 @@ class Decoder:
                 decode_step, adapter=self._adapter, sequences=sequences, drafts=drafts
             )
         if self._record is None:
-            return self._compute(Batch.of(sequences, drafts))
+            return self._compute(Batch.of(sequences, drafts, windows=self._adapter.windows))
         rows = len(sequences) + sum(map(len, drafts or ()))
-        batch = Batch.of(sequences, drafts, _power_of_two(rows))
+        batch = Batch.of(sequences, drafts, _power_of_two(rows), windows=self._adapter.windows)
         batch = replace(batch, longest=max(SHORTEST, _power_of_two(batch.longest)))
         key = batch.size, batch.longest
         try:

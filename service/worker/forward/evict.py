@@ -83,11 +83,14 @@ def evict_own_heads(
             observed=observed[layer],
             kept_before=kept_before,
             scale=adapter.scale,
+            rule=adapter.rules[layer],
             model=model,
             ranks=adapter.ranks,
         )
         kept = method.keep(prompt)
         kv.keep(layer, kept, room)
+        if adapter.rules[layer].window is not None:
+            kv.remember(layer, kept, layout.tokens)
         if on_kept is not None:
             on_kept(layer, kept)
         kept_here = torch.zeros_like(kept_before)

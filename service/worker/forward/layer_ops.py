@@ -103,12 +103,13 @@ def attend_and_finish(
         Hidden states after the layer `[m, hidden]`.
     """
     few = SparseRows(0, rows[:0]) if sparse is None else sparse
-    attended = yield from attend(adapter, q[few.number :], rows[few.number :], *kv)
+    attended = yield from attend(adapter, layer, q[few.number :], rows[few.number :], *kv)
     if few.number:
         k, v = kv[0][:, few.keys], kv[1][:, few.keys]
         first = attend_rows(
-            q[: few.number], k, v, rows[: few.number], adapter.scale, key_rows=few.keys
-        )
+            q[: few.number], k, v, rows[: few.number], adapter.scale,
+            key_rows=few.keys, rule=adapter.rules[layer],
+        )  # fmt: skip
         attended = torch.cat([first, attended])
     return (yield from finish(adapter, layer, x, attended))
 
@@ -134,13 +135,14 @@ def finish(adapter: DecoderAdapter, layer: int, x: Tensor, attended: Tensor) -> 
 
 
 def attend(
-    adapter: DecoderAdapter, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
+    adapter: DecoderAdapter, layer: int, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
 ) -> Steps[Tensor]:
     """Attention of the rows, `[m, heads * head_dim]`."""
+    rule = adapter.rules[layer]
     pairs = ATTENDED_PAIRS.get(q.device.type, PAIRS_ELSEWHERE)
     cuts = tiles(len(rows), max(1, pairs // k_all.shape[1]))
     if len(cuts) == 1:
-        return attend_rows(q, k_all, v_all, rows, adapter.scale)
+        return attend_rows(q, k_all, v_all, rows, adapter.scale, rule=rule)
     last_rows = [cut.stop - 1 for cut in cuts]
     if len(rows) < k_all.shape[1]:
         last_rows = rows[last_rows].tolist()
@@ -149,5 +151,5 @@ def attend(
         if cut.start:
             yield None
         k, v = k_all[:, : last + 1], v_all[:, : last + 1]
-        out[cut] = attend_rows(q[cut], k, v, rows[cut], adapter.scale)
+        out[cut] = attend_rows(q[cut], k, v, rows[cut], adapter.scale, rule=rule)
     return out

@@ -273,6 +273,7 @@ class PromptLoop:
             **projected._asdict(),
             cached=self.cached,
             scale=self.adapter.scale,
+            rule=self.adapter.rules[layer],
             rotate=self.adapter.ropes[layer].rotate,
             flops=self._flops,
             attention_scores=scores,

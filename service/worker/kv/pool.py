@@ -115,6 +115,8 @@ class SequenceKV:
         start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
         capacity: rows of every extent, like `start`.
         length: filled rows of every extent, like `start`.
+        positions: by layer that is known not to hold every token of the prompt: for each KV head
+            the positions of its entries, ascending; and the prompt's tokens.
     """
 
     def __init__(self, pool: KVPool, start: Tensor, capacity: Tensor) -> None:
@@ -122,6 +124,7 @@ class SequenceKV:
         self.start = start
         self.capacity = capacity
         self.length = torch.zeros_like(start)
+        self.positions: dict[int, tuple[list[Tensor], int]] = {}
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -162,12 +165,12 @@ class SequenceKV:
         """Tokens that there is room for; only before eviction."""
         return int(self.capacity[0, 0])
 
-    def copy_from(self, other: SequenceKV, tokens: int) -> None:
-        """Copies the first `tokens` tokens of another sequence; only before eviction of either."""
-        filled = other.filled_tokens
+    def copy_to(self, other: SequenceKV, tokens: int) -> None:
+        """Copies the first `tokens` tokens to another sequence; only before eviction of either."""
+        filled = self.filled_tokens
         for layer in range(len(self.start)):
             for target, source in zip(
-                self.prompt_layer(layer, tokens), other.prompt_layer(layer, filled), strict=True
+                other.prompt_layer(layer, tokens), self.prompt_layer(layer, filled), strict=True
             ):
                 target.copy_(source[:, :tokens])
 
@@ -201,6 +204,43 @@ class SequenceKV:
         self.start[layer] = torch.tensor(starts)
         self.capacity[layer] = torch.tensor(capacity)
         self.length[layer] = torch.tensor(lengths)
+
+    def remember(self, layer: int, positions: Sequence[Tensor], tokens: int) -> None:
+        """Says which tokens of the prompt a layer holds, where it does not hold all of them.
+
+        Args:
+            positions: for each KV head, of its entries, ascending.
+            tokens: the prompt's; the entries behind them are those of the answer.
+        """
+        self.positions[layer] = [p.cpu() for p in positions], tokens
+
+    def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:
+        """The entries that the last token in place sees, as they lie in the pool.
+
+        Entries are in the order of their positions, so those within a window are the last ones.
+
+        Args:
+            position: of the token.
+            windows: of every layer, None for a layer that sees all; none given: all see all.
+
+        Returns:
+            First row and number of rows of each head's, each `[layers, kv_heads]`.
+        """
+        # Tokens before the window: as many entries, where a layer holds every token.
+        outside = [0 if w is None else max(0, position + 1 - w) for w in windows]
+        if not any(outside):
+            return self.start, self.length.clone()
+        skipped = torch.tensor(outside)[:, None].repeat(1, self.pool.kv_heads)
+        for layer in self.positions:
+            if outside[layer]:
+                skipped[layer] = self._up_to(layer, outside[layer] - 1)
+        return self.start + skipped, self.length - skipped
+
+    def _up_to(self, layer: int, position: int) -> Tensor:
+        """Number of each head's entries at positions up to this one `[kv_heads]`."""
+        positions, tokens = self.positions[layer]
+        answered = max(0, position + 1 - tokens)
+        return torch.tensor([int((p <= position).sum()) + answered for p in positions])
 
     def kept_tokens(self, layer: int) -> float:
         """Filled rows of a layer, mean over KV heads."""

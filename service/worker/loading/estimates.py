@@ -17,8 +17,9 @@ FADE = 0.9
 # Weight of an artificial measurement of size zero that takes the initial overhead. It determines
 # the overhead where all measured sizes are equal.
 ANCHOR = 0.1
-# Assumed latency (seconds) and bandwidth (bytes/s) of a tier that was never read.
+# Assumed latency (seconds) and bandwidth (bytes/s) of a tier that was never read, by name.
 UNKNOWN_TIER = (2e-4, 300e6)
+UNKNOWN_TIERS = {"s3": (4e-2, 100e6)}  # tens of milliseconds before the first byte
 # Assumed overhead (seconds) and FLOP/s before anything was computed.
 UNKNOWN_COMPUTE = {"cpu": (1e-4, 30e9), "cuda": (1e-4, 100e12)}
 # Seconds after which a tier that was not read because it was slow is tried again.
@@ -81,7 +82,7 @@ class TierEstimates:
     def add(self, tier: str, nbytes: int, started: float, ended: float) -> None:
         """Adds a read of so many bytes; its times are by the clock, in seconds."""
         with self._lock:
-            line = self._lines.setdefault(tier, self._unknown())
+            line = self._lines.setdefault(tier, self._unknown(tier))
             counted_from = max(started, self._last_end.get(tier, started))
             self._last_end[tier] = max(ended, counted_from)
             line.add(nbytes, max(ended - counted_from, 1e-6))
@@ -89,7 +90,7 @@ class TierEstimates:
     def seconds(self, tier: str, nbytes: float, reads: int = 1) -> float:
         """Expected seconds of `reads` reads of `nbytes` in total."""
         with self._lock:
-            line = self._lines.get(tier) or self._unknown()
+            line = self._lines.get(tier) or self._unknown(tier)
             return line.overhead * reads + line.slope * nbytes
 
     def measured(self, tier: str) -> bool:
@@ -108,8 +109,8 @@ class TierEstimates:
             return {t: (line.overhead, 1 / line.slope) for t, line in self._lines.items()}
 
     @staticmethod
-    def _unknown() -> Line:
-        latency, bandwidth = UNKNOWN_TIER
+    def _unknown(tier: str) -> Line:
+        latency, bandwidth = UNKNOWN_TIERS.get(tier, UNKNOWN_TIER)
         return Line(latency, 1 / bandwidth)
 
 

@@ -263,6 +263,7 @@ class PrecomputeQueue:
         return PrecomputedEvent(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
 
 
-def _kind(task: Task) -> tuple[bool, list[str]]:
-    """Whether a sketch is wanted, and what the chunk stands behind; alike for those together."""
-    return task.sketch, [part.key for part in task.address.parts]
+def _kind(task: Task) -> tuple[bool, str, list[str]]:
+    """Whether a sketch is wanted, the LoRA adapter, and what the chunk stands behind; alike for
+    those together."""
+    return task.sketch, task.address.lora, [part.key for part in task.address.parts]

@@ -28,6 +28,7 @@ class Address:
         parts: what stands before the segment while it is precomputed, one after the other.
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
+        lora: name of the LoRA adapter that it is computed with; empty for the base model.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Address:
     parts: tuple[Address, ...] = ()
     stitched: bool = False
     part_key: str = ""
+    lora: str = ""
 
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -56,6 +58,7 @@ class Addressing:
         codec: name of the codec that chunks are stored with.
         secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
         tenants_secret: each named tenant's own secret is derived from it.
+        lora: name of the LoRA adapter that chunks are computed with; empty for the base model.
     """
 
     def __init__(
@@ -66,13 +69,34 @@ class Addressing:
         codec: str,
         secret: bytes = b"",
         tenants_secret: bytes = b"",
+        lora: str = "",
     ) -> None:
         self._adapter = adapter
-        self._fingerprint = fingerprint
+        self._base_fingerprint = fingerprint
+        self._lora = lora
+        # By the adapter's weights: renaming it changes no key, and training it further changes all.
+        own = f"+{adapter.loras[lora].fingerprint}" if lora else ""
+        self._fingerprint = fingerprint + own
         self._codec = codec
         self._secret = secret
         self._tenants_secret = tenants_secret or secret
         self._dtype = str(adapter.dtype).removeprefix("torch.")
+
+    def with_lora(self, name: str) -> Addressing:
+        """The addresses of chunks that are computed with a LoRA adapter; "": the base model's."""
+        return Addressing(
+            self._adapter,
+            fingerprint=self._base_fingerprint,
+            codec=self._codec,
+            secret=self._secret,
+            tenants_secret=self._tenants_secret,
+            lora=name,
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's KV in the codec raw."""
+        return self._adapter.kv_bytes_per_token
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """The system segment S. It starts every prompt, so its KV is exact in all of them."""
@@ -102,6 +126,14 @@ class Addressing:
             return self._address(ids, "system", self._prefix(primer, start, tenant), tenant)
         neighbours = [self._address(each, "system", start, tenant) for each in behind]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
+
+    def prompt(self, ids: Sequence[int], kind: str, tenant: str) -> Address:
+        """A whole prompt, whose KV is kept as it is in place.
+
+        Args:
+            kind: how it was computed; two prompts of the same ids and kind have the same KV.
+        """
+        return self._address(ids, f"prompt {kind}", (), tenant, codec="raw")
 
     def purged(
         self,
@@ -168,7 +200,7 @@ class Addressing:
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, tuple(ids), parts, stitched)
+        return Address(key, spec, tuple(ids), parts, stitched, lora=self._lora)
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:

@@ -3,6 +3,9 @@
 Masks go by position in the sequence: the row at index t sees key j if and only if j <= t, whatever
 its row number. (The bottom-right causal mask of public code would let early rows see later
 documents.) Rows are always in ascending order. Caches are `[kv_heads, tokens, head_dim]`.
+
+What a layer's `AttentionRule` adds is computed in torch; layers without one, and windows that no
+prompt reaches, use the kernels.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.kernels.cpu import cpu_linear, prefill_attention
 from service.worker.kernels.gpu import index_causal_attention
 
@@ -21,6 +25,10 @@ from service.worker.kernels.gpu import index_causal_attention
 ROW_TILE = 64
 # If all rows of a tile see at least this many first keys, those get a call without a mask.
 MIN_UNMASKED_KEYS = 256
+# Rows per tile of attention by a rule on a GPU, so that there are few calls; and, where scores are
+# made explicitly, the most fp32 numbers `heads · rows · keys` of a tile: 64 MiB, and 512 on a GPU.
+RULE_TILE_ELSEWHERE = 512
+RULE_SCORES, RULE_SCORES_ELSEWHERE = 1 << 24, 1 << 27
 
 ScoreFn = Callable[[Tensor, Tensor], Tensor | None]
 """Softmax weights `[heads, m, n]` and positions of their rows `[m]` → scores of the keys `[n]`.
@@ -36,6 +44,7 @@ def attend_rows(
     scale: float,
     *,
     key_rows: Tensor | None = None,
+    rule: AttentionRule = PLAIN,
 ) -> Tensor:
     """Index-causal attention: every row sees the keys up to its own position.
 
@@ -46,10 +55,13 @@ def attend_rows(
         rows: ascending positions of the queries, `[m]`.
         scale: factor of the scores before the softmax.
         key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
+        rule: what the layer adds to causal attention.
 
     Returns:
         `[m, heads * head_dim]` in q's dtype.
     """
+    if rule is not PLAIN and _differs(rule, k, rows, key_rows):
+        return _attend_by_rule(q, k, v, rows, scale, key_rows=key_rows, rule=rule)
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
     if m == 1:
@@ -93,6 +105,7 @@ def attend_with_scores(
     scale: float,
     *,
     key_rows: Tensor | None = None,
+    rule: AttentionRule = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """`attend_rows` for few rows, and scores of the keys made from the softmax weights.
 
@@ -106,18 +119,22 @@ def attend_with_scores(
             softmax weights; what it returns for the tiles of rows is added up.
         scale: factor of the scores before the softmax.
         key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
+        rule: what the layer adds to causal attention.
 
     Returns:
         The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
     """
-    kernel = prefill_attention.kernel_for(q, k, v)
+    differs = rule is not PLAIN and _differs(rule, k, rows, key_rows)
+    kernel = None if differs else prefill_attention.kernel_for(q, k, v)
     if kernel is not None and isinstance(scoring, Tensor):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
         return kernel.attend_with_scores(q, k, v, counts, row_weights=scoring, scale=scale)
     scores, attended = torch.zeros(k.shape[1], device=k.device), []
     for a in range(0, len(rows), ROW_TILE):
         tile = slice(a, a + ROW_TILE)
-        weights = attention_probabilities(q[tile], k, rows[tile], scale, key_rows=key_rows)
+        weights = attention_probabilities(
+            q[tile], k, rows[tile], scale, key_rows=key_rows, rule=rule
+        )
         if isinstance(scoring, Tensor):
             scores += torch.einsum("hmn,m->n", weights, scoring[tile])
         elif (part := scoring(weights, rows[tile])) is not None:
@@ -160,9 +177,76 @@ def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) ->
     return both
 
 
-def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query that sees all keys: q `[heads, d]`, k and v `[kv_heads, n, d]` → `[heads * d]`."""
+def _differs(rule: AttentionRule, k: Tensor, rows: Tensor, key_rows: Tensor | None) -> bool:
+    """Whether the rule makes this attention another than the plain one."""
+    if not rule.plain_weights:
+        return True
+    span = k.shape[1] if key_rows is None else int(rows[-1]) + 1 - int(key_rows[0])
+    return rule.narrows(span)
+
+
+def _attend_by_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    scale: float,
+    *,
+    key_rows: Tensor | None,
+    rule: AttentionRule,
+) -> Tensor:
+    """`attend_rows` in torch, tile by tile over the keys that a tile's rows may see."""
+    m, heads, d = q.shape
+    index = torch.arange(k.shape[1], device=q.device) if key_rows is None else key_rows
+    on_cpu = q.device.type == "cpu"
+    size = ROW_TILE if on_cpu else RULE_TILE_ELSEWHERE
+    if not rule.plain_weights:
+        most = RULE_SCORES if on_cpu else RULE_SCORES_ELSEWHERE
+        keys = min(k.shape[1], (rule.window or k.shape[1]) + size)
+        size = max(1, min(size, most // (heads * keys)))
+    starts = range(0, m, size)
+    ends = [*starts[1:], m]
+    last = rows[[end - 1 for end in ends]] + 1
+    first = torch.zeros_like(last) if rule.window is None else rows[[*starts]] + 1 - rule.window
+    # One transfer from the device for all tiles.
+    spans = torch.searchsorted(index, torch.cat([first, last])).tolist()
+    out = torch.empty(m, heads * d, dtype=q.dtype, device=q.device)
+    for a, b, low, high in zip(starts, ends, spans[: len(ends)], spans[len(ends) :], strict=True):
+        seen, tile = slice(low, high), rows[a:b]
+        if low == high:  # rows whose windows hold none of the keys given
+            out[a:b] = 0
+            continue
+        if rule.plain_weights:
+            in_fp32 = cpu_linear.is_faster_in_fp32(q)
+            parts = (q[a:b].transpose(0, 1), k[:, seen], v[:, seen])
+            some_q, some_k, some_v = (part.float() if in_fp32 else part for part in parts)
+            part = F.scaled_dot_product_attention(
+                some_q[None], some_k[None], some_v[None],
+                attn_mask=~rule.hidden(index[seen], tile), scale=scale, enable_gqa=True,
+            )  # fmt: skip
+            # Some devices' kernels make NaN of a row that sees no key.
+            out[a:b] = part[0].nan_to_num_(0.0).transpose(0, 1).reshape(b - a, heads * d)
+        else:
+            weights = attention_probabilities(
+                q[a:b], k[:, seen], tile, scale, key_rows=index[seen], rule=rule
+            )
+            out[a:b] = weighted_values(weights, v[:, seen])
+    return out
+
+
+def attend_last(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, rule: AttentionRule = PLAIN
+) -> Tensor:
+    """One query that sees all keys: q `[heads, d]`, k and v `[kv_heads, n, d]` → `[heads * d]`.
+
+    Of `rule` the window is not looked at: the keys are those within it.
+    """
     heads, d = q.shape
+    if not rule.plain_weights:
+        grouped = q.view(k.shape[0], -1, d).float()
+        scores = rule.capped(torch.einsum("hgd,hnd->hgn", grouped, k.float()) * scale)
+        weights = rule.softmax(scores.unsqueeze(2))
+        return weighted_values(weights.flatten(0, 1), v)[0]
     kv_heads = k.shape[0]
     # The query heads of a group become query rows of their KV head, so no key is copied.
     grouped = q.view(1, kv_heads, heads // kv_heads, d)
@@ -171,7 +255,13 @@ def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def attention_probabilities(
-    q: Tensor, k: Tensor, rows: Tensor, scale: float, *, key_rows: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    rows: Tensor,
+    scale: float,
+    *,
+    key_rows: Tensor | None = None,
+    rule: AttentionRule = PLAIN,
 ) -> Tensor:
     """Softmax weights of few rows (a question, a scoring window) over all keys.
 
@@ -181,17 +271,18 @@ def attention_probabilities(
         rows: positions of the queries, `[m]`.
         scale: factor of the scores before the softmax.
         key_rows: positions of the keys, `[n]`; 0..n-1 by default.
+        rule: what the layer adds to causal attention.
 
     Returns:
-        `[heads, m, n]` fp32; 0 for keys after the row.
+        `[heads, m, n]` fp32; 0 for keys that the row does not see.
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
     grouped = q.view(m, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3).float()
     scores = torch.einsum("hgmd,hnd->hgmn", grouped, k.float()) * scale
     index = torch.arange(n, device=q.device) if key_rows is None else key_rows
-    scores.masked_fill_(index > rows[:, None], float("-inf"))
-    return scores.softmax(-1).view(heads, m, n)
+    scores = rule.capped(scores).masked_fill_(rule.hidden(index, rows), float("-inf"))
+    return rule.softmax(scores).view(heads, m, n)
 
 
 def weighted_values(weights: Tensor, v: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from service.worker.model.supported import families
 
+ADAPTERS = "service.worker.model.adapters"
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 REMEDY = (
     "docs/models.md is not what the adapters say: run python -m service.worker.model.families_docs"
@@ -24,16 +25,36 @@ def table() -> str:
     rows = ["| `model_type` | models, and what is different about them | a decode step on a CPU |"]
     rows.append("|---|---|---|")
     for family in sorted(families()):
-        source = ast.parse((Path(__file__).parent / "adapters" / f"{family}.py").read_text("utf-8"))
+        source = _source(family)
         said = " ".join((ast.get_docstring(source) or "").split())
         rows.append(f"| `{family}` | {said} | {_decoding(source)} |")
     return "\n".join(rows) + "\n"
 
 
 def _decoding(source: ast.Module) -> str:
-    text = ast.unparse(source)
-    plain = "has_plain_layers = False" not in text and "ExpertsAdapter" not in text
-    return "one kernel call" if plain else "layer by layer"
+    return "one kernel call" if _plain(source) else "layer by layer"
+
+
+def _plain(source: ast.Module) -> bool:
+    """Whether `has_plain_layers` is set neither here nor in the adapters that this one extends."""
+    classes = (node for node in source.body if isinstance(node, ast.ClassDef))
+    if any(ast.unparse(line) == "has_plain_layers = False" for c in classes for line in c.body):
+        return False
+    extended = {
+        file
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ADAPTERS)
+        for file in ((node.module or "").removeprefix(ADAPTERS)[1:], *(n.name for n in node.names))
+    }
+    return all(_plain(_source(file)) for file in extended if file and _file(file).is_file())
+
+
+def _file(family: str) -> Path:
+    return Path(__file__).parent / "adapters" / f"{family}.py"
+
+
+def _source(family: str) -> ast.Module:
+    return ast.parse(_file(family).read_text("utf-8"))
 
 
 def main() -> int:

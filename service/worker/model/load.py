@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
+from service.worker.model.quantised_linear import quantise
 
 Adapt = Callable[[Any, torch.device], DecoderAdapter]
 """Makes the adapter of a model that was loaded on the CPU, for a device."""
 
 
 def load(
-    folder: str, *, dtype: str = "auto", device: str = "auto", adapt: Adapt | None = None
+    folder: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    quantize: str = "off",
+    adapt: Adapt | None = None,
 ) -> DecoderAdapter:
     """Loads the model in `folder` for inference.
 
@@ -29,7 +36,8 @@ def load(
         dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
-        adapt: makes the adapter; by default that of the whole model.
+        quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
+        adapt: makes the adapter, and refuses quantised weights; by default that of the whole model.
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -39,8 +47,8 @@ def load(
         raise ModelRefused(
             f"{folder} holds no config.json: give a Hugging Face model folder", field="model"
         )
-    _check_folder(path)
     place = torch.device(_device(device))
+    quantised = _check_folder(path, place, quantize)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -48,8 +56,12 @@ def load(
             config=config,
             dtype=_dtype(dtype, config, place),
             local_files_only=True,
-            attn_implementation="sdpa",
+            # Only the start-up check asks the model itself. Every family has this one.
+            attn_implementation="eager",
             output_loading_info=True,
+            # What a library has packed for a device must be loaded there.
+            device_map={"": place} if quantised and place.type != "cpu" else None,
+            **_dequantised(config),
         )
     except Exception as error:
         if _may_pass(error):
@@ -62,14 +74,26 @@ def load(
             field="model",
         )
     model = model.eval().requires_grad_(False)
-    return adapter_for(model.to(place)) if adapt is None else adapt(model, place)
+    if adapt is not None:
+        return adapt(model, place)
+    if quantised:
+        _try(model, folder)
+    else:
+        model = model.to(place)
+    if quantize != "off":
+        quantise(model, quantize)
+    return adapter_for(model)
 
 
-def _check_folder(path: Path) -> None:
+def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
     """Refuse what cannot be served before any weights are read.
 
+    Returns:
+        Whether the checkpoint's weights are quantised.
+
     Raises:
-        ModelRefused: config.json is damaged, the family is not served, or weights are damaged.
+        ModelRefused: config.json is damaged, the family is not served, weights are damaged, or are
+            quantised in a way that is not served here.
     """
     try:
         config = read_config(path)
@@ -77,9 +101,38 @@ def _check_folder(path: Path) -> None:
         raise ModelRefused(
             f"config.json cannot be read: {error}: copy the model folder again", field="model"
         ) from error
-    fault = family_fault(path, config) or rope_fault(path, config) or weights_fault(path)
-    if fault is not None:
+    fault = family_fault(path, config) or rope_fault(path, config)
+    fault = fault or quantisation_fault(path, config, device=device.type, quantize=quantize)
+    if fault := fault or weights_fault(path):
         raise ModelRefused(f"{fault.problem}: {fault.remedy}", field="model")
+    given = config.get("quantization_config") or config.get("compression_config") or {}
+    return bool(given) and given.get("quant_method") != DEQUANTISED
+
+
+@torch.inference_mode()
+def _try(model: Any, folder: str) -> None:
+    """Computes one token by a library's quantised modules, which may not run on every device.
+
+    Raises:
+        ModelRefused: they do not run here.
+    """
+    try:
+        model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    except Exception as error:
+        if _may_pass(error):
+            raise
+        raise ModelRefused(
+            f"the quantised weights of {folder} cannot be computed on {model.device}: {error}",
+            field="model",
+        ) from error
+
+
+def _dequantised(config: Any) -> dict[str, Any]:
+    """Arguments that make transformers dequantise MXFP4 weights (gpt-oss) when it loads them."""
+    quantisation = getattr(config, "quantization_config", None) or {}
+    if quantisation.get("quant_method") != DEQUANTISED:
+        return {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def _may_pass(error: Exception) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from service.errors import ModelRefused
@@ -25,9 +26,11 @@ class RotaryTable:
     Attributes:
         cos: `[positions, head_dim / 2]` fp32, multiplied by the model's attention scaling.
         sin: like `cos`.
+        rotated: how many of a head's dimensions are rotated.
     """
 
     def __init__(self, inv_freq: Tensor, scaling: float, positions: int) -> None:
+        self.rotated = 2 * len(inv_freq)
         angles = torch.outer(
             torch.arange(positions, dtype=torch.float32, device=inv_freq.device), inv_freq.float()
         )
@@ -35,24 +38,32 @@ class RotaryTable:
         self.sin = angles.sin() * scaling
 
     @classmethod
-    def of(cls, config: Any, rotary: Any, positions: int, device: torch.device) -> RotaryTable:
+    def of(
+        cls,
+        config: Any,
+        rotary: Any,
+        positions: int,
+        device: torch.device,
+        *,
+        head_dim: int,
+        layer_type: str | None = None,
+    ) -> RotaryTable:
         """The table of a transformers rotary module.
 
         Args:
             positions: at most `static_positions`.
-
-        Raises:
-            ModelRefused: there is no such type, or it rotates only a part of every head.
+            head_dim: of queries and keys. Where the model rotates fewer dimensions, the table
+                leaves the others as they are, for heads in `halves_order`.
+            layer_type: which layers' table, where a module has one for each type.
         """
-        parameters = config.rope_parameters or {}
-        if (part := float(parameters.get("partial_rotary_factor", 1.0))) != 1:
-            raise ModelRefused(
-                f"partial_rotary_factor {part:g}: models that rotate only a part of every head are "
-                "not served",
-                field="model",
-            )
         fresh = type(rotary)(config).to(device)
-        return cls(fresh.inv_freq, float(fresh.attention_scaling), positions)
+        prefix = f"{layer_type}_" if layer_type else ""
+        inv_freq: Tensor = getattr(fresh, prefix + "inv_freq")
+        table = cls(inv_freq, float(getattr(fresh, prefix + "attention_scaling")), positions)
+        if (still := head_dim // 2 - len(inv_freq)) > 0:
+            table.cos = F.pad(table.cos, (0, still), value=1.0)
+            table.sin = F.pad(table.sin, (0, still))
+        return table
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """x `[rows, heads, head_dim]` rotated to `positions` `[rows]`; x's dtype, or into `out`."""
@@ -72,6 +83,7 @@ class RotaryTable:
     def none(cls, like: RotaryTable) -> RotaryTable:
         """The table of layers without RoPE: nothing is rotated."""
         table = cls.__new__(cls)
+        table.rotated = like.rotated
         table.cos, table.sin = torch.ones_like(like.cos), torch.zeros_like(like.sin)
         return table
 
@@ -83,6 +95,11 @@ def static_positions(config: Any) -> int:
         ModelRefused: the type of RoPE is not known.
     """
     parameters = config.rope_parameters or {}
+    by_type = [p for p in parameters.values() if isinstance(p, dict)]
+    return min(_static_positions(config, kind) for kind in by_type or [parameters])
+
+
+def _static_positions(config: Any, parameters: dict[str, Any]) -> int:
     rope_type = str(parameters.get("rope_type", "default"))
     limit = int(config.max_position_embeddings)
     if rope_type in STATIC_ROPE_TYPES:
@@ -94,6 +111,27 @@ def static_positions(config: Any) -> int:
         )
     own = getattr(config, "original_max_position_embeddings", None)
     return min(limit, int(parameters.get("original_max_position_embeddings") or own or limit))
+
+
+def halves_order(head_dim: int, *, rotated: int, interleaved: bool = False) -> Tensor | None:
+    """The order of a head's dimensions in which i and i + head_dim / 2 turn together.
+
+    A score does not depend on the order, if queries and keys have the same. So heads that are
+    rotated in another way are held in this order, and rotated like all others.
+
+    Args:
+        rotated: number of first dimensions that are rotated; the others stay, in pairs.
+        interleaved: whether the model turns 2i and 2i + 1 together, and not i and i + rotated / 2.
+
+    Returns:
+        Indices `[head_dim]`; None if the model's own order is that one.
+    """
+    turned, still = list(range(rotated)), list(range(rotated, head_dim))
+    half = rotated // 2
+    left, right = (turned[::2], turned[1::2]) if interleaved else (turned[:half], turned[half:])
+    middle = len(still) // 2
+    order = [*left, *still[:middle], *right, *still[middle:]]
+    return None if order == [*turned, *still] else torch.tensor(order)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,19 @@ STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 # the prompt's length, so a key rotated for a short prompt would be wrong in a long one.
 ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
-_NOT_FAMILIES = {"__init__", "base", "experts", "norms", "projection"}
+# Families that may rotate only a part of every head, as their config says.
+PARTIAL_ROTATION = ("phi3",)
+# Families whose `sliding_window` holds for every layer, and for those that `layer_types` names.
+# Others do not look at it.
+WINDOW_IN_EVERY_LAYER = ("mistral", "mixtral", "phi3", "qwen3_moe")
+WINDOW_BY_LAYER = (
+    *("cohere2", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3"),
+    *("qwen2", "qwen2_moe", "qwen3", "smollm3"),
+)
+
+_NOT_FAMILIES = {
+    *("__init__", "base", "experts", "gemma_layers", "lora", "norms", "projection", "rules"),
+}
 
 
 def families() -> frozenset[str]:

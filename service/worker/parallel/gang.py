@@ -26,22 +26,32 @@ from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.follower import device_of
 from service.worker.parallel.followers import Followers
 from service.worker.parallel.lead import GangLead
-from service.worker.parallel.sharded_adapter import sharded, weight_bytes
+from service.worker.parallel.sharded_adapter import refuse_model, sharded, weight_bytes
 from service.worker.parallel.shared_pool import SharedPool
+from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.parallel")
 
 
-def refuse(*, methods_dir: str, sketches: bool) -> None:
+def refuse(settings: WorkerSettings) -> None:
     """Raises InvalidSetting for settings that do not go together with more than one rank."""
-    if methods_dir:
+    if settings.methods_dir:
         raise InvalidSetting(
             "methods_dir: methods of your own would see only the heads of one process; leave it or "
             "--tensor-parallel out"
         )
-    if sketches:
+    if settings.sketches:
         raise InvalidSetting(
             "sketches are for SamKV, which --tensor-parallel does not serve: leave one out"
+        )
+    if settings.quantize != "off":
+        raise InvalidSetting(
+            "quantize: weights that are quantised are not split over processes; leave it or "
+            "--tensor-parallel out"
+        )
+    if settings.loras:
+        raise InvalidSetting(
+            "lora: LoRA adapters are not split over processes; leave them or --tensor-parallel out"
         )
 
 
@@ -114,6 +124,7 @@ class Gang:
         theirs: list[Tensor] = []
 
         def adapt(model: Any, device: torch.device) -> DecoderAdapter:
+            refuse_model(model.config, size)
             # Of the whole model, before it is cut.
             theirs.append(selfcheck.transformers_logits(model))
             return sharded(model, self._exchange, device)

@@ -21,11 +21,7 @@ from torch import Tensor, nn
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps
 from service.worker.model.adapters.base import DecoderAdapter, family_adapter
-from service.worker.model.adapters.projection import (
-    DenseProjection,
-    LayerProjections,
-    Projection,
-)
+from service.worker.model.adapters.projection import LayerProjections, Projection
 from service.worker.parallel.exchange import Exchange
 
 FAMILIES = frozenset({"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})
@@ -74,13 +70,6 @@ class ShardedAdapter(DecoderAdapter):
 
     def layer_projections(self, block: Any) -> LayerProjections:
         whole = super().layer_projections(block)
-        parts = (whole.qkv, whole.output, whole.gate_up, whole.down)
-        if not all(isinstance(part, DenseProjection) for part in parts):
-            raise ModelRefused(
-                "weights that are quantised, or have adapters, are not served with "
-                "--tensor-parallel: leave one of the two out",
-                field="tensor_parallel",
-            )
         return replace(whole, output=Summed(whole.output, self.exchange))
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
@@ -93,7 +82,7 @@ def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderAdap
     Raises:
         ModelRefused: its layers cannot be split over so many ranks.
     """
-    refuse(model.config, exchange.size)
+    refuse_model(model.config, exchange.size)
     cut(model, exchange)
     family = family_adapter(str(model.config.model_type))
     made = type(f"Sharded{family.__name__}", (ShardedAdapter, family), {"exchange": exchange})
@@ -101,13 +90,19 @@ def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderAdap
     return adapter
 
 
-def refuse(config: Any, size: int) -> None:
+def refuse_model(config: Any, size: int) -> None:
     """Raises ModelRefused if a model with this configuration cannot be split over `size` ranks."""
     family = str(config.model_type)
     if family not in FAMILIES:
         raise ModelRefused(
             f"models of type {family} are not served with --tensor-parallel; those that are: "
             f"{', '.join(sorted(FAMILIES))}",
+            field="tensor_parallel",
+        )
+    if any(getattr(config, f"{name}_config", None) for name in ("quantization", "compression")):
+        raise ModelRefused(
+            "the checkpoint's weights are quantised, and those are not served with "
+            "--tensor-parallel: leave it out, or give a checkpoint that is not quantised",
             field="tensor_parallel",
         )
     heads = int(config.num_attention_heads)

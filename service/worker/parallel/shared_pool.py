@@ -74,10 +74,10 @@ class SharedKV(SequenceKV):
         super().shrink(tokens)
         self._repeat("shrink", tokens)
 
-    def copy_from(self, other: SequenceKV, tokens: int) -> None:
+    def copy_to(self, other: SequenceKV, tokens: int) -> None:
         assert isinstance(other, SharedKV)
-        super().copy_from(other, tokens)
-        self._repeat("copy_from", Cache(other.number), tokens)
+        super().copy_to(other, tokens)
+        self._repeat("copy_to", Cache(other.number), tokens)
 
     def release(self) -> None:
         super().release()

@@ -20,7 +20,7 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.prefix_cache import prompt_tokens
+from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.grammar import FIELD, Grammars
 from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
 from service.worker.sequences.sampling.sampler import Sampler
@@ -58,10 +58,20 @@ class Admission:
         self._grammars = grammars
 
     def addresses(
-        self, system: Many[int], documents: Many[Chunk], prefix_mode: str, tenant: str
+        self,
+        system: Many[int],
+        documents: Many[Chunk],
+        prefix_mode: str,
+        tenant: str,
+        lora: str = "",
     ) -> list[Address | None]:
-        """Addresses of S and of every document, None for an empty segment."""
-        addressing = self._addressing
+        """Addresses of S and of every document, None for an empty segment.
+
+        Raises:
+            InvalidRequest: there is no LoRA adapter of this name.
+        """
+        self._check_lora(lora)
+        addressing = self._addressing.with_lora(lora)
         system_address = addressing.system(system, tenant) if system else None
         document_addresses = [
             addressing.document(d.ids, prefix_mode, system, tenant, d.behind) if d.ids else None
@@ -70,12 +80,16 @@ class Admission:
         return [system_address, *document_addresses]
 
     def purged(self, system: Many[int], documents: Many[Chunk], tenant: str) -> set[str]:
-        """Every key under which these documents may be stored, in whatever prefix mode."""
+        """Every key under which these documents may be stored, in whatever prefix mode, with the
+        base model or any LoRA adapter."""
         return {
             key
+            for lora in ("", *self._adapter.loras)
             for document in documents
             if document.ids
-            for key in self._addressing.purged(document.ids, system, tenant, document.behind)
+            for key in self._addressing.with_lora(lora).purged(
+                document.ids, system, tenant, document.behind
+            )
         }
 
     def sequence(self, request: Request) -> Sequence:
@@ -108,7 +122,7 @@ class Admission:
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         addresses = self.addresses(
-            request.system, request.documents, request.prefix_mode, request.tenant
+            request.system, request.documents, request.prefix_mode, request.tenant, request.lora
         )
         gated = self._replace(request.fusion.name, fusion) if self._replace else None
         if gated is not None:
@@ -125,11 +139,22 @@ class Admission:
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
+            lora_fingerprint=self._lora_fingerprint(request.lora),
         )
         if gated is not None and gated.note is not None:
             sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
         return sequence
+
+    def _lora_fingerprint(self, name: str) -> str:
+        return self._adapter.loras[name].fingerprint if name else ""
+
+    def _check_lora(self, name: str) -> None:
+        if name and name not in self._adapter.loras:
+            names = ", ".join(sorted(self._adapter.loras)) or "none"
+            raise InvalidRequest(
+                f"there is no LoRA adapter {name!r}: this worker has {names}", field="adapter"
+            )
 
     def _check_tokens(self, sampling: Sampling) -> None:
         """Raises InvalidRequest where a request names a token that the model does not have."""

@@ -31,9 +31,11 @@ from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
 from service.worker.planner.planner import FASTER, LATE, Planner
-from service.worker.sequences.continued_prefill import continued_prefill
+from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
+from service.worker.sequences.earlier_prompts.restorer import Restorer
 from service.worker.sequences.load_plan import (
     FoundSegment,
+    LoadPlan,
     found_segments,
     loads_under_way,
     plan_loads,
@@ -58,6 +60,7 @@ class PrefillLauncher:
         facts: sizes and calibration of the model.
         missing: computes chunks by themselves that are not stored, and stores them.
         planner: None to load everything that is stored, however long it takes.
+        restorer: reads stored prompts; None if none are stored.
     """
 
     adapter: DecoderAdapter
@@ -66,11 +69,20 @@ class PrefillLauncher:
     loader: Loader
     missing: MissingChunks
     planner: Planner | None
+    restorer: Restorer | None = None
 
     # -- before it starts -------------------------------------------------------------------------
 
     def start_loading(self, sequence: Sequence) -> None:
-        """Starts to read what the sequence's method reads."""
+        """Starts to read what the sequence's method reads, or the earlier prompt that it continues.
+
+        A sequence that continues a kept prompt already reads nothing, unless more is stored.
+        """
+        computes = sequence.reuse is not None or sequence.fusion.reads is Reads.NOTHING
+        if computes and self.restorer is not None:
+            self.restorer.begin(sequence, lambda: None)
+        if sequence.reuse is not None:
+            return
         match sequence.fusion.reads:
             case Reads.NOTHING:
                 return
@@ -104,6 +116,16 @@ class PrefillLauncher:
         segments = found_segments(sequence, tiers)
         bytes_left = self.loader.streams.bytes_left()
         plan = plan_loads(sequence, segments, self.planner, bytes_left)
+
+        def load() -> None:
+            self._load(sequence, plan, tiers)
+
+        restorer = self.restorer
+        if restorer is None or not restorer.begin(sequence, load, restorer.forecast_s(plan)):
+            load()
+
+    def _load(self, sequence: Sequence, plan: LoadPlan, tiers: dict[str, str]) -> None:
+        """Starts the loads of a plan."""
         for segment in plan.recompute:
             load = sequence.segments[segment.number]
             assert isinstance(load, SegmentLoad)
@@ -169,18 +191,19 @@ class PrefillLauncher:
             sequence.token_trace = TokenTracer(
                 sequence.fusion, self.adapter.layers, self.adapter.kv_heads
             )
+        adapter = self.adapter.with_lora(sequence.lora)
         layout = sequence.layout = self._layout(sequence)
         sequence.full_prefill_flops = full_prefill(self.adapter, layout.tokens)
         if sequence.eviction is not None:
             warning = sequence.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
         if sequence.reuse is not None:
-            sequence.steps = continued_prefill(self.adapter, layout, kv, sequence.reuse)
+            sequence.steps = continued_prefill(adapter, layout, kv, sequence.reuse)
         elif self._holds_part(sequence):
-            sparse = SparsePrefill(self.adapter, self.facts, self.loader, self.missing)
+            sparse = SparsePrefill(adapter, self.facts, self.loader, self.missing)
             sequence.steps = sparse.steps(sequence, kv)
         else:
-            sequence.steps = self._steps(sequence, kv, crowded)
+            sequence.steps = self._steps(adapter, sequence, kv, crowded)
 
     def stop_loading(self, sequence: Sequence) -> None:
         """Ends the sequence's loads, after its prefill or when it is dropped."""
@@ -207,7 +230,9 @@ class PrefillLauncher:
         documents = [load for load in sequence.segments[1:] if load is not None]
         return any(sequence.as_stored or load.usable for load in documents)
 
-    def _steps(self, sequence: Sequence, kv: SequenceKV, crowded: bool) -> Steps[PrefillResult]:
+    def _steps(
+        self, adapter: DecoderAdapter, sequence: Sequence, kv: SequenceKV, crowded: bool
+    ) -> Steps[PrefillResult]:
         progress = sequence.progress = Progress()
         trace, method = sequence.token_trace, sequence.fusion
         dense = method if isinstance(method, DenseMethod) else FullPrefill()
@@ -226,7 +251,7 @@ class PrefillLauncher:
             try:
                 return (
                     yield from prefill(
-                        self.adapter,
+                        adapter,
                         layout,
                         cached,
                         dense,
@@ -325,4 +350,4 @@ class PrefillLauncher:
         partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
         streams = [load.stream for load in loads if isinstance(load, SegmentLoad)]
         whole_s = [stream.seconds for stream in streams if stream is not None and stream.done]
-        return max([*partial_s, *whole_s], default=0.0)
+        return max([*partial_s, *whole_s, sequence.restored_s])

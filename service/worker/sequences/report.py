@@ -8,9 +8,6 @@ from service.records import ColdMode, Report, SegmentReport
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
 from service.worker.sequences.sequence import Sequence
 
-POOL = "pool"
-"""The tier named in reports for KV that an earlier prompt left in the pool."""
-
 
 def report(sequence: Sequence) -> Report:
     """The report of a sequence, also of one whose prompt was never run."""
@@ -48,6 +45,7 @@ def report(sequence: Sequence) -> Report:
         hidden_load_s=max(0.0, loading_s - stages.get("load", 0.0)),
         gate=sequence.gated.note if sequence.gated else None,
         reused_tokens=reused,
+        reused_from=sequence.reuse.kept.place if reused and sequence.reuse is not None else "",
         token_fates=None if sequence.token_trace is None else sequence.token_trace.report(),
     )
 
@@ -77,7 +75,9 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
     tokens = len(request.system if document is None else document.ids)
     kept = 0 if sequence.reuse is None or not sequence.rows_by_segment else sequence.reuse.tokens
     reused = reused_by_segment(sequence, kept)[number]
-    tier = POOL if reused and reused == tokens else read.tier
+    tier = read.tier
+    if sequence.reuse is not None and reused and reused == tokens:
+        tier = sequence.reuse.kept.place
     computed: ColdMode | Literal[""] = ""
     if tier == UNCACHED and tokens and sequence.rows_by_segment:
         computed = "as_stored" if load is not None and load.computed_alone else "in_context"

@@ -24,47 +24,10 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 from service.worker.sequences.draft import Drafter
+from service.worker.sequences.kept_prompt import KeptPrompt, Reuse
 from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.stage_clock import StageClock
 from service.worker.sequences.token_trace import TokenTracer
-
-
-@dataclass(frozen=True, eq=False)
-class KeptPrompt:
-    """A prompt whose KV is in the pool, of a sequence that is answered or is being answered.
-
-    Attributes:
-        tokens: whose KV is in place: the prompt's, then the answer's `[m]` int64.
-        prompt_tokens: how many of them are the prompt's.
-        question_start: where its Q begins.
-        tenant: who asked it.
-        method: how it was computed; equal for requests that would be computed alike.
-        exact: whether its KV is that of a full prefill.
-        logits: of the first answer token `[vocabulary]`.
-        kv: where its KV is; nothing is reserved any more when it has been given up.
-    """
-
-    tokens: Tensor
-    prompt_tokens: int
-    question_start: int
-    tenant: str
-    method: object
-    exact: bool
-    logits: Tensor
-    kv: SequenceKV
-
-
-@dataclass(frozen=True)
-class Reuse:
-    """The first `tokens` tokens of a prompt are those of a kept one."""
-
-    kept: KeptPrompt
-    tokens: int
-
-    @property
-    def lost(self) -> bool:
-        """Whether the kept prompt has been given up meanwhile."""
-        return not self.kept.kv.reserved_tokens
 
 
 @dataclass
@@ -80,8 +43,13 @@ class Sequence:
         warnings: for the user, sent with the report.
         auto_ratio: whether the planner chooses the repair ratio.
         gated: the correctness gate's decision about the method; None if the method is not checked.
+        lora_fingerprint: of its LoRA adapter's weights; "" for the base model.
         token_trace: records what happens to every token; None if that was not requested.
         reuse: the kept prompt that it continues; None if it computes its prompt.
+        repeats: whether its prompt repeats an earlier one, wherever that one's KV is.
+        restoring: the read of a stored prompt that it may continue; None if there is none.
+        restored: that prompt, when it has been read; None if it could not be.
+        restored_s: seconds that reading it took.
         segments: loads of the segments; empty if the method reads nothing.
         found: done when the chunks have been found and their loads have been started.
         decided_at: when it was last decided which segments are loaded, by time.monotonic.
@@ -120,8 +88,13 @@ class Sequence:
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
     gated: GatedMethod | None = None
+    lora_fingerprint: str = ""
     token_trace: TokenTracer | None = None
     reuse: Reuse | None = None
+    repeats: bool = False
+    restoring: Future[None] | None = None
+    restored: KeptPrompt | None = None
+    restored_s: float = 0.0
 
     segments: list[Load | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -160,6 +133,11 @@ class Sequence:
         return self.request.id
 
     @property
+    def lora(self) -> str:
+        """Name of its LoRA adapter; "" for the base model."""
+        return self.request.lora
+
+    @property
     def prompt_tokens(self) -> int:
         request = self.request
         return len(request.system) + sum(self.document_tokens) + len(request.question)
@@ -190,6 +168,8 @@ class Sequence:
     @property
     def loaded(self) -> bool:
         """Whether it can start: first reads are finished, and all chunks have been looked up."""
+        if self.restoring is not None and not self.restoring.done():
+            return False
         if self.found is not None and not self.found.done():
             return False
         return all(load is None or load.pending is None for load in self.segments)

@@ -75,6 +75,7 @@ class EventSender:
             case FailedEvent():
                 if (span := self._spans.pop(event.id, None)) is not None:
                     span.end(error=event.code)
+                self._open_chunks.pop(event.id, None)
                 del self._gateways[event.id]
                 return m.Failed(**asdict(event))
             case PrecomputedEvent():

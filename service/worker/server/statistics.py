@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.store_stats import StoreStats
+from kvstore.store_stats import StoreStats, TierStats
 from service.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.planner.planner import Planner
@@ -16,30 +16,37 @@ ALERTED = (
 )
 
 
+def tier_values(tier: TierStats) -> list[Sample]:
+    """Samples of one tier: operations, bytes and seconds, and its size."""
+    name = {"tier": tier.name}
+    values: list[Sample] = [
+        ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
+        for (op, outcome), count in sorted({**dict.fromkeys(ALERTED, 0), **tier.ops}.items())
+    ]
+    for metric, amounts in (
+        ("kvstitch_tier_operation_seconds_total", tier.seconds),
+        ("kvstitch_tier_transferred_bytes_total", tier.bytes),
+    ):
+        values.extend((metric, {**name, "op": op}, n) for op, n in amounts.items())
+    for metric, known in (
+        ("kvstitch_tier_used_bytes", tier.usage.used_bytes),
+        ("kvstitch_tier_capacity_bytes", tier.usage.capacity_bytes),
+        ("kvstitch_tier_entries", tier.usage.entries),
+        ("kvstitch_tier_evictions_total", tier.usage.evictions),
+    ):
+        if known is not None:
+            values.append((metric, name, known))
+    if tier.usage.servers:
+        values.append(("kvstitch_tier_servers", name, tier.usage.servers))
+        values.append(("kvstitch_tier_servers_down", name, tier.usage.servers_down))
+    values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
+    values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
+    return values
+
+
 def store_values(stats: StoreStats) -> list[Sample]:
-    """Samples of the store: operations, bytes and seconds of its tiers, sizes, writes."""
-    values: list[Sample] = []
-    for tier in stats.tiers:
-        name = {"tier": tier.name}
-        values.extend(
-            ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
-            for (op, outcome), count in sorted({**dict.fromkeys(ALERTED, 0), **tier.ops}.items())
-        )
-        for metric, amounts in (
-            ("kvstitch_tier_operation_seconds_total", tier.seconds),
-            ("kvstitch_tier_transferred_bytes_total", tier.bytes),
-        ):
-            values.extend((metric, {**name, "op": op}, n) for op, n in amounts.items())
-        for metric, known in (
-            ("kvstitch_tier_used_bytes", tier.usage.used_bytes),
-            ("kvstitch_tier_capacity_bytes", tier.usage.capacity_bytes),
-            ("kvstitch_tier_entries", tier.usage.entries),
-            ("kvstitch_tier_evictions_total", tier.usage.evictions),
-        ):
-            if known is not None:
-                values.append((metric, name, known))
-        values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
-        values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
+    """Samples of the store: its tiers, keys and writes."""
+    values = [value for tier in stats.tiers for value in tier_values(tier)]
     values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
     values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
     values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
@@ -60,6 +67,15 @@ def engine_values(engine: Engine) -> list[Sample]:
     ]
     values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
     values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.kept_share))
+    values.extend(
+        ("kvstitch_continued_prompts_total", {"place": place}, count)
+        for place, count in engine.prefix_cache.counts.items()
+    )
+    if engine.prompts is not None:
+        values.extend(
+            ("kvstitch_stored_prompts_total", {"outcome": outcome}, count)
+            for outcome, count in engine.prompts.counts.items()
+        )
     values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
     values.extend(
         ("kvstitch_draft_tokens_total", {"outcome": outcome}, count)

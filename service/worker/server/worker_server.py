@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
 from kvstore import TieredStore
 from service import messages as m
 from service import wire
-from service.errors import KvstitchError, WorkerFault
+from service.errors import InvalidRequest, KvstitchError, WorkerFault
 from service.tracing import Tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
 from service.worker.engine.engine import Engine
@@ -23,7 +24,7 @@ from service.worker.model.addressing import Address
 from service.worker.server.event_sender import EventSender
 from service.worker.server.inbox import Inbox, ReceivedMessage
 from service.worker.server.link import Link, Outlet
-from service.worker.server.statistics import engine_values, store_values
+from service.worker.server.statistics import engine_values, store_values, tier_values
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -93,8 +94,9 @@ class WorkerServer:
                 self._engine.abort(message.id, message.reason)
             case m.Prefetch():
                 if reads_whole_chunks(message.fusion):
-                    found = self._addresses(message)
-                    self._loader.prefetch(address for address in found if address is not None)
+                    with suppress(InvalidRequest):  # of an adapter; the request itself will say so
+                        found = self._addresses(message)
+                        self._loader.prefetch(address for address in found if address is not None)
             case m.Precompute():
                 self._precompute(outlet, gateway, message)
             case m.Purge():
@@ -121,7 +123,11 @@ class WorkerServer:
 
     def _precompute(self, outlet: Outlet, gateway: bytes, message: m.Precompute) -> None:
         self._sender.expect_chunks(message.id, gateway, len(message.documents))
-        system, *documents = self._addresses(message)
+        try:
+            system, *documents = self._addresses(message)
+        except InvalidRequest as error:
+            self._sender.send(outlet, [FailedEvent.of(message.id, error)])
+            return
         if system is not None:
             self._engine.precompute_queue.add(system)
         for chunk, address in zip(message.documents, documents, strict=True):
@@ -133,9 +139,11 @@ class WorkerServer:
 
     def _purge(self, message: m.Purge) -> m.Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
-        self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
+        prompts = self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
         copies = self._store.delete(keys)
         unreached = [name for name in self._store.tier_names if name not in copies]
+        if not prompts:
+            unreached.append("prompts")
         return m.Purged(message.id, copies, unreached)
 
     def _gate_states(self, message: m.AskGate) -> m.GateStates:
@@ -146,9 +154,9 @@ class WorkerServer:
             gate.reset(message.reset)
         return m.GateStates(message.id, True, gate.states())
 
-    def _addresses(self, message: m.Prefetch | m.Precompute | m.Purge) -> list[Address | None]:
+    def _addresses(self, message: m.Prefetch | m.Precompute) -> list[Address | None]:
         return self._engine.admission.addresses(
-            message.system, message.documents, message.prefix_mode, message.tenant
+            message.system, message.documents, message.prefix_mode, message.tenant, message.lora
         )
 
     def _report(self) -> None:
@@ -158,6 +166,8 @@ class WorkerServer:
             started = time.monotonic()
             scheduler = self._engine.scheduler
             values = store_values(self._store.stats()) + engine_values(self._engine)
+            if self._engine.prompts is not None:
+                values += tier_values(self._engine.prompts.stats())
             stats = m.Stats(
                 values=values,
                 running=len(scheduler.running) + len(scheduler.prefilling),

@@ -11,6 +11,7 @@ from kvstore import (
     ChunkSpecError,
     MemoryTier,
     RedisTier,
+    S3Tier,
     SsdTier,
     TierUnavailable,
 )
@@ -20,7 +21,7 @@ from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 
-@pytest.fixture(params=["memory", "ssd", "redis", "fake"])
+@pytest.fixture(params=["memory", "ssd", "redis", "cluster", "s3", "fake"])
 def tier(request, tmp_path):
     if request.param == "memory":
         tier = MemoryTier(1 << 24)
@@ -28,6 +29,10 @@ def tier(request, tmp_path):
         tier = SsdTier(tmp_path, 1 << 24)
     elif request.param == "redis":
         tier = RedisTier(request.getfixturevalue("redis_at").url, timeout_s=10)
+    elif request.param == "cluster":
+        tier = RedisTier(request.getfixturevalue("cluster").url, timeout_s=10)
+    elif request.param == "s3":
+        tier = S3Tier(request.getfixturevalue("s3_at").place())
     else:
         tier = FakeTier()
     tier.start()
@@ -91,13 +96,13 @@ def test_extras(tier):
     assert tier.put_extra(key, "sketch", raw[:100])
     assert torch.equal(tier.read_extra(key, "sketch"), raw[:100])
     assert same_chunk(tier.read(key), make_chunk()) and set(tier.keys()) == {key}
-    if tier.name != "redis":  # reports the whole server's memory
+    if tier.name not in ("redis", "s3"):  # one reports the whole server's memory, one nothing
         assert tier.usage() == replace(bare, used_bytes=bare.used_bytes + 150)
     assert tier.delete([key]) == 1
     assert tier.read_extra(key, "sketch") is tier.read_extra(key, "other") is None
     tier.put(key, make_chunk())
     assert tier.read_extra(key, "sketch") is None
-    if tier.name != "redis":
+    if tier.name not in ("redis", "s3"):
         assert tier.usage() == bare
 
 
@@ -108,13 +113,13 @@ def test_extras_stand_beside_their_chunk(tier):
     assert (tier.read_extra(make_key(), "sketch") is not None) == kept
     assert tier.delete([make_key()]) == 0
     assert tier.read_extra(make_key(), "sketch") is None
-    if tier.name != "redis":
+    if tier.name not in ("redis", "s3"):
         assert tier.usage().used_bytes == 0
 
 
 def test_foreign_names_of_extras_go_nowhere(tier):
     tier.put(make_key(), make_chunk())
-    if tier.name in ("ssd", "redis"):
+    if tier.name in ("ssd", "redis", "s3"):
         for call in (
             lambda: tier.put_extra(make_key(), "../x", torch.ones(1, dtype=torch.uint8)),
             lambda: tier.read_extra(make_key(), "../x"),
@@ -141,7 +146,7 @@ def test_a_second_put_changes_nothing(tier):
     before = tier.usage()
     tier.put(make_key(), make_chunk())
     assert same_chunk(tier.read(make_key()), chunk)
-    if tier.name != "redis":  # reports the whole server's memory
+    if tier.name not in ("redis", "s3"):  # one reports the whole server's memory, one nothing
         assert tier.usage() == before
 
 
@@ -155,13 +160,13 @@ def test_what_is_read_outlives_its_deletion(tier):
 
 
 def test_foreign_keys_go_nowhere(tier):
-    if tier.name in ("ssd", "redis"):
+    if tier.name in ("ssd", "redis", "s3"):
         with pytest.raises(ChunkSpecError):
             tier.put("../../escape", make_chunk())
 
 
 def test_not_started(tier):
-    if tier.name in ("ssd", "redis"):
+    if tier.name in ("ssd", "redis", "s3"):
         tier.close()
         with pytest.raises(TierUnavailable, match="not started"):
             tier.read(make_key())

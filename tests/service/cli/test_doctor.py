@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from service.cli import main
 from service.gateway.auth.keys import KeyStore
 from service.model_fingerprint import fingerprint
 from service.settings import demo_model
 from tests.redis_server import redis_server
+from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -106,10 +109,70 @@ def test_models_that_are_refused(doctor: Doctor, model: Path) -> None:
     change(model / "config.json", partial_rotary_factor=None)
     change(model / "config.json", rope_scaling={"type": "linear", "factor": 2.0})
     assert doctor()["model"]["level"] == "ok"
+    change(model / "config.json", quantization_config={"quant_method": "gptq"})
+    assert doctor("--device", "cpu", code=1)["model"]["remedy"] == "pip install gptqmodel optimum"
+    change(model / "config.json", quantization_config=None)
+    change(model / "config.json", model_type="gemma3", vision_config={})
+    refused = doctor(code=1)
+    assert "reads images" in refused["model"]["message"]
+    assert "gemma3_text" in refused["model"]["remedy"]
+    assert "tokenizer" not in refused and "weights" not in refused, "neither is looked for"
     (model / "config.json").write_text("{")
     assert "cannot be read" in doctor(code=1)["model"]["message"]
     assert doctor("--model", str(model / "none"), code=1)["model"]["level"] == "fail"
     assert doctor("--model", "someone/something")["model"]["level"] == "warn"
+
+
+def test_lora_adapters(doctor: Doctor, tmp_path: Path) -> None:
+    folder = tmp_path / "legal"
+    folder.mkdir()
+    given = ("--lora", f"legal={folder}")
+    assert "no readable adapter_config.json" in doctor(*given, code=1)["lora"]["message"]
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    names = [f"base_model.model.model.layers.0.self_attn.q_proj.lora_{s}.weight" for s in "AB"]
+    save_file({name: numpy.ones((2, 2)) for name in names}, folder / "adapter_model.safetensors")
+    found = doctor(*given)["lora"]
+    assert found["level"] == "ok" and "legal: rank 2, q_proj" in found["message"]
+    assert "NAME=FOLDER" in doctor("--lora-modules", "legal", code=1)["settings"]["message"]
+
+
+def test_what_is_known_of_a_model_from_its_config_alone(doctor: Doctor, model: Path) -> None:
+    facts = {
+        "model_type": "phi3", "num_hidden_layers": 32, "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+        "rope_parameters": None, "rope_scaling": {"type": "longrope"}, "sliding_window": 262144,
+        "partial_rotary_factor": 0.75, "quantization_config": {"quant_method": "mxfp4"},
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(facts))
+    expected = (
+        "phi3, 32 layers, bfloat16, quantised (mxfp4), RoPE longrope on 75% of a head, "
+        "windows of 262144 tokens in all layers, context 4096"
+    )
+    assert doctor()["model"]["message"] == f"{model}: {expected}"
+    ropes = {"full_attention": {"rope_type": "linear"}, "sliding_attention": {}}
+    facts = {
+        "model_type": "gemma3_text", "num_hidden_layers": 3, "max_position_embeddings": 32768,
+        "rope_parameters": ropes, "sliding_window": 512,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(facts))
+    expected = (
+        "gemma3_text, 3 layers, RoPE default and linear, windows of 512 tokens in 2 of 3 layers, "
+        "context 32768"
+    )
+    assert doctor()["model"]["message"] == f"{model}: {expected}"
+
+
+def test_serve_refuses_before_it_imports_the_gateway(model: Path) -> None:
+    """So that the sentence comes at once."""
+    change(model / "config.json", model_type="of tomorrow")
+    run = "from service.cli import main; import sys; code = main(['serve', '--model', sys.argv[1]])"
+    after = "; print(code, {'fastapi', 'service.gateway.composition', 'torch'} & set(sys.modules))"
+    command = [sys.executable, "-c", run + after, str(model)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.stdout == "3 set()\n", found
+    assert found.stderr.count("\n") == 1 and "of tomorrow" in found.stderr
 
 
 def test_damaged_files(doctor: Doctor, model: Path) -> None:
@@ -137,6 +200,18 @@ def test_data_folder(doctor: Doctor, tmp_path: Path) -> None:
     assert found["data folder"]["level"] == "fail"
 
 
+def test_s3(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as server:
+        place = ("--s3-endpoint", server.endpoint, "--s3-region", "us-east-1")
+        assert doctor("--s3", f"s3://{BUCKET}/kv", *place)["s3"]["level"] == "ok"
+        missing = doctor("--s3", "s3://no-such-bucket", *place, code=1)
+        assert "is missing" in missing["s3"]["message"]
+    gone = doctor("--s3", f"s3://{BUCKET}/kv", *place, code=1)
+    assert gone["s3"]["level"] == "fail" and "credentials" in gone["s3"]["remedy"]
+
+
 def test_redis(doctor: Doctor) -> None:
     with redis_server() as redis:
         found = doctor("--redis", redis.url)
@@ -153,6 +228,9 @@ def test_redis(doctor: Doctor) -> None:
         assert doctor("--redis", redis.url)["redis memory"]["level"] == "warn"
         ttl = ("--redis-ttl", "60")
         assert doctor("--redis", redis.url, *ttl)["redis memory"]["level"] == "ok"
+        as_cluster = redis.url.replace("redis://", "redis+cluster://").removesuffix("/0")
+        found = doctor("--redis", as_cluster, code=1)
+        assert "is not part of a cluster" in found["redis"]["message"]
     secret = redis.url.replace("//", "//:geheim@")
     assert "geheim" not in str(doctor("--redis", secret, code=1))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
@@ -16,6 +16,7 @@ from service.worker.engine.engine import Engine
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
@@ -50,12 +51,13 @@ class Rig:
         logprobs: int | None = None,
         cold: ColdMode = "in_context",
         prefix_cache: bool = True,
+        lora: str = "",
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
         name = f"r{self._count}"
         how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates, cold, prefix_cache)
-        self.engine.submit(Request(name, S, documents, question, *how))
+        self.engine.submit(Request(name, S, documents, question, *how, lora=lora))
         return name
 
     def run(self) -> None:
@@ -88,8 +90,18 @@ class Rig:
         assert len(found) == 1
         return found[0]
 
-    def precompute(self, documents: Sequence[Chunk] = DOCUMENTS, prefix_mode: str = "none") -> None:
-        addresses = self.engine.admission.addresses(S, documents, prefix_mode, "")
+    def precompute(
+        self,
+        documents: Sequence[Chunk] = DOCUMENTS,
+        prefix_mode: str = "none",
+        *,
+        loras: Sequence[str] = ("",),
+    ) -> None:
+        addresses = [
+            address
+            for lora in loras
+            for address in self.engine.admission.addresses(S, documents, prefix_mode, "", lora)
+        ]
         for address in addresses:
             if address is not None:
                 self.engine.precompute_queue.add(address, id="ingest")
@@ -110,6 +122,7 @@ def rig(
     threads: int = 2,
     sketches: bool = True,
     prefix_cache: bool = False,
+    prompts: Path | Tier | None = None,
     draft_tokens: int = 0,
     checks: GateSettings | None = None,
     decode: bool = True,
@@ -122,14 +135,21 @@ def rig(
         sketches: on by default, so that every method finds what it reads.
         planner: off by default, because on a busy machine the time that reading a tiny file takes
             would decide what is loaded.
+        prompts: folder or tier of stored prompts; none are stored without.
     """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
-    with TieredStore(chosen) as store:
+    addressing = Addressing(model.adapter, fingerprint=fingerprint, codec=codec)
+    with ExitStack() as opened:
+        store = opened.enter_context(TieredStore(chosen))
+        stored = None
+        if prompts is not None:
+            tier = disk(prompts, name="prompts") if isinstance(prompts, Path) else prompts
+            stored = opened.enter_context(PromptStore(tier, addressing))
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
             model.adapter,
-            Addressing(model.adapter, fingerprint=fingerprint, codec=codec),
+            addressing,
             store,
             loader,
             pool_tokens=pool_tokens,
@@ -138,6 +158,7 @@ def rig(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
+            prompts=stored,
             draft_tokens=draft_tokens,
             checks=checks,
             grammars=grammars,
@@ -149,5 +170,5 @@ def rig(
             loader.close()
 
 
-def disk(folder: Path) -> SsdTier:
-    return SsdTier(folder, 1 << 24)
+def disk(folder: Path, *, name: str = "ssd") -> SsdTier:
+    return SsdTier(folder, 1 << 24, name=name)

@@ -19,6 +19,7 @@ def moved(sequence: SequenceKV, pool: KVPool) -> SequenceKV:
     kv = pool.reserve(int(sequence.capacity.max()))
     assert kv is not None
     kv.length.copy_(sequence.length)
+    kv.positions.update(sequence.positions)
     for layer in range(len(kv.start)):
         for old, new in zip(held(sequence, layer), held(kv, layer), strict=True):
             new[0].copy_(old[0])

@@ -11,11 +11,19 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -46,9 +54,17 @@ PLAIN_FAMILIES = {
 }
 FAMILIES = {
     **PLAIN_FAMILIES,
+    "cohere": CohereConfig,
+    "cohere2": Cohere2Config,
+    "gemma": GemmaConfig,
+    "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3TextConfig,
+    "gpt_oss": GptOssConfig,
     "granite": GraniteConfig,
+    "ministral": MinistralConfig,
     "mixtral": MixtralConfig,
     "olmo2": Olmo2Config,
+    "olmo3": Olmo3Config,
     "phi3": Phi3Config,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -56,32 +72,75 @@ FAMILIES = {
 }
 # What a family has beyond the sizes that all have.
 _EXPERTS = {"moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
+# Shorter than D1 and the prompt of 38 tokens: windows cut documents and the question's sight.
+_WINDOW = 9
+_EVERY_OTHER = {
+    "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+}
 _OWN: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
+    "cohere": {"logit_scale": 0.4, "use_qk_norm": True},
+    "cohere2": {"logit_scale": 0.4, **_EVERY_OTHER},
+    "gemma2": {
+        **_EVERY_OTHER,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma3_text": {**_EVERY_OTHER, "query_pre_attn_scalar": 24},
+    "gpt_oss": {
+        **_EVERY_OTHER,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 0.7,
+    },
+    "ministral": _EVERY_OTHER,
+    "olmo3": _EVERY_OTHER,
     "granite": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,
         "logits_scaling": 0.7,
         "residual_multiplier": 0.6,
     },
-    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
-    "phi3": {"sliding_window": None, "original_max_position_embeddings": 256},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": _WINDOW},
+    "phi3": {
+        "sliding_window": _WINDOW,
+        "original_max_position_embeddings": 256,
+        "partial_rotary_factor": 0.5,
+    },
     "qwen2_moe": {
         **_EXPERTS,
         "shared_expert_intermediate_size": 32,
         "norm_topk_prob": False,
         "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        **_EVERY_OTHER,
     },
-    "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2},
-    "smollm3": {"no_rope_layers": [1, 0, 1, 1, 0], "use_sliding_window": False},
+    "qwen3_moe": {
+        **_EXPERTS,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        "use_sliding_window": False,
+        "sliding_window": _WINDOW,
+    },
+    "smollm3": {
+        "no_rope_layers": [1, 0, 1, 1, 0],
+        "use_sliding_window": True,
+        "sliding_window": _WINDOW,
+    },
 }
 # Families that have no `head_dim` apart from hidden size and heads.
-NO_HEAD_DIM = ("qwen2", "qwen2_moe", "granite", "olmo2", "phi3")
+NO_HEAD_DIM = ("qwen2", "qwen2_moe", "granite", "olmo2", "olmo3", "phi3", "cohere", "cohere2")
+# Families that have a RoPE for every kind of layer.
+TWO_ROPES = ("gemma3_text", "olmo3")
+# What their checkpoints do.
+TIED = ("qwen3", "mistral", "granite", "smollm3", "gemma", "gemma2", "gemma3_text", "cohere")
 
 
 def rope_of(family: str) -> str:
     """Position-dependent in three ways at these lengths, where the family has such a RoPE."""
-    return "default" if family == "phi3" else "llama3"
+    return {"phi3": "default", "gpt_oss": "yarn_untruncated"}.get(family, "llama3")
 
 
 # Contexts and bases so small that a 50-token prompt reaches every branch of every formula.
@@ -113,6 +172,8 @@ PAIRED_MODELS = [
     for r, rope in enumerate(ROPES)
     if (r - f) % len(ROPES) < 2
 ]
+# As gpt-oss has it, besides the above.
+ROPES["yarn_untruncated"] = {**ROPES["yarn"], "truncate": False}
 VOCABULARY = 101
 BOS = 1
 
@@ -175,11 +236,14 @@ def tiny_config(family: str, rope: dict[str, Any] | str = "default", **changes: 
         "max_position_embeddings": 256,
         "rope_parameters": parameters,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": family in ("qwen3", "mistral", "granite", "smollm3"),
+        "tie_word_embeddings": family in TIED,
         "bos_token_id": BOS,
         "eos_token_id": 0,
         "pad_token_id": 0,
     }
+    if family in TWO_ROPES:
+        local = {"rope_type": "default", "rope_theta": 20.0}
+        facts["rope_parameters"] = {"full_attention": parameters, "sliding_attention": local}
     if family not in NO_HEAD_DIM:
         facts["head_dim"] = 16
     return FAMILIES[family](**{**facts, **_OWN.get(family, {}), **changes})
@@ -189,13 +253,14 @@ def random_model(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32)
     """Random weights, queries and keys scaled up so that attention is far from flat."""
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     source = torch.Generator().manual_seed(seed)
+    added = 1 if config.model_type.startswith("gemma") else 0  # Gemma's norms add one
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=source)
             if "norm" in name:
                 peaked = 1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
-                weight.copy_(peaked * (1 + 0.2 * noise))
-            elif name.endswith("bias"):
+                weight.copy_(peaked * (1 + 0.2 * noise) - added)
+            elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             elif "embed" in name or "lm_head" in name:
                 weight.copy_(0.5 * noise)

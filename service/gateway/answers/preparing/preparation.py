@@ -179,6 +179,7 @@ class RequestPreparer:
             token_fates=request.include_tokens,
             cold=request.cold or self._settings.cold,
             prefix_cache=request.prefix_cache,
+            lora=validated.adapter,
         )
         citations = response.citations(
             passages,
@@ -210,6 +211,7 @@ class RequestPreparer:
             documents,
             self._prompts.prefix_mode,
             validated.scope.tenant,
+            validated.adapter,
         )
 
     def _prompt_plan(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from retriever import Scope
 from service.errors import InvalidRequest
 from service.gateway.answers.call_context import CallContext
+from service.gateway.answers.validating.adapter_choice import chosen_adapter
 from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.answers.validating.method_choice import check_combination, chosen_method
 from service.gateway.prompts.conversation import normalize_turns, question_of
@@ -37,6 +38,7 @@ class ValidatedRequest:
             or none are wanted.
         fusion: The fusion method with all its parameters.
         eviction: The eviction method with all its parameters, None if there is none.
+        adapter: The LoRA adapter that answers; "" for none.
         condense: What becomes of a question that follows others.
         max_context: Tokens that the model takes.
         estimated_tokens: About the length of the prompt.
@@ -48,6 +50,7 @@ class ValidatedRequest:
     search: SearchQuery | None
     fusion: Method
     eviction: Method | None
+    adapter: str
     condense: Condense
     max_context: int
     estimated_tokens: int
@@ -76,6 +79,7 @@ class RequestValidator:
 
         Raises:
             InvalidRequest: A field is wrong; the error names it.
+            BoundToAdapter: The API key is bound to another adapter.
             NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """
@@ -93,6 +97,7 @@ class RequestValidator:
             search=query if searches else None,
             fusion=fusion,
             eviction=eviction,
+            adapter=chosen_adapter(request.adapter, call.principal, ready),
             condense=request.condense or self._settings.condense,
             max_context=ready.model.max_context,
             estimated_tokens=self._estimated_tokens(request, turns, query.top_k),

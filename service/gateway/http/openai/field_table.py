@@ -20,7 +20,7 @@ _BOOKKEEPING: Rules = {
     "moderation": refused("nothing is moderated"),
 }
 _COMMON: Rules = {
-    "model": honoured("`NAME`, or `NAME:METHOD`"),
+    "model": honoured("the model's or an adapter's `NAME`, or `NAME:METHOD`"),
     "temperature": honoured("0, the default, is greedy; at most 10"),
     "top_p": honoured(""),
     "stream": honoured(""),

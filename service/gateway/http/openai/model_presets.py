@@ -1,7 +1,8 @@
-"""Model names for OpenAI's clients: the served model, alone or with a preset.
+"""Model names for OpenAI's clients: the served model or a LoRA adapter, alone or with a preset.
 
 kvstitch-demo              the default fusion method
 kvstitch-demo:vanilla      this fusion method, with its default parameters
+legal, legal:vanilla       the same with the adapter named legal
 """
 
 from __future__ import annotations
@@ -15,8 +16,15 @@ from service.messages import Ready
 from service.parameters import check
 
 
-def list_models(model: str, created: int, ready: Ready) -> list[ModelOut]:
-    """The served model, then one preset per fusion method that can be used with it."""
+def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list[ModelOut]:
+    """The served model, one preset per fusion method that can be used with it, the adapters.
+
+    Args:
+        model: The served model's name.
+        created: Unix seconds.
+        ready: What the worker offers.
+        bound: The only adapter that the sender may use; "": all.
+    """
     plain = ModelOut(id=model, created=created, fusion=None, details=asdict(ready.model))
     presets = [
         ModelOut(
@@ -28,11 +36,18 @@ def list_models(model: str, created: int, ready: Ready) -> list[ModelOut]:
         for info in ready.fusion
         if not info.unavailable
     ]
-    return [plain, *presets]
+    adapters = [
+        ModelOut(id=each.name, created=created, parent=model, details=asdict(each))
+        for each in ready.adapters
+        if bound in ("", each.name)
+    ]
+    return [plain, *presets, *adapters]
 
 
-def preset_fusion(name: str | None, model: str, ready: Ready) -> MethodChoice | None:
-    """The fusion method that a model name stands for; None for the model alone.
+def named_model(
+    name: str | None, model: str, ready: Ready
+) -> tuple[str | None, MethodChoice | None]:
+    """The adapter and the fusion method that a model name stands for, None where it names none.
 
     Args:
         name: As the client sent it; None: nothing was sent.
@@ -43,12 +58,17 @@ def preset_fusion(name: str | None, model: str, ready: Ready) -> MethodChoice | 
         ModelNotFound: There is no such model or preset.
     """
     if name is None or name == model:
-        return None
+        return None, None
+    adapters = [each.name for each in ready.adapters]
+    if name in adapters:
+        return name, None
     base, _, method = name.rpartition(":")
-    if base != model or method not in {i.name for i in ready.fusion if not i.unavailable}:
+    known = method in {info.name for info in ready.fusion if not info.unavailable}
+    if not known or base not in (model, *adapters):
+        names = ", ".join((model, *adapters))
         raise ModelNotFound(
-            f"there is no model {name!r}: this service has {model}, also as {model}:METHOD; "
+            f"there is no model {name!r}: this service has {names}, also as NAME:METHOD; "
             "GET /v1/models lists them",
             field="model",
         )
-    return MethodChoice(method=method)
+    return None if base == model else base, MethodChoice(method=method)

@@ -23,7 +23,7 @@ from service.gateway.http.openai.field_table import (
     STREAM_OPTIONS,
     STRUCTURED_OUTPUTS,
 )
-from service.gateway.http.openai.model_presets import preset_fusion
+from service.gateway.http.openai.model_presets import named_model
 from service.gateway.http.openai.structured_output import WantedForm, wanted_form, with_tools
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest
@@ -42,7 +42,7 @@ from service.messages import Ready
 from service.prompt import Turn
 
 # Ours by the client's name, where the two differ.
-_RENAMED = {"sampling_top_k": "top_k"}
+_RENAMED = {"sampling_top_k": "top_k", "adapter": "model"}
 _SAME_NAMES = (
     *("temperature", "top_p", "stream", "stop", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
@@ -161,8 +161,9 @@ def common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
         name: getattr(chosen, name)
         for name in chosen.model_fields_set - {"fusion", "include_citations"}
     }
-    fusion = chosen.fusion or preset_fusion(body.model, served.model, served.ready)
-    return fields if fusion is None else {**fields, "fusion": fusion}
+    adapter, preset = named_model(body.model, served.model, served.ready)
+    fusion = chosen.fusion or preset
+    return {**fields, "adapter": adapter, **({} if fusion is None else {"fusion": fusion})}
 
 
 def each_choice(

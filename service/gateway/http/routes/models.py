@@ -17,9 +17,9 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 @router.get("/models", response_model_exclude_none=True)
 async def models(gateway: GatewayDep, principal: Generating) -> ModelList:
-    """The model that is served, alone and with each of its presets."""
-    prompts = gateway.prompts
-    return ModelList(data=list_models(prompts.model, prompts.created, gateway.worker.require()))
+    """The model that is served, alone and with each of its presets, and its LoRA adapters."""
+    prompts, ready = gateway.prompts, gateway.worker.require()
+    return ModelList(data=list_models(prompts.model, prompts.created, ready, principal.adapter))
 
 
 @router.get("/models/{model_id:path}", response_model_exclude_none=True)

@@ -69,7 +69,9 @@ class CommonRequest(BaseModel):
     model_config = LENIENT
 
     model: Unicode | None = Field(
-        None, description="one of GET /v1/models; with a preset: NAME:FUSION; none: the default"
+        None,
+        description="one of GET /v1/models, the model or a LoRA adapter; with a preset: "
+        "NAME:FUSION; none: the default",
     )
     temperature: float | None = Field(None, ge=0, le=10, description="0, the default: greedy")
     top_p: float | None = Field(None, gt=0, le=1)
@@ -115,6 +117,7 @@ class Details(BaseModel):
     cache: CacheReport
     stages: dict[str, float]
     timing: Timing
+    adapter: str | None = Field(None, description="the LoRA adapter that answered")
     fusion: dict[str, Any]
     eviction: dict[str, Any] | None
     seed: int | None

@@ -4,6 +4,7 @@ export const SOURCES = {
   memory: { name: "RAM", about: "reused from memory" },
   ssd: { name: "SSD", about: "reused from SSD" },
   redis: { name: "Redis", about: "reused from Redis" },
+  s3: { name: "S3", about: "reused from S3" },
   recomputed: { name: "Recomputed", about: "stored, computed anew" },
   cold: { name: "Cold", about: "computed: nothing stored was used" },
   question: { name: "Question", about: "computed: no cache can hold the question" },

@@ -4,7 +4,7 @@ import { getJson } from "../lib/api.js";
 import { el, fill } from "../lib/dom.js";
 import { count, plural } from "../lib/format.js";
 
-const TIERS = { memory: "RAM", ssd: "SSD", redis: "Redis" };
+const TIERS = { memory: "RAM", ssd: "SSD", redis: "Redis", s3: "S3" };
 
 /** Puts the receipt into `place`, where it stays until it is dismissed. */
 export function showReceipt(place, what, receipt) {

@@ -4,7 +4,7 @@ import { getJson } from "../lib/api.js";
 import { byId, el, fill, whileShown } from "../lib/dom.js";
 import { bytes, count, percent } from "../lib/format.js";
 
-const NAMES = { memory: "RAM", ssd: "SSD", redis: "Redis" };
+const NAMES = { memory: "RAM", ssd: "SSD", redis: "Redis", s3: "S3" };
 
 /** Returns a function that reloads the tab. */
 export function tiers() {

@@ -93,7 +93,10 @@ class SparseLayerLoop:
             keys = adapter.ropes[layer].rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
             values = torch.cat([stored_v, v]).transpose(0, 1)
             q = adapter.ropes[layer].rotate(q, rows)
-            attended = attend_rows(q, keys, values, rows, adapter.scale, key_rows=key_rows)
+            rule = adapter.rules[layer]
+            attended = attend_rows(
+                q, keys, values, rows, adapter.scale, key_rows=key_rows, rule=rule
+            )
             flops.attend(float(len(rows)) * len(key_rows))
             x = adapter.finish(layer, x, attended)
             flops.finish(len(rows))
@@ -152,8 +155,11 @@ class SparseLayerLoop:
             )
             x, q = x[index], adapter.ropes[layer].rotate(q[index], torch.cat([next_rows, asking]))
             count = len(next_rows)
+            rule = adapter.rules[layer]
             attended = [
-                attend_rows(q[count:], k_all, v_all, asking, adapter.scale, key_rows=key_rows)
+                attend_rows(
+                    q[count:], k_all, v_all, asking, adapter.scale, key_rows=key_rows, rule=rule
+                )
             ]
             flops.attend(float(len(asking)) * len(key_rows))
             if count:
@@ -161,7 +167,7 @@ class SparseLayerLoop:
                     documents_kv, layer, kept, (k_all, v_all), padding[layer]
                 )
                 document_rows = attend_rows(
-                    q[:count], seen_k, seen_v, next_rows, adapter.scale, key_rows=seen
+                    q[:count], seen_k, seen_v, next_rows, adapter.scale, key_rows=seen, rule=rule
                 )
                 attended.insert(0, document_rows)
                 flops.attend(float(torch.searchsorted(seen, next_rows, right=True).sum()))
@@ -180,6 +186,11 @@ class SparseLayerLoop:
             flops=flops.total,
             layout=layout,
             entries_per_head=len(plan.kept[0]) + len(question),
+            held={
+                layer: torch.cat([torch.tensor(plan.kept[layer], device=device), question])
+                for layer, rule in enumerate(adapter.rules)
+                if rule.window is not None
+            },
             coverage=(len(set().union(*plan.kept)) + len(question)) / layout.tokens,
         )
 

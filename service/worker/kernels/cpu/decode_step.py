@@ -1,4 +1,4 @@
-"""One decode step through all layers in one call, on a CPU in bfloat16.
+"""One decode step through all layers in one call, on a CPU in bfloat16 or with quantised weights.
 
 Called one by one, the operations of a small model take longer to start than to compute: with 30
 layers of width 576 the calls alone took 8 ms of a step's 29 on two cores. The kernel
@@ -7,15 +7,17 @@ layers of width 576 the calls alone took 8 ms of a step's 29 on two cores. The k
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import native
+from service.worker.kernels.cpu.weight import Weight
 
 LANES, MAX_GROUP, MAX_STATE = 32, 64, 4096  # the same constants as in the C source
 # Values of all weights: a smaller model is done before other threads have woken up.
@@ -24,35 +26,40 @@ MIN_PARALLEL = 1 << 22
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The parameters of a layer; None for a bias or a norm that it does not have.
+    """The parameters of a layer; None for a norm that it does not have.
 
     Attributes:
         norm: RMSNorm before attention `[hidden]`.
-        qkv: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
         q_norm: RMSNorm of every query head `[head_dim]`.
         k_norm: RMSNorm of every key head `[head_dim]`.
-        o: `[hidden, heads * head_dim]`.
         mlp_norm: RMSNorm before the MLP `[hidden]`.
+        qkv: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
+        o: `[hidden, heads * head_dim]`.
         gate_up: `[2 * intermediate, hidden]`, the gate first.
         down: `[hidden, intermediate]`.
     """
 
     norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    qkv: Weight
+    o: Weight
+    gate_up: Weight
+    down: Weight
 
-    def tensors(self) -> list[Tensor | None]:
-        """In the order of the C `struct layer`."""
-        return [getattr(self, field.name) for field in fields(self)]
+    @property
+    def norms(self) -> list[Tensor | None]:
+        return [self.norm, self.q_norm, self.k_norm, self.mlp_norm]
+
+    @property
+    def weights(self) -> list[Weight]:
+        return [self.qkv, self.o, self.gate_up, self.down]
+
+    def addresses(self) -> list[int]:
+        """The C `struct layer` without its pool."""
+        weights = [number for weight in self.weights for number in weight.addresses()]
+        return [*map(_address, self.norms), *weights]
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,6 @@ class DecoderWeights:
         layers: its layers.
         norm: the last RMSNorm `[hidden]`.
         head: `[vocabulary, hidden]`.
-        head_bias: `[vocabulary]`, or None.
         cos: `[positions, head_dim / 2]` fp32.
         sin: like `cos`.
         heads: query heads.
@@ -74,8 +80,7 @@ class DecoderWeights:
 
     layers: Sequence[LayerWeights]
     norm: Tensor
-    head: Tensor
-    head_bias: Tensor | None
+    head: Weight
     cos: Tensor
     sin: Tensor
     heads: int
@@ -91,11 +96,16 @@ class DecoderWeights:
     def intermediate(self) -> int:
         return self.layers[0].down.shape[1]
 
-    def tensors(self) -> list[Tensor]:
-        """All bfloat16 parameters."""
-        found = [self.norm, self.head, self.head_bias]
-        found += [tensor for layer in self.layers for tensor in layer.tensors()]
-        return [tensor for tensor in found if tensor is not None]
+    @property
+    def norms(self) -> list[Tensor]:
+        """All of its norms."""
+        found = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
+        return [norm for norm in found if norm is not None]
+
+    @property
+    def weights(self) -> list[Weight]:
+        """All that it multiplies by."""
+        return [self.head, *(weight for layer in self.layers for weight in layer.weights)]
 
 
 class Kernel:
@@ -125,13 +135,13 @@ class Kernel:
         self._vocabulary = vocabulary
         self._layers = array("q")
         for layer, keys, values in zip(weights.layers, k, v, strict=True):
-            self._layers.extend(_address(x) for x in (*layer.tensors(), keys, values))
-        self._decoder = array("q", [self._layers.buffer_info()[0]])
-        parameters = (weights.norm, weights.head, weights.head_bias, weights.cos, weights.sin)
-        self._decoder.extend(map(_address, parameters))
+            self._layers.extend((*layer.addresses(), _address(keys), _address(values)))
+        self._decoder = array("q", [self._layers.buffer_info()[0], _address(weights.norm)])
+        self._decoder.extend(weights.head.addresses())
+        self._decoder.extend(map(_address, (weights.cos, weights.sin)))
         sizes = (len(k), hidden, weights.heads, weights.kv_heads, weights.head_dim)
         self._decoder.extend((*sizes, weights.intermediate, vocabulary))
-        self._large = sum(x.numel() for x in weights.tensors()) >= MIN_PARALLEL
+        self._large = sum(math.prod(x.shape) for x in weights.weights) >= MIN_PARALLEL
 
     def step(self, x: Tensor, positions: Tensor, runs: Tensor) -> Tensor:
         """Computes the next token's logits, and writes the new keys and values to the pool.
@@ -177,12 +187,13 @@ def kernel_for(
 
 def supports(weights: DecoderWeights, k: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
     """Whether the kernel can take this model and pool."""
-    tensors = [*weights.tensors(), *k, *v]
+    tensors = [*weights.norms, *k, *v]
     d, group = weights.head_dim, weights.heads // weights.kv_heads
     sizes = (weights.head.shape[1], weights.heads * d, weights.intermediate, d)
     return (
         all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
         and all(x.is_contiguous() for x in (*tensors, weights.cos, weights.sin))
+        and all(weight.is_for_kernels for weight in weights.weights)
         and weights.cos.dtype == weights.sin.dtype == torch.float32
         and all(size % LANES == 0 for size in sizes)
         and group <= MAX_GROUP

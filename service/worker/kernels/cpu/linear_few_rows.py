@@ -1,4 +1,5 @@
-"""Linear layers for few rows on a CPU, weights in bfloat16: decoding, or a question over a cache.
+"""Linear layers for few rows on a CPU, weights in bfloat16 or fewer bits: decoding, or a question
+over a cache.
 
 The kernel (`src/linear_few_rows.c`) reads each weight once, in the order in which it lies in
 memory. torch rearranges the weight on every call and runs at about half the speed, for one row and
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import native
+from service.worker.kernels.cpu.weight import Weight
 
 # With more rows the kernels for many rows are faster (by a fifth at 32).
 MAX_ROWS = 24
@@ -39,21 +41,29 @@ class Kernel:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
-        x, out = x.contiguous(), x.new_empty((len(x), len(weight)))
-        threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
+        return self.product(x, Weight(weight, bias=bias))
+
+    def product(self, x: Tensor, weight: Weight) -> Tensor:
+        """`linear` with a weight that may be quantised."""
+        outs, columns = weight.shape
+        x, out = x.contiguous(), x.new_empty((len(x), outs))
+        threads = torch.get_num_threads() if outs * columns >= MIN_PARALLEL else 1
         wide = None if self._bf16_dot else x.new_empty(x.shape, dtype=torch.float32)
         partial_sums = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
+        values, bias, scales, bits = weight.addresses()
         self._linear(
             x.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            values,
+            bias,
+            scales,
             out.data_ptr(),
             None if wide is None else wide.data_ptr(),
             partial_sums.data_ptr(),
             len(x),
-            len(weight),
-            x.shape[1],
-            weight.stride(0),
+            outs,
+            columns,
+            weight.values.stride(0) * weight.values.element_size(),
+            bits,
             threads,
         )
         return out
@@ -64,6 +74,17 @@ def kernel() -> Kernel | None:
     """The kernel, if it is compiled and this CPU can run it."""
     found = native.module()
     return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
+
+
+def supports_product(x: Tensor, weight: Weight, *, batch: bool = False) -> bool:
+    """`supports` for a weight that is contiguous, and may be quantised."""
+    return (
+        len(x) <= (MAX_BATCH if batch else MAX_ROWS)
+        and x.dtype == torch.bfloat16
+        and x.shape[1] % LANES == 0
+        and weight.is_for_kernels
+        and kernel() is not None
+    )
 
 
 def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
@@ -89,3 +110,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     found = kernel()
     assert found is not None, "ask `supports` first"
     return found.linear(x, weight, bias)
+
+
+def product(x: Tensor, weight: Weight) -> Tensor:
+    """`Kernel.product`, where `supports_product` is true."""
+    found = kernel()
+    assert found is not None, "ask `supports_product` first"
+    return found.product(x, weight)

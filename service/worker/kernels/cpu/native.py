@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-INTERFACE = 3
+INTERFACE = 4
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from service.parameters import parameter
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
@@ -37,6 +38,7 @@ class PromptAttention:
             `[n]` int64.
         scale: factor of the attention scores before the softmax.
         model: sizes and calibration of the model.
+        rule: what this layer adds to causal attention: a window, a soft cap, sinks.
         ranks: the processes that have the other KV heads; None if all heads are here.
     """
 
@@ -47,6 +49,7 @@ class PromptAttention:
     kept_before: Tensor
     scale: float
     model: ModelFacts
+    rule: AttentionRule = PLAIN
     ranks: Ranks | None = None
 
     def query_attention(self) -> Tensor:
@@ -60,7 +63,7 @@ class PromptAttention:
         w, heads, _ = self.observed.shape
         n, kv_heads = self.layout.tokens, self.k.shape[0]
         rows = torch.arange(n - w, n, device=self.k.device)
-        weights = attention_probabilities(self.observed, self.k, rows, self.scale)
+        weights = attention_probabilities(self.observed, self.k, rows, self.scale, rule=self.rule)
         return weights.view(kv_heads, heads // kv_heads, w, n).mean(1)
 
 

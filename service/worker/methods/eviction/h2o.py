@@ -51,7 +51,9 @@ class Method(EvictionMethod):
         last_rows = [*view.rows[TILE - 1 :: TILE].tolist(), int(view.rows[-1])]  # one transfer
         for tile, last in zip(range(0, len(view.rows), TILE), last_rows, strict=False):
             q, rows = view.q[tile : tile + TILE], view.rows[tile : tile + TILE]
-            weights = attention_probabilities(q, view.k[:, : last + 1], rows, view.scale)
+            weights = attention_probabilities(
+                q, view.k[:, : last + 1], rows, view.scale, rule=view.rule
+            )
             sums[:, : last + 1] += weights.sum(1)
         view.flops.score_causally(view.rows)
         return sums.view(kv_heads, heads // kv_heads, n).mean(1)

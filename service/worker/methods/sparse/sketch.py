@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.layer_view import LayerView
 from service.worker.methods.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
 
@@ -113,6 +114,7 @@ class ChunkLayer(NamedTuple):
     fresh_q: Tensor
     fresh_k: Tensor
     scale: float
+    rule: AttentionRule = PLAIN
 
 
 class SketchBuilder:
@@ -137,9 +139,9 @@ class SketchBuilder:
         grid = BlockGrid(tokens, self._block)
         k = view.fresh_k[first:].float()
         q = view.q[first:]
-        mass, norm = attention_mass(q, view.k, view.scale)
+        mass, norm = attention_mass(q, view.k, view.scale, view.rule)
         representative, top = representatives(mass, grid)
-        columns = later_attention(q, view.k, norm, representative, view.scale)
+        columns = later_attention(q, view.k, norm, representative, view.scale, view.rule)
         local = grid.span(grid.local[0]).start
         init = min(grid.block, local)
         self._layers.append(
@@ -181,7 +183,9 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
     return sums / counts
 
 
-def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attention_mass(
+    q: Tensor, k: Tensor, scale: float, rule: AttentionRule = PLAIN
+) -> tuple[Tensor, Tensor]:
     """Mean attention that each token receives from later queries.
 
     Args:
@@ -189,20 +193,21 @@ def attention_mass(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         k: keys after RoPE `[kv_heads, first + T, head_dim]`; the first rows are a prefix that the
             queries see but that is not scored.
         scale: factor of the scores before the softmax.
+        rule: what the layer adds to causal attention.
 
     Returns:
         The mean over heads and later queries, `[T]` fp32, NaN at tokens with fewer than
         `MIN_LATER_QUERIES` later queries; and the log normaliser of every query's softmax,
         `[heads, T]` fp32.
     """
-    sums, norm = _sums_by_key(q, k, scale)
+    sums, norm = _sums_by_key(q, k, scale, rule)
     tokens, heads, _ = q.shape
     later = torch.arange(tokens - 1, -1, -1, device=q.device)
     mass = sums / (heads * later.clamp(min=1))
     return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
 
 
-def _sums_by_key(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tuple[Tensor, Tensor]:
     """Attention that all later queries together pay each token, and the normalisers."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
@@ -213,13 +218,18 @@ def _sums_by_key(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     for a in range(0, tokens, TILE):
         b = min(a + TILE, tokens)
         grouped = q[a:b].float().view(b - a, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)
-        scores = torch.einsum("hgmd,hnd->hgmn", grouped * scale, keys[:, : first + b])
+        scores = rule.capped(torch.einsum("hgmd,hnd->hgmn", grouped * scale, keys[:, : first + b]))
         unseen = torch.ones(b - a, b - a, dtype=torch.bool, device=q.device)
         # The mask is for the tile's own keys only: all keys before them are visible.
         scores[..., first + a :].masked_fill_(unseen.triu(1), -math.inf)
+        if rule.window is not None:
+            at = torch.arange(first + b, device=q.device)
+            scores.masked_fill_(at <= at[first + a :, None] - rule.window, -math.inf)
         # Softmax and normaliser share one exponential, computed in place.
         highest = scores.amax(-1, keepdim=True)
         total = scores.sub_(highest).exp_().sum(-1, keepdim=True)
+        if rule.sinks is not None:
+            total += (rule.sinks.view(kv_heads, -1, 1, 1) - highest).exp()
         norm[:, a:b] = (highest + total.log()).view(heads, b - a)
         weights = scores.mul_(1 / total).sum((0, 1))[:, first:]
         weights[:, a:].masked_fill_(unseen.triu(), 0)  # a token's own query does not count either
@@ -247,7 +257,12 @@ def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
 
 
 def later_attention(
-    q: Tensor, k: Tensor, norm: Tensor, representative: Tensor, scale: float
+    q: Tensor,
+    k: Tensor,
+    norm: Tensor,
+    representative: Tensor,
+    scale: float,
+    rule: AttentionRule = PLAIN,
 ) -> Tensor:
     """Attention of every query to each block's representative, mean over heads, `[T, m]` fp32."""
     tokens, heads, d = q.shape
@@ -259,9 +274,13 @@ def later_attention(
     scores = (q.reshape(-1, d).float() @ keys.view(-1, d).t()).view(
         tokens, kv_heads, heads // kv_heads, kv_heads, len(at)
     )
-    own = scores.diagonal(dim1=1, dim2=3)  # [tokens, group, m, kv_heads]
+    own = rule.capped(scores.diagonal(dim1=1, dim2=3))  # [tokens, group, m, kv_heads]
     normaliser = norm.view(kv_heads, -1, 1, tokens).permute(3, 1, 2, 0)
-    return (own - normaliser).exp_().mean((1, 3))
+    paid = (own - normaliser).exp_().mean((1, 3))
+    if rule.window is not None:
+        behind = torch.arange(tokens, device=q.device)[:, None] - representative
+        paid.masked_fill_(behind >= rule.window, 0)
+    return paid
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:

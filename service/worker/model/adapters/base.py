@@ -8,33 +8,47 @@ that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.ranks import Lead, Ranks
 from service.worker.core.steps import Steps, run
-from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu import cpu_linear, quantised_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
+from service.worker.model.adapters.lora import Lora, rows_by_name, with_updates
 from service.worker.model.adapters.norms import is_plain, norm
 from service.worker.model.adapters.projection import (
     DenseProjection,
     LayerProjections,
     Projection,
+    QuantisedProjection,
     fuse,
 )
-from service.worker.model.rope import RotaryTable, static_positions
+from service.worker.model.adapters.rules import windows_of
+from service.worker.model.rope import (
+    RotaryTable,
+    halves_order,
+    static_positions,
+)
 from service.worker.model.supported import families
+
+FOR_KERNELS = (DenseProjection, QuantisedProjection)
+"""Projections whose weights a kernel may multiply by itself."""
 
 
 class DecoderAdapter:
     """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
 
     What other families do differently are the hooks below: a family's file overrides some.
+
+    It computes the base model; `with_lora` and `with_loras` compute what `loras` add, by name.
 
     `batch` in the methods below means that the rows belong to different sequences. How many there
     are must not change how they are computed, so that an answer does not depend on other requests.
@@ -70,8 +84,14 @@ class DecoderAdapter:
         self.projections = [self.layer_projections(block) for block in self.blocks]
         self.head: Projection = fuse(model.lm_head)
         self._let_go_of_the_file()
-        self.max_context = self._max_context()
+        self.max_context = static_positions(config)
+        """Largest prompt plus answer, in tokens."""
         self.ropes = self.rotary_tables()
+        self.loras: dict[str, Lora] = {}
+        order = self.rotary_order()
+        self.head_order = None if order is None else order.to(self.device)
+        self.rules = self.attention_rules()
+        self.windows = windows_of(self.rules)
 
     def _let_go_of_the_file(self) -> None:
         """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
@@ -81,19 +101,6 @@ class DecoderAdapter:
         for parameter in self.model.parameters():
             if id(parameter) not in fused and parameter.device.type == "cpu":
                 parameter.data = parameter.data.clone()
-
-    def _max_context(self) -> int:
-        """Largest prompt plus answer, in tokens, for which the model attends to everything."""
-        limit = min(int(self.config.max_position_embeddings), static_positions(self.config))
-        types = getattr(self.config, "layer_types", None)
-        window = getattr(self.config, "sliding_window", None)
-        if types is not None:
-            slides = "sliding_attention" in types
-        else:
-            slides = bool(window) and bool(getattr(self.config, "use_sliding_window", True))
-        # Up to the window a sliding layer is full attention. Beyond it, stored keys would be used
-        # that the model never attends to.
-        return min(limit, int(window)) if slides and window else limit
 
     # -- hooks for families -----------------------------------------------------------------------
 
@@ -119,8 +126,31 @@ class DecoderAdapter:
     def rotary_tables(self) -> list[RotaryTable]:
         """The rotation of every layer."""
         rotary = self.model.model.rotary_emb
-        table = RotaryTable.of(self.config, rotary, self.max_context, self.device)
+        table = RotaryTable.of(
+            self.config, rotary, self.max_context, self.device, head_dim=self.head_dim
+        )
         return [table] * self.layers
+
+    def rotary_tables_by_type(self) -> list[RotaryTable]:
+        """`rotary_tables` where the model has a RoPE for each of its `layer_types`."""
+        rotary, types = self.model.model.rotary_emb, self.config.layer_types
+        tables = {
+            kind: RotaryTable.of(
+                self.config, rotary, self.max_context, self.device,
+                head_dim=self.head_dim, layer_type=kind,
+            )
+            for kind in sorted(set(types))
+        }  # fmt: skip
+        return [tables[kind] for kind in types]
+
+    def rotary_order(self) -> Tensor | None:
+        """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
+        and i + head_dim / 2 turn together; None if they already do in the model's own order."""
+        return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        """What every layer adds to causal attention."""
+        return [PLAIN] * self.layers
 
     def attention_input(self, block: Any, x: Tensor) -> Tensor:
         """What queries, keys and values are projected from."""
@@ -146,15 +176,37 @@ class DecoderAdapter:
         projections, activation = self.projections[layer], activation_of(self.blocks[layer].mlp)
         gate_up, down = projections.gate_up, projections.down
         assert gate_up is not None and down is not None
+        if isinstance(gate_up, QuantisedProjection) and isinstance(down, QuantisedProjection):
+            both = gate_up.stored, down.stored
+            return (yield from quantised_linear.gated_mlp(x, *both, activation, batch=batch))
         if (weights := _without_bias(gate_up, down)) is not None:
             gate, up = weights[0].chunk(2)
             # The function itself, by which a kernel that computes silu recognises it.
-            silu = self.config.hidden_act in ("silu", "swish")
+            silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
             parts = (x, gate, up, weights[1], F.silu if silu else activation)
             if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
         gate, up = gate_up(x, batch=batch).chunk(2, dim=-1)
         return down(activation(gate).mul_(up), batch=batch)
+
+    # -- LoRA adapters ----------------------------------------------------------------------------
+
+    def with_lora(self, name: str) -> Self:
+        """This decoder with a LoRA adapter for all rows; "": the base model."""
+        return self._updated([(None, self.loras[name])]) if name else self
+
+    def with_loras(self, names: Sequence[str]) -> Self:
+        """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
+        if len(set(names)) == 1:
+            return self.with_lora(names[0])
+        rows = rows_by_name(names, self.device)
+        return self._updated([(rows[name], self.loras[name]) for name in rows])
+
+    def _updated(self, loras: Sequence[tuple[Tensor | None, Lora]]) -> Self:
+        view = copy.copy(self)
+        view.projections = with_updates(self.projections, loras)
+        view.has_plain_layers = False  # no kernel that decodes by itself adds anything
+        return view
 
     # -- what the layer loops call ----------------------------------------------------------------
 
@@ -173,6 +225,8 @@ class DecoderAdapter:
         heads = out.view(len(x), -1, self.head_dim)
         first_k, first_v = self.own_heads, self.own_heads + self.own_kv_heads
         q, k = self.normalise(block.self_attn, heads[:, :first_k], heads[:, first_k:first_v])
+        if self.head_order is not None:
+            q, k = q[..., self.head_order], k[..., self.head_order]
         return q, k, heads[:, first_v:]
 
     def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
@@ -197,34 +251,33 @@ class DecoderAdapter:
         """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
         if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
             return None
+        if self.head_order is not None:
+            return None
         if not all(is_plain(block.input_layernorm) for block in self.blocks):
             return None
         layers = [self._layer_weights(layer) for layer in range(self.layers)]
-        dense = [weights for weights in layers if weights is not None]
+        stored = [weights for weights in layers if weights is not None]
         head, last = self.head, self.model.model.norm
-        if len(dense) < len(layers) or not isinstance(head, DenseProjection):
+        if len(stored) < len(layers) or not isinstance(head, FOR_KERNELS):
             return None
         return DecoderWeights(
-            dense, last.weight, head.weight, head.bias, self.ropes[0].cos, self.ropes[0].sin,
+            stored, last.weight, head.stored, self.ropes[0].cos, self.ropes[0].sin,
             heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
         )  # fmt: skip
 
     def _layer_weights(self, layer: int) -> LayerWeights | None:
         block, parts = self.blocks[layer], self.projections[layer]
         qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down
-        if not (isinstance(qkv, DenseProjection) and isinstance(o, DenseProjection)):
+        if not (isinstance(qkv, FOR_KERNELS) and isinstance(o, FOR_KERNELS)):
             return None
-        if not (isinstance(gate_up, DenseProjection) and isinstance(down, DenseProjection)):
+        if not (isinstance(gate_up, FOR_KERNELS) and isinstance(down, FOR_KERNELS)):
             return None
         q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
         return LayerWeights(
             norm=block.input_layernorm.weight,
-            qkv=qkv.weight, qkv_bias=qkv.bias,
             q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
-            o=o.weight, o_bias=o.bias,
             mlp_norm=block.post_attention_layernorm.weight,
-            gate_up=gate_up.weight, gate_up_bias=gate_up.bias,
-            down=down.weight, down_bias=down.bias,
+            qkv=qkv.stored, o=o.stored, gate_up=gate_up.stored, down=down.stored,
         )  # fmt: skip
 
     @property

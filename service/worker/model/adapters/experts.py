@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,19 @@ class ExpertsAdapter(DecoderAdapter):
             chosen = chosen / chosen.sum(-1, keepdim=True)
         return chosen.to(dtype)
 
+    def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+        """Numbers of the experts of every row, and the weights of their outputs, each `[m, k]`."""
+        router = cpu_linear.linear(x, mlp.gate.weight, batch=batch)
+        top = router.softmax(-1, dtype=torch.float32).topk(self.config.num_experts_per_tok, dim=-1)
+        return top.indices, self.router_weights(top.values, router.dtype)
+
+    def expert(self, experts: Any, number: int, x: Tensor, batch: bool) -> Tensor:
+        """What an expert makes of its rows `[m, hidden]`."""
+        both = cpu_linear.linear(x, experts.gate_up_proj[number], batch=batch)
+        gate, up = both.chunk(2, dim=-1)
+        inner = experts.act_fn(gate).mul_(up)
+        return cpu_linear.linear(inner, experts.down_proj[number], batch=batch)
+
     def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
         return None if hasattr(mlp, "experts") else super().mlp_projections(mlp)
 
@@ -43,28 +58,27 @@ class ExpertsAdapter(DecoderAdapter):
         mlp = self.blocks[layer].mlp
         if not hasattr(mlp, "experts"):
             return (yield from super().mlp(layer, x, batch))
-        router = cpu_linear.linear(x, mlp.gate.weight, batch=batch)
-        top = router.softmax(-1, dtype=torch.float32).topk(self.config.num_experts_per_tok, dim=-1)
-        weights = self.router_weights(top.values, router.dtype)
-        return (yield from _mixed(mlp.experts, x, top.indices, weights, batch))
+        chosen, weights = self.route(mlp, x, batch)
+        expert = partial(self.expert, mlp.experts, batch=batch)
+        return (yield from _mixed(expert, x, chosen, weights))
 
 
-def _mixed(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor, batch: bool) -> Steps[Tensor]:
+def _mixed(
+    expert: Callable[[int, Tensor], Tensor], x: Tensor, chosen: Tensor, weights: Tensor
+) -> Steps[Tensor]:
     """The weighted sum of the chosen experts' outputs. Rows of one expert are computed together;
     every row adds its experts in the same order, whatever the other rows are.
 
     Args:
+        expert: number and rows of an expert → its outputs.
         x: `[m, hidden]`.
         chosen: numbers of the experts of every row `[m, k]`.
         weights: of their outputs `[m, k]`.
     """
     out, since = torch.zeros_like(x), 0
-    for expert in sorted(set(chosen.flatten().tolist())):
-        rows, place = (chosen == expert).nonzero(as_tuple=True)
-        both = cpu_linear.linear(x[rows], experts.gate_up_proj[expert], batch=batch)
-        gate, up = both.chunk(2, dim=-1)
-        inner = experts.act_fn(gate).mul_(up)
-        part = cpu_linear.linear(inner, experts.down_proj[expert], batch=batch)
+    for number in sorted(set(chosen.flatten().tolist())):
+        rows, place = (chosen == number).nonzero(as_tuple=True)
+        part = expert(number, x[rows])
         out.index_add_(0, rows, (part * weights[rows, place, None]).to(out.dtype))
         if (since := since + len(rows)) >= PAUSE_ROWS:
             since = 0

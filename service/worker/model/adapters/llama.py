@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and models of that architecture (SmolLM, TinyLlama, the demo model)."""
+"""Llama 2 and 3, and models of that architecture (Falcon 3, SmolLM, TinyLlama, the demo model)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,14 @@
-"""Mistral: as Llama. Where the config has a sliding window, it limits the context."""
+"""Mistral: as Llama, with a sliding window in every layer where the config has one."""
 
 from __future__ import annotations
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.adapters.rules import every_layer_slides
 
 
 class Adapter(DecoderAdapter):
     family = "mistral"
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return every_layer_slides(self.config)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.model.adapters.experts import ExpertsAdapter
+from service.worker.model.adapters.rules import every_layer_slides
 
 
 class Adapter(ExpertsAdapter):
@@ -16,3 +18,6 @@ class Adapter(ExpertsAdapter):
 
     def router_weights(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
         return chosen / chosen.sum(-1, keepdim=True)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return every_layer_slides(self.config)

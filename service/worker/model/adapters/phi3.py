@@ -1,11 +1,14 @@
-"""Phi-3, Phi-3.5 and Phi-4: the checkpoint holds fused projections."""
+"""Phi-3, Phi-3.5 and Phi-4: the checkpoint holds fused projections. Phi-4-mini, of
+whose heads a part is rotated, decodes layer by layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.adapters.projection import Projection, fuse
+from service.worker.model.adapters.rules import every_layer_slides
 
 
 class Adapter(DecoderAdapter):
@@ -16,3 +19,6 @@ class Adapter(DecoderAdapter):
 
     def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection]:
         return fuse(mlp.gate_up_proj), fuse(mlp.down_proj)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return every_layer_slides(self.config)

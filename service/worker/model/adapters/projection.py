@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from service.worker.kernels.cpu import cpu_linear, huge_pages
+from service.worker.kernels.cpu import cpu_linear, huge_pages, quantised_linear
+from service.worker.kernels.cpu.weight import Weight
+from service.worker.model.quantised_linear import quantised_weight
 
 
 class Projection(Protocol):
@@ -35,6 +37,42 @@ class DenseProjection:
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
         return cpu_linear.linear(x, self.weight, self.bias, batch=batch)
 
+    @property
+    def stored(self) -> Weight:
+        """The weight for kernels that read quantised ones, too."""
+        return Weight(self.weight, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class QuantisedProjection:
+    """A projection with int8 or int4 weights that kernels read.
+
+    Attributes:
+        stored: `[sum of out, in]`.
+    """
+
+    stored: Weight
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        return quantised_linear.linear(x, self.stored, batch=batch)
+
+
+@dataclass(frozen=True)
+class ModuleProjection:
+    """A projection by modules of a library, each of which knows how its weights are stored.
+
+    Nothing is known of how they compute: how many rows there are may change a row's result.
+
+    Attributes:
+        modules: that read the same rows.
+    """
+
+    modules: tuple[Any, ...]
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        outs = [module(x) for module in self.modules]
+        return torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
+
 
 @dataclass(frozen=True)
 class LayerProjections:
@@ -53,18 +91,46 @@ class LayerProjections:
     down: Projection | None
 
 
-def fuse(*modules: Any) -> DenseProjection:
-    """Concatenates the modules' parameters in huge pages; also useful for a single module.
+def fuse(*modules: Any) -> Projection:
+    """One product of the modules, which read the same rows; also useful for a single module.
 
-    The modules' own parameters become views of the result, so the modules keep working, and extra
-    memory is needed only for a moment, for one module group.
+    Parameters are concatenated in huge pages. The modules' own become views of the result, so the
+    modules keep working, and extra memory is needed only for a moment, for one module group.
+    Modules whose weights a library has quantised in a way that kernels do not read are called as
+    they are, one after the other.
     """
-    weight = _concatenated([m.weight for m in modules])
-    biases = [getattr(m, "bias", None) for m in modules]
-    if all(b is None for b in biases):
-        return DenseProjection(weight)
-    assert None not in biases, "projections of one kind all have a bias or none has"
-    return DenseProjection(weight, _concatenated(biases))
+    if all(_is_plain(module) for module in modules):
+        weight = _concatenated([m.weight for m in modules])
+        biases = [getattr(m, "bias", None) for m in modules]
+        if all(b is None for b in biases):
+            return DenseProjection(weight)
+        assert None not in biases, "projections of one kind all have a bias or none has"
+        return DenseProjection(weight, _concatenated(biases))
+    weights = [quantised_weight(module) for module in modules]
+    quantised = [weight for weight in weights if weight is not None]
+    if len(quantised) < len(modules):
+        return ModuleProjection(modules)
+    return QuantisedProjection(_concatenated_quantised(quantised))
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether it multiplies by a weight and adds a bias, and nothing else."""
+    weight = getattr(module, "weight", None)
+    return (
+        type(module) is nn.Linear
+        and "forward" not in vars(module)  # which libraries replace
+        and type(weight) is nn.Parameter
+        and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    )
+
+
+def _concatenated_quantised(weights: Sequence[Weight]) -> Weight:
+    biases = [weight.bias for weight in weights]
+    return Weight(
+        _concatenated([weight.values for weight in weights]),
+        _concatenated([weight.scales for weight in weights]),
+        None if biases[0] is None else _concatenated(biases),
+    )
 
 
 def _concatenated(parameters: Sequence[Any]) -> Tensor:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.adapters.rules import by_layer_types
 
 
 class Adapter(DecoderAdapter):
     family = "qwen2"
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return by_layer_types(self.config)

@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.model.adapters.base import DecoderAdapter, activation_of
 from service.worker.model.adapters.experts import ExpertsAdapter
 from service.worker.model.adapters.projection import Projection
+from service.worker.model.adapters.rules import by_layer_types
 
 
 class Adapter(ExpertsAdapter):
@@ -35,3 +37,6 @@ class Adapter(ExpertsAdapter):
         out = projections.down(inner, batch=batch)
         share = cpu_linear.linear(x, mlp.shared_expert_gate.weight, batch=batch).sigmoid()
         return routed + share * out
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return by_layer_types(self.config)

@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.model.adapters.experts import ExpertsAdapter
 from service.worker.model.adapters.norms import norm
+from service.worker.model.adapters.rules import every_layer_slides
 
 
 class Adapter(ExpertsAdapter):
@@ -15,3 +17,6 @@ class Adapter(ExpertsAdapter):
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return norm(attention.q_norm, q), norm(attention.k_norm, k)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return every_layer_slides(self.config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from service.worker.core.attention_rule import AttentionRule
 from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.adapters.rules import by_layer_types
 from service.worker.model.rope import RotaryTable
 
 
@@ -15,3 +17,6 @@ class Adapter(DecoderAdapter):
         none = RotaryTable.none(tables[0])
         rotated = self.config.no_rope_layers  # 1: rotates, as its name does not say
         return [table if r else none for table, r in zip(tables, rotated, strict=True)]
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return by_layer_types(self.config)

@@ -193,6 +193,6 @@ def test_idle_connections_are_few(redis_at):
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(tier._client._bulk._idle) <= 8
+    assert len(tier._servers.all()[0]._bulk._idle) <= 8
     assert same_chunk(tier.read(make_key()), CHUNK)
     tier.close()

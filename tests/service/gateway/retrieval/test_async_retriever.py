@@ -149,3 +149,40 @@ def test_settings_choose_embedder_and_reranker(tmp_path: Path) -> None:
     remote_embedder = make_embedder(remote)
     assert isinstance(remote_embedder, EndpointEmbedder) and remote_embedder.name == "bge"
     assert isinstance(make_reranker(remote), EndpointReranker)
+
+
+async def test_a_large_collection_gets_lists_while_it_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedder = TimedEmbedder(HashingEmbedder())
+    texts = [(topic, number) for topic in range(30) for number in range(40)]
+    documents = [Document(f"d{t}-{n}", f"topic{t} matter{t} n{n}") for t, n in texts]
+
+    def made() -> AsyncRetriever:
+        settings = ChunkSettings(WordCounter())
+        whole = Retriever.in_folder(tmp_path, embedder, settings, exact_up_to=1_000)
+        return AsyncRetriever(whole, embedder)
+
+    async def best(retriever: AsyncRetriever) -> str:
+        found = await search(retriever, "topic7 matter7 n11", 3, mode="dense")
+        return found.passages[0].chunk.doc_id
+
+    retriever = made()
+    await retriever.start()
+    await retriever.store(await retriever.embed(documents, scope=ACME), scope=ACME)
+    with caplog.at_level("INFO", logger="retriever"):
+        await retriever.save()
+        async with asyncio.timeout(60):
+            while "1200 vectors lie in" not in caplog.text:
+                assert await best(retriever) == "d7-11"
+    assert await best(retriever) == "d7-11" and 0.99 <= retriever.index_recall <= 1
+    await retriever.delete("d7-11", scope=ACME)
+    assert await best(retriever) != "d7-11"
+    await retriever.close()
+    caplog.clear()
+    again = made()
+    with caplog.at_level("INFO", logger="retriever"):
+        await again.start()
+    assert "rebuilt" not in caplog.text and "lists" not in caplog.text
+    assert await best(again) != "d7-11"
+    await again.close()

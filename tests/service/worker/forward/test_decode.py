@@ -41,6 +41,7 @@ def filled(model: Any, pool: KVPool, length: int, *, ragged: bool, room: int = S
                 for head in range(model.adapter.kv_heads)
             ]
             kv.keep(layer, kept, room)
+            kv.remember(layer, kept, length)
     return Running(kv, length)
 
 

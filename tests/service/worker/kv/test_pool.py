@@ -289,3 +289,25 @@ def test_attention_after_keep_is_masked_attention_on_the_full_cache(lengths: lis
         for head, (keys, values) in enumerate(held(sequence, 0))
     ]
     assert_close("attention after keep", torch.cat(parts), expected.flatten(), 1e-5)
+
+
+def test_runs_of_a_window() -> None:
+    """The last entries of every head: by number where all are held, by position after eviction."""
+    pool = KVPool(3, 2, 4, 40, dtype=torch.float32, device=torch.device("cpu"))
+    sequence = pool.reserve(20)
+    assert sequence is not None
+    sequence.set_length(10)
+    kept = [torch.tensor([0, 3, 8, 9]), torch.tensor([0, 1, 2, 3])]
+    sequence.keep(2, kept, 5)
+    sequence.remember(2, kept, 10)
+    sequence.grow()
+    sequence.grow()  # tokens 10 and 11
+    windows = (None, 4, 4)
+    start, length = sequence.runs(11, windows)
+    assert length.tolist() == [[12, 12], [4, 4], [4, 2]]
+    assert (start + length).equal(sequence.start + sequence.length)
+    start, length = sequence.runs(11)
+    assert start.equal(sequence.start) and length.equal(sequence.length)
+    assert sequence.runs(11, (None, 12, 12))[1].equal(sequence.length)
+    assert sequence.runs(11, (None, 1, 1))[1].tolist() == [[12, 12], [1, 1], [1, 1]]
+    assert sequence.runs(11, (None, 9, 9))[1].tolist() == [[12, 12], [9, 9], [5, 3]]

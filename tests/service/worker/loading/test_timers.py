@@ -33,11 +33,11 @@ def test_in_order_and_not_before_their_time(timers: Timers) -> None:
         if len(rang) == 4:
             over.set()
 
-    for after in (0.2, 0.05, 0.15, 0.1):
+    for after in (0.8, 0.2, 0.6, 0.4):
         timers.after(after, lambda after=after: ring(after))  # type: ignore[misc]
         time.sleep(0.01)
     assert over.wait(10)
-    assert [after for after, _ in rang] == [0.05, 0.1, 0.15, 0.2]
+    assert [after for after, _ in rang] == [0.2, 0.4, 0.6, 0.8]
     assert all(at >= after for after, at in rang)
 
 

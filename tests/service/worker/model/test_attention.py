@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from service.worker.core.attention_rule import AttentionRule
+from service.worker.model import attention
 from service.worker.model.attention import (
     MIN_UNMASKED_KEYS,
     ROW_TILE,
     attend_last,
     attend_rows,
+    attend_with_scores,
     attention_probabilities,
 )
 from tests.service.worker.tiny import assert_close, difference
@@ -63,6 +66,86 @@ def tensors(n: int, m: int, kv_heads: int, group: int, d: int, seed: int) -> tup
     k = torch.randn(kv_heads, n, d, generator=source)
     v = torch.randn(kv_heads, n, d, generator=source)
     return q, k, v
+
+
+RULES = {
+    "a window": AttentionRule(window=7),
+    "a window of one": AttentionRule(window=1),
+    "a soft cap": AttentionRule(soft_cap=1.5),
+    "sinks": AttentionRule(sinks=torch.tensor([0.3, -1.0, 2.0, 0.0])),
+    "everything": AttentionRule(7, 1.5, torch.tensor([0.3, -1.0, 2.0, 0.0])),
+}
+
+
+def naive_by_rule(
+    q: Tensor, k: Tensor, rows: list[int], keys: list[int], rule: AttentionRule
+) -> Tensor:
+    """Weights `[heads, m, n]`, one row, head and key at a time; the scale is 0.5."""
+    weights = torch.zeros(q.shape[1], len(rows), len(keys))
+    for i, t in enumerate(rows):
+        for h in range(q.shape[1]):
+            powers = torch.zeros(len(keys))
+            for place, j in enumerate(keys):
+                if j <= t and (rule.window is None or j > t - rule.window):
+                    score = float(q[i, h] @ k[h // 2, place]) * 0.5
+                    if rule.soft_cap is not None:
+                        score = rule.soft_cap * math.tanh(score / rule.soft_cap)
+                    powers[place] = math.exp(score)
+            sink = 0.0 if rule.sinks is None else math.exp(float(rule.sinks[h]))
+            total = float(powers.sum()) + sink
+            weights[h, i] = powers / total if total else powers
+    return weights
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules(name: str) -> None:
+    """Windows by position, where keys are missing too; a row that sees none attends to nothing."""
+    rule = RULES[name]
+    for number, (rows, keys) in enumerate(
+        [
+            (list(range(80)), list(range(80))),
+            ([3, 4, 20, 79], list(range(80))),
+            ([40], list(range(80))),
+            ([11, 12, 50, 79], [0, 5, 10, 11, 12, 40, 41, 44, 50, 60, 70, 79]),
+            ([30, 70], [0, 1, 2, 66]),
+        ]
+    ):
+        q, k, v = tensors(len(keys), len(rows), 2, 2, 8, seed=number)
+        expected = naive_by_rule(q, k, rows, keys, rule)
+        at, index = torch.tensor(rows), torch.tensor(keys)
+        given = {"key_rows": None if keys == list(range(len(keys))) else index, "rule": rule}
+        ours = attention_probabilities(q, k, at, 0.5, **given)
+        assert_close("weights by a rule", ours, expected, 2e-6)
+        mixed = torch.einsum("hmn,hnd->mhd", expected, v.repeat_interleave(2, 0)).flatten(1)
+        assert_close("attention by a rule", attend_rows(q, k, v, at, 0.5, **given), mixed, 2e-5)
+        share = torch.rand(len(rows))
+        attended, scores = attend_with_scores(q, k, v, at, share, 0.5, **given)
+        assert_close("attention by a rule", attended, mixed, 2e-5)
+        expected_scores = torch.einsum("hmn,m->n", expected, share)
+        assert_close("scores by a rule", scores, expected_scores, 2e-5)
+        low = attend_rows(q.bfloat16(), k.bfloat16(), v.bfloat16(), at, 0.5, **given)
+        assert_close("attention by a rule in bf16", low.float(), mixed, 6e-2)
+
+
+def test_tiles_by_a_rule_are_as_small_as_memory_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors(50, 50, 2, 2, 8, seed=0)
+    rows, rule = torch.arange(50), RULES["everything"]
+    whole = attend_rows(q, k, v, rows, 0.5, rule=rule)
+    for most in (1, 4 * 50 * 3):  # a row, three rows
+        monkeypatch.setattr(attention, "RULE_SCORES", most)
+        ours = attend_rows(q, k, v, rows, 0.5, rule=rule)
+        assert_close("attention by a rule in tiles", ours, whole, 2e-6)
+
+
+def test_a_window_that_no_key_leaves_is_the_plain_attention() -> None:
+    """Bit for bit, by the same kernel."""
+    q, k, v = tensors(30, 30, 2, 2, 8, seed=0)
+    rows = torch.arange(30)
+    wide = AttentionRule(window=30)
+    plain = attend_rows(q, k, v, rows, 0.5)
+    assert attend_rows(q, k, v, rows, 0.5, rule=wide).equal(plain)
+    narrow = AttentionRule(window=29)
+    assert difference(attend_rows(q, k, v, rows, 0.5, rule=narrow), plain) > 1e-4
 
 
 @pytest.mark.parametrize("group", [1, 2, 7])

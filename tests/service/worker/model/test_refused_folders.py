@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
+from service.worker.model import unserved
 from service.worker.model.load import load
 from service.worker_settings import WorkerSettings
-from tests.service.worker.tiny import random_model, tiny_config
+from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
 
 START_S = 60
 
@@ -88,20 +89,38 @@ def test_damaged_folders(folder: Path, kind: str) -> None:
     assert says in refused.value.message
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]},
-        {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
-        {"model_type": "of tomorrow"},
-    ],
-)
-def test_other_families_are_refused_before_their_weights_are_read(
-    tmp_path: Path, config: dict[str, object]
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "unknown": ({"model_type": "of tomorrow"}, "is not served: give a model of the families"),
+    "vision": ({"model_type": "qwen2_vl"}, "reads images"),
+    "vision by its parts": (
+        {"model_type": "of tomorrow", "vision_config": {}, "text_config": {}}, "reads images",
+    ),
+    "gemma3": (
+        {"model_type": "gemma3", "text_config": {}, "vision_config": {}},
+        "reads images.*give its text model alone, whose model_type is gemma3_text",
+    ),
+    "cross-attention": ({"model_type": "mllama", "vision_config": {}}, "reads images"),
+    "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+    "encoder": ({"model_type": "bert"}, "is an encoder"),
+    "state": ({"model_type": "mamba2"}, "keeps a state"),
+    "hybrid": ({"model_type": "x", "layer_types": ["linear_attention"]}, "keeps a state"),
+    "latent": ({"model_type": "deepseek_v3"}, "compressed keys"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_models_are_refused_by_name_before_their_weights_are_read(
+    tmp_path: Path, kind: str
 ) -> None:
+    config, says = REFUSED[kind]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelRefused, match=f"model_type {config['model_type']}.* is not served"):
+    with pytest.raises(ModelRefused, match=f"model_type {config['model_type']} .*{says}"):
         load(str(tmp_path), device="cpu")
+
+
+def test_no_served_family_is_refused_for_its_kind() -> None:
+    for family in FAMILIES:
+        assert unserved.reason(tiny_config(family).to_dict()) is None
 
 
 def test_the_process_ends_with_3_and_the_reason_last(folder: Path, tmp_path: Path) -> None:

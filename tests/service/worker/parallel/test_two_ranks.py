@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvstore.tiers.testing.fake_tier import FakeTier
-from service.errors import InvalidRequest, ModelRefused
+from service.errors import InvalidRequest, InvalidSetting, ModelRefused
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.layer_view import LayerView
 from service.worker.core.model_facts import ModelFacts
@@ -29,10 +29,11 @@ from service.worker.methods.registry import fusion_methods
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
 from service.worker.parallel import followers
-from service.worker.parallel.gang import Gang
-from service.worker.parallel.sharded_adapter import refuse
+from service.worker.parallel.gang import Gang, refuse
+from service.worker.parallel.sharded_adapter import refuse_model
 from service.worker.parallel.shared_pool import SharedKV
 from service.worker.sequences.admission import Admission
+from service.worker_settings import WorkerSettings
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
 from tests.service.worker.parallel.served import Served, answered, assert_same
 from tests.service.worker.tiny import (
@@ -47,7 +48,16 @@ from tests.service.worker.tiny import (
     tiny_of,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+# What they have beyond Llama: biases and windows that the prompts reach beyond, norms of heads.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 3,
+    },
+    "qwen3": {},
+}
 FUSIONS = {
     "vanilla": {},
     "pie": {},
@@ -80,8 +90,10 @@ def both(
 ) -> tuple[Served, Served]:
     """The same model in one process and in two."""
     folder = tmp_path_factory.mktemp(request.param)
-    random_model(tiny_config(request.param, "llama3")).save_pretrained(folder)
+    config = tiny_config(request.param, "llama3", **FAMILIES[request.param])
+    random_model(config).save_pretrained(folder)
     adapter, _ = gang.load(str(folder), dtype="float32")
+    assert bool(adapter.windows) == bool(FAMILIES[request.param])
     return Served(load(str(folder), dtype="float32"), KVPool), Served(adapter, gang.make_pool)
 
 
@@ -189,8 +201,8 @@ def test_every_change_of_a_sequence_reaches_the_other_ranks() -> None:
     """A new method of `SequenceKV` has to be repeated by `SharedKV`, called by work that all ranks
     do, or only read; say here which."""
     repeated = {name for name in vars(SharedKV) if not name.startswith("_")}
-    by_work_of_all_ranks = {"grow", "keep", "prompt_layer"}
-    only_read = {"filled_tokens", "reserved_tokens", "kept_tokens"}
+    by_work_of_all_ranks = {"grow", "keep", "prompt_layer", "remember"}
+    only_read = {"filled_tokens", "reserved_tokens", "kept_tokens", "runs"}
     public = {name for name in vars(SequenceKV) if not name.startswith("_")}
     assert public == repeated | by_work_of_all_ranks | only_read
 
@@ -225,11 +237,33 @@ def test_what_needs_all_heads_is_refused(llama: Tiny, changes: dict[str, Any], w
         (tiny_config("llama", intermediate_size=81), "81 values in its MLP"),
         (tiny_config("olmo2"), "type olmo2"),
         (tiny_config("mixtral"), "type mixtral"),
+        (tiny_config("gemma2"), "type gemma2"),
+        (tiny_config("gpt_oss"), "type gpt_oss"),
+        (
+            tiny_config("llama", quantization_config={"quant_method": "torchao"}),
+            "weights are quantised",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_refused(config: Any, why: str) -> None:
-    with pytest.raises(ModelRefused, match=why):
-        refuse(config, 2)
+    with pytest.raises(ModelRefused, match=why) as refused:
+        refuse_model(config, 2)
+    assert refused.value.field == "tensor_parallel"
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"quantize": "int8"}, "quantize"),
+        ({"loras": {"own": "folder"}}, "LoRA adapters"),
+        ({"methods_dir": "folder"}, "methods of your own"),
+        ({"sketches": True}, "SamKV"),
+    ],
+)
+def test_settings_that_need_one_process_are_refused(setting: dict[str, Any], why: str) -> None:
+    refuse(WorkerSettings("model", "ipc:///tmp/s", kv_dir=""))
+    with pytest.raises(InvalidSetting, match=why):
+        refuse(WorkerSettings("model", "ipc:///tmp/s", kv_dir="", **setting))
 
 
 @torch.inference_mode()

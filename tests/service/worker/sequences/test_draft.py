@@ -16,8 +16,9 @@ from service.worker.model.adapters.base import adapter_for
 from service.worker.sequences.draft import MOST_SKIPPED, Drafter
 from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled
-from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config
+from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny, tiny_config
 
+SLIDING = ("gemma2", "llama3")
 SNAPKV = Method("snapkv", {"budget": 40})
 
 
@@ -58,12 +59,13 @@ def test_after_misses_there_are_fewer() -> None:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "windows"])
 def test_a_row_of_a_draft_is_what_a_step_of_its_own_gives(
-    model: Tiny, ragged: bool, bf16: bool
+    model: Tiny, ragged: bool, kind: str
 ) -> None:
-    """In bfloat16 to the bit, where the kernel runs: rows do not depend on one another."""
-    subject = model
+    """In bfloat16 to the bit, where the kernel runs: rows do not depend on one another. Each has a
+    window of its own."""
+    subject, bf16 = tiny(*SLIDING) if kind == "windows" else model, kind == "bf16"
     if bf16:
         config = tiny_config("qwen3", head_dim=32, hidden_size=64, intermediate_size=96)
         narrow = adapter_for(random_model(config, dtype=torch.bfloat16))
@@ -103,10 +105,20 @@ def words(seed: int, count: int) -> list[int]:
 @pytest.mark.parametrize("eviction", [None, SNAPKV])
 def test_no_answer_changes(any_family: Tiny, eviction: Method | None, temperature: float) -> None:
     """Alone and with others; answers of small random models repeat themselves."""
+    same_answers(any_family, eviction, temperature)
+
+
+@pytest.mark.parametrize("eviction", [None, SNAPKV])
+def test_no_answer_changes_behind_a_window(eviction: Method | None) -> None:
+    same_answers(tiny(*SLIDING), eviction, temperature=0.7)
+
+
+def same_answers(model: Tiny, eviction: Method | None, temperature: float) -> None:
+    """Without drafts and with them, alone and with others."""
     asked = [(VANILLA, 40, 1), (PIE, 25, 2), (VANILLA, 3, 3), (PIE, 1, 4)]
     found, found_steps = {}, 0
     for draft_tokens in (0, 7):
-        with rig(any_family, pool_tokens=1500, draft_tokens=draft_tokens) as running:
+        with rig(model, pool_tokens=1500, draft_tokens=draft_tokens) as running:
             alone = [
                 running.answer(
                     method, question=words(seed, 9), max_tokens=most, eviction=eviction,
@@ -142,8 +154,10 @@ def test_a_report_counts_its_steps(model: Tiny) -> None:
         assert ours == expected and report.decode_steps < len(ours) - 1
 
 
-def test_the_next_turn_continues_a_drafted_answer(model: Tiny) -> None:
+@pytest.mark.parametrize("made", [("qwen3", "yarn"), SLIDING])
+def test_the_next_turn_continues_a_drafted_answer(made: tuple[str, str]) -> None:
     """What was rejected is not kept."""
+    model = tiny(*made)
     with rig(model, pool_tokens=2000, draft_tokens=7, prefix_cache=True) as drafting:
         for seed in range(40):
             asked = words(seed, 60)

@@ -21,17 +21,18 @@
 
 #define SHARED 5 /* operations of a layer that threads take parts of */
 
-/* A layer's parameters, and its part of the KV pool, rows of d. Biases may be NULL, and the norms of
- * queries and keys. gate_up: the rows of gate, then those of up. */
+/* A layer's parameters, and its part of the KV pool, rows of d. The norms of queries and keys may be
+ * NULL. gate_up: the rows of gate, then those of up. */
 struct layer {
-    const uint16_t *norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
-    const uint16_t *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const uint16_t *norm, *q_norm, *k_norm, *mlp_norm;
+    struct weight qkv, o, gate_up, down;
     uint16_t *k, *v;
 };
 
 struct decoder {
     const struct layer *layers;
-    const uint16_t *norm, *head, *head_bias;
+    const uint16_t *norm;
+    struct weight head;
     const float *cosine, *sine; /* [positions, d / 2] */
     ptrdiff_t depth, hidden, heads, kv_heads, d, inner, vocabulary;
 };
@@ -54,13 +55,13 @@ struct thread {
 
 /* A weight [outs, columns] times all rows of x. */
 TARGET static void multiply(struct step *s, const struct thread *t, const uint16_t *x,
-                            const uint16_t *w, const uint16_t *bias, uint16_t *y, ptrdiff_t outs,
+                            const struct weight *w, uint16_t *y, ptrdiff_t outs,
                             ptrdiff_t columns, ptrdiff_t *taken)
 {
-    struct product p = {w, bias, columns, columns, outs};
+    struct product p = {w, columns, columns * w->bits / 8, outs};
     ptrdiff_t strips = (outs + STRIP - 1) / STRIP, first, end;
     if (t->wide)
-        widen(x, t->wide, s->rows * columns);
+        widen(x, t->wide, s->rows * columns, w->bits);
     while (next_run(taken, strips, t->threads, &first, &end))
         for (ptrdiff_t n = first * STRIP; first < end; first++, n += STRIP)
             few_rows_strip(&p, x, t->wide, y, t->carried, s->rows, n,
@@ -72,9 +73,10 @@ TARGET static void gate_and_up(struct step *s, const struct thread *t, const str
                                ptrdiff_t *taken)
 {
     ptrdiff_t inner = s->decoder->inner, columns = s->decoder->hidden, first, end;
-    struct product p = {layer->gate_up, layer->gate_up_bias, columns, columns, 2 * inner};
+    const struct weight *w = &layer->gate_up;
+    struct product p = {w, columns, columns * w->bits / 8, 2 * inner};
     if (t->wide)
-        widen(s->normed, t->wide, s->rows * columns);
+        widen(s->normed, t->wide, s->rows * columns, w->bits);
     while (next_run(taken, inner / STRIP, t->threads, &first, &end)) {
         for (ptrdiff_t n = first * STRIP; n < end * STRIP; n += STRIP)
             few_rows_strip(&p, s->normed, t->wide, s->gate_up, t->carried, s->rows, n, n + STRIP);
@@ -135,8 +137,8 @@ TARGET static void run_layer(struct step *s, const struct thread *t, ptrdiff_t n
     ptrdiff_t width = m->heads * m->d, first, end;
     add_and_norm(s, t, number ? s->added : NULL, layer->norm);
     wait_for_all(&s->barrier, t->threads);
-    multiply(s, t, s->normed, layer->qkv, layer->qkv_bias, s->qkv, width + 2 * m->kv_heads * m->d,
-             m->hidden, taken);
+    multiply(s, t, s->normed, &layer->qkv, s->qkv, width + 2 * m->kv_heads * m->d, m->hidden,
+             taken);
     wait_for_all(&s->barrier, t->threads);
     for (ptrdiff_t run = t->number; run < runs; run += t->threads)
         run_head(s, layer, s->runs + number * 2 * runs, run, 0);
@@ -145,14 +147,13 @@ TARGET static void run_layer(struct step *s, const struct thread *t, ptrdiff_t n
         for (; first < end; first++)
             run_head(s, layer, s->runs + number * 2 * runs, first, 1);
     wait_for_all(&s->barrier, t->threads);
-    multiply(s, t, s->attended, layer->o, layer->o_bias, s->added, m->hidden, width, taken + 2);
+    multiply(s, t, s->attended, &layer->o, s->added, m->hidden, width, taken + 2);
     wait_for_all(&s->barrier, t->threads);
     add_and_norm(s, t, s->added, layer->mlp_norm);
     wait_for_all(&s->barrier, t->threads);
     gate_and_up(s, t, layer, taken + 3);
     wait_for_all(&s->barrier, t->threads);
-    multiply(s, t, s->inner, layer->down, layer->down_bias, s->added, m->hidden, m->inner,
-             taken + 4);
+    multiply(s, t, s->inner, &layer->down, s->added, m->hidden, m->inner, taken + 4);
     wait_for_all(&s->barrier, t->threads);
 }
 
@@ -163,7 +164,7 @@ TARGET static void run_all(struct step *s, const struct thread *t)
         run_layer(s, t, layer);
     add_and_norm(s, t, s->added, m->norm);
     wait_for_all(&s->barrier, t->threads);
-    multiply(s, t, s->normed, m->head, m->head_bias, s->logits, m->vocabulary, m->hidden,
+    multiply(s, t, s->normed, &m->head, s->logits, m->vocabulary, m->hidden,
              s->taken + m->depth * SHARED);
 }
 

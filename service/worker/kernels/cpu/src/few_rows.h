@@ -1,4 +1,4 @@
-/* Products of few rows with a bfloat16 weight as the checkpoint stores it, at memory speed.
+/* Products of few rows with a weight in bfloat16 or fewer bits as it is stored, at memory speed.
  *
  * y[m][n] = bfloat16(bias[n] + sum_c x[m][c] * w[n][c]), products and sums in fp32. Libraries
  * rearrange such a weight before multiplying, on every call, or keep a second copy of it.
@@ -6,6 +6,9 @@
  * A bfloat16 is the upper half of an fp32. A register of 32 bfloat16 therefore becomes two of fp32:
  * a shift gives the even places, a mask the odd ones. x is converted to that order beforehand. On a
  * CPU whose bfloat16 dot products are faster than fp32 (`bf16_dot`) both are used as they are.
+ *
+ * Quantised weights are widened to fp32 in registers, and narrowed to bfloat16 for these dot products:
+ * int8 exactly, as its scale is applied to the sum, int4 after its scale.
  *
  * A strip of rows of w is multiplied with ROWS rows of x at a time, and stays in the cache until
  * all rows of x are done. Every sum adds the columns in the same order whatever the number of rows,
@@ -24,9 +27,19 @@
 #define WIDTH 1536 /* columns of x and w multiplied before the next: ROWS of x fit the L1 cache */
 #define AHEAD 4    /* blocks of w */
 
-/* w [outs, columns], rows `stride` values apart; bias [outs] or NULL. */
+/* A weight [outs, columns]. bits: 16 for bfloat16. 8 for int8 times a scale for each row, scales
+ * [outs]. 4 for numbers in 0..15, less 8, times a scale for every LANES columns, scales [outs, columns
+ * / LANES]; of these columns the first half lies in the lower halves of bytes. bias [outs] or NULL. */
+struct weight {
+    const void *values;
+    const uint16_t *bias;
+    const float *scales;
+    ptrdiff_t bits;
+};
+
+/* Rows of w are `stride` bytes apart. */
 struct product {
-    const uint16_t *w, *bias;
+    const struct weight *w;
     ptrdiff_t columns, stride, y_stride;
 };
 
@@ -49,10 +62,16 @@ TARGET INLINE void finish(const struct product *p, const __m512 *sums, uint16_t 
         return;
     }
     __m512 total = horizontal_sums(sums);
-    if (p->bias) {
+    if (p->w->bits == 8) {
+        float scales[SUMS] = {0};
+        for (int i = 0; i < rows * weights; i++)
+            scales[i] = p->w->scales[n + i % weights];
+        total = _mm512_mul_ps(total, _mm512_loadu_ps(scales));
+    }
+    if (p->w->bias) {
         float added[SUMS] = {0};
         for (int i = 0; i < rows * weights; i++)
-            added[i] = to_fp32(p->bias[n + i % weights]);
+            added[i] = to_fp32(p->w->bias[n + i % weights]);
         total = _mm512_add_ps(total, _mm512_loadu_ps(added));
     }
     uint16_t out[SUMS];
@@ -63,52 +82,80 @@ TARGET INLINE void finish(const struct product *p, const __m512 *sums, uint16_t 
             y[m * p->y_stride + n + k] = out[m * weights + k];
 }
 
+/* Where column c of row n of w lies. */
+INLINE const char *place(const struct product *p, ptrdiff_t n, ptrdiff_t c, int bits)
+{
+    return (const char *)p->w->values + n * p->stride + c * bits / 8;
+}
+
 /* Where the next values to prefetch lie: row by row, AHEAD blocks further on. A CPU's own prefetcher
  * sees through runs in order of address only, not through several rows read at the same time. */
 struct ahead {
-    const uint16_t *at, *row_end;
-    ptrdiff_t skipped, stride;
+    const char *at, *row_end;
+    ptrdiff_t skipped, stride, step;
 };
 
 INLINE struct ahead ahead_of(const struct product *p, ptrdiff_t n, ptrdiff_t first, ptrdiff_t end,
-                             int weights)
+                             int weights, int bits)
 {
-    const uint16_t *at = p->w + (n + AHEAD * weights) * p->stride + first;
-    return (struct ahead){at, at + end - first, p->stride - (end - first), p->stride};
+    const char *at = place(p, n + AHEAD * weights, first, bits);
+    ptrdiff_t bytes = (end - first) * bits / 8;
+    return (struct ahead){at, at + bytes, p->stride - bytes, p->stride, LANES * bits / 8};
 }
 
 TARGET INLINE void prefetch_next(struct ahead *ahead)
 {
-    _mm_prefetch((const char *)ahead->at, _MM_HINT_T1);
-    ahead->at += LANES;
+    _mm_prefetch(ahead->at, _MM_HINT_T1);
+    ahead->at += ahead->step;
     if (ahead->at == ahead->row_end) {
         ahead->at += ahead->skipped;
         ahead->row_end += ahead->stride;
     }
 }
 
+/* LANES columns of row n of w in fp32, in the order in which `widen` leaves x. */
+TARGET INLINE void load_weights(const struct product *p, ptrdiff_t n, ptrdiff_t c, int bits,
+                                __m512 *one, __m512 *other)
+{
+    const char *at = place(p, n, c, bits);
+    if (bits == 16) {
+        __m512i packed = _mm512_loadu_si512(at);
+        *one = even_to_fp32(packed);
+        *other = odd_to_fp32(packed);
+    } else if (bits == 8) {
+        *one = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+        at += LANES / 2;
+        *other = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+    } else {
+        const __m512 levels = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
+        const float *scale = p->w->scales + (n * p->columns + c) / LANES;
+        __m512 values = _mm512_mul_ps(levels, _mm512_set1_ps(*scale));
+        __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+        *one = _mm512_permutexvar_ps(pairs, values); /* looks at the lowest four bits only */
+        *other = _mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), values);
+    }
+}
+
 /* Multiplies `rows` rows of x with `weights` rows of w, from row n on, over columns first..end. */
 TARGET INLINE void fp32_block(const struct product *p, const float *x, uint16_t *y, float *carried,
-                              ptrdiff_t n, ptrdiff_t first, ptrdiff_t end, int rows, int weights)
+                              ptrdiff_t n, ptrdiff_t first, ptrdiff_t end, int rows, int weights,
+                              int bits)
 {
     __m512 sums[SUMS];
-    struct ahead ahead = ahead_of(p, n, first, end, weights);
+    struct ahead ahead = ahead_of(p, n, first, end, weights, bits);
     begin(sums, carried, first, rows, weights);
     for (ptrdiff_t c = first; c < end; c += LANES) {
-        __m512 evens[4], odds[4];
+        __m512 ones[4], others[4];
         for (int k = 0; k < weights; k++) {
-            const uint16_t *at = p->w + (n + k) * p->stride + c;
             prefetch_next(&ahead);
-            __m512i packed = _mm512_loadu_si512(at);
-            evens[k] = even_to_fp32(packed);
-            odds[k] = odd_to_fp32(packed);
+            load_weights(p, n + k, c, bits, &ones[k], &others[k]);
         }
         for (int m = 0; m < rows; m++) {
             __m512 one = _mm512_loadu_ps(x + m * p->columns + c);
             __m512 other = _mm512_loadu_ps(x + m * p->columns + c + LANES / 2);
             for (int k = 0; k < weights; k++) {
                 __m512 *sum = &sums[m * weights + k];
-                *sum = _mm512_fmadd_ps(other, odds[k], _mm512_fmadd_ps(one, evens[k], *sum));
+                *sum = _mm512_fmadd_ps(other, others[k], _mm512_fmadd_ps(one, ones[k], *sum));
             }
         }
     }
@@ -117,23 +164,28 @@ TARGET INLINE void fp32_block(const struct product *p, const float *x, uint16_t 
 
 TARGET_BF16 INLINE void bf16_block(const struct product *p, const uint16_t *x, uint16_t *y,
                                      float *carried, ptrdiff_t n, ptrdiff_t first, ptrdiff_t end,
-                                     int rows, int weights)
+                                     int rows, int weights, int bits)
 {
     __m512 sums[SUMS];
-    struct ahead ahead = ahead_of(p, n, first, end, weights);
+    struct ahead ahead = ahead_of(p, n, first, end, weights, bits);
     begin(sums, carried, first, rows, weights);
     for (ptrdiff_t c = first; c < end; c += LANES) {
-        __m512i weight[4];
+        __m512bh weight[4];
         for (int k = 0; k < weights; k++) {
-            const uint16_t *at = p->w + (n + k) * p->stride + c;
+            __m512 one, other;
             prefetch_next(&ahead);
-            weight[k] = _mm512_loadu_si512(at);
+            if (bits == 16) {
+                weight[k] = (__m512bh)_mm512_loadu_si512(place(p, n + k, c, bits));
+                continue;
+            }
+            load_weights(p, n + k, c, bits, &one, &other);
+            weight[k] = _mm512_cvtne2ps_pbh(other, one);
         }
         for (int m = 0; m < rows; m++) {
             __m512i row = _mm512_loadu_si512(x + m * p->columns + c);
             for (int k = 0; k < weights; k++) {
                 __m512 *sum = &sums[m * weights + k];
-                *sum = _mm512_dpbf16_ps(*sum, (__m512bh)row, (__m512bh)weight[k]);
+                *sum = _mm512_dpbf16_ps(*sum, (__m512bh)row, weight[k]);
             }
         }
     }
@@ -142,45 +194,53 @@ TARGET_BF16 INLINE void bf16_block(const struct product *p, const uint16_t *x, u
 
 /* All rows n..last of w, WEIGHTS_NOW at a time. `rows` and `weights` are constants here, so that
  * the compiler keeps the sums in registers. */
-#define EACH(BLOCK, ROWS_NOW, WEIGHTS_NOW)                                                       \
+#define EACH(BLOCK, BITS, ROWS_NOW, WEIGHTS_NOW)                                                 \
     for (; n + (WEIGHTS_NOW) <= last; n += (WEIGHTS_NOW)) {                                      \
-        BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, WEIGHTS_NOW);                           \
+        BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, WEIGHTS_NOW, BITS);                     \
         carried += (ROWS_NOW) * (WEIGHTS_NOW) * LANES / 2;                                       \
     }                                                                                            \
     for (; n < last; n++) {                                                                      \
-        BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, 1);                                     \
+        BLOCK(p, x, y, carried, n, first, end, ROWS_NOW, 1, BITS);                               \
         carried += (ROWS_NOW) * LANES / 2;                                                       \
     }                                                                                            \
     break;
 
 /* `rows` rows of x (at most ROWS) with rows n..last of w over columns first..end. */
-#define STRIP_OF(NAME, BLOCK, X)                                                                 \
+#define STRIP_OF(NAME, BLOCK, BITS, X)                                                           \
     static void NAME(const struct product *p, const X *x, uint16_t *y, float *carried,           \
                      ptrdiff_t n, ptrdiff_t last, ptrdiff_t first, ptrdiff_t end,                \
                      ptrdiff_t rows)                                                             \
     {                                                                                            \
         switch (rows) {                                                                          \
-        case 1: EACH(BLOCK, 1, 4)                                                                \
-        case 2: EACH(BLOCK, 2, 4)                                                                \
-        case 3: EACH(BLOCK, 3, 4)                                                                \
-        case 4: EACH(BLOCK, 4, 4)                                                                \
-        case 5: EACH(BLOCK, 5, 3)                                                                \
-        case 6: EACH(BLOCK, 6, 2)                                                                \
-        case 7: EACH(BLOCK, 7, 2)                                                                \
-        default: EACH(BLOCK, 8, 2)                                                               \
+        case 1: EACH(BLOCK, BITS, 1, 4)                                                          \
+        case 2: EACH(BLOCK, BITS, 2, 4)                                                          \
+        case 3: EACH(BLOCK, BITS, 3, 4)                                                          \
+        case 4: EACH(BLOCK, BITS, 4, 4)                                                          \
+        case 5: EACH(BLOCK, BITS, 5, 3)                                                          \
+        case 6: EACH(BLOCK, BITS, 6, 2)                                                          \
+        case 7: EACH(BLOCK, BITS, 7, 2)                                                          \
+        default: EACH(BLOCK, BITS, 8, 2)                                                         \
         }                                                                                        \
     }
 
-TARGET STRIP_OF(fp32_strip, fp32_block, float)
-TARGET_BF16 STRIP_OF(bf16_strip, bf16_block, uint16_t)
+TARGET STRIP_OF(fp32_strip, fp32_block, 16, float)
+TARGET STRIP_OF(fp32_strip_int8, fp32_block, 8, float)
+TARGET STRIP_OF(fp32_strip_int4, fp32_block, 4, float)
+TARGET_BF16 STRIP_OF(bf16_strip, bf16_block, 16, uint16_t)
+TARGET_BF16 STRIP_OF(bf16_strip_int8, bf16_block, 8, uint16_t)
+TARGET_BF16 STRIP_OF(bf16_strip_int4, bf16_block, 4, uint16_t)
 
-/* Widens x [rows, columns] to fp32, of every LANES columns the even ones first. */
-TARGET static void widen(const uint16_t *x, float *wide, ptrdiff_t values)
+#define FOR_BITS(STRIP) (p->w->bits == 16 ? STRIP : p->w->bits == 8 ? STRIP##_int8 : STRIP##_int4)
+
+/* Widens x [rows, columns] to fp32. For a bfloat16 weight, of every LANES columns the even ones come
+ * first. */
+TARGET static void widen(const uint16_t *x, float *wide, ptrdiff_t values, ptrdiff_t bits)
 {
     for (ptrdiff_t c = 0; c < values; c += LANES) {
         __m512i both = _mm512_loadu_si512(x + c);
-        _mm512_storeu_ps(wide + c, even_to_fp32(both));
-        _mm512_storeu_ps(wide + c + LANES / 2, odd_to_fp32(both));
+        _mm512_storeu_ps(wide + c, bits == 16 ? even_to_fp32(both) : load_fp32(x + c));
+        _mm512_storeu_ps(wide + c + LANES / 2,
+                         bits == 16 ? odd_to_fp32(both) : load_fp32(x + c + LANES / 2));
     }
 }
 
@@ -197,12 +257,11 @@ TARGET static void few_rows_strip(const struct product *p, const uint16_t *x, co
             ptrdiff_t now = rows - at < ROWS ? rows - at : ROWS;
             ptrdiff_t end = c + width < p->columns ? c + width : p->columns;
             float *sums = carried + at * STRIP * (LANES / 2);
+            uint16_t *out = y + at * p->y_stride;
             if (wide)
-                fp32_strip(p, wide + at * p->columns, y + at * p->y_stride, sums, n, last, c, end,
-                           now);
+                FOR_BITS(fp32_strip)(p, wide + at * p->columns, out, sums, n, last, c, end, now);
             else
-                bf16_strip(p, x + at * p->columns, y + at * p->y_stride, sums, n, last, c, end,
-                           now);
+                FOR_BITS(bf16_strip)(p, x + at * p->columns, out, sums, n, last, c, end, now);
         }
 }
 

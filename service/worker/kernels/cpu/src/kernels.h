@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 3 /* the same number as in `native.py` */
+#define INTERFACE 4 /* the same number as in `native.py` */
 
 struct decoder;
 struct segment;
@@ -16,9 +16,12 @@ int decode_step(const struct decoder *m, uint16_t *x, const int64_t *positions,
                 const int64_t *runs, uint16_t *logits, ptrdiff_t rows, float eps, float scale,
                 int bf16_dot, int threads);
 
-void linear_few_rows(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
-                     float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,
-                     ptrdiff_t columns, ptrdiff_t stride, int threads);
+void linear_few_rows(const uint16_t *x, const void *w, const uint16_t *bias, const float *scales,
+                     uint16_t *y, float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,
+                     ptrdiff_t columns, ptrdiff_t stride, ptrdiff_t bits, int threads);
+
+void dequantise(const void *values, const float *scales, uint16_t *y, ptrdiff_t outs,
+                ptrdiff_t columns, ptrdiff_t bits, int threads);
 
 void linear_many_rows_bf16_pack(const uint16_t *x, uint16_t *pairs, ptrdiff_t rows, ptrdiff_t in,
                                 ptrdiff_t stride, int threads);

@@ -5,14 +5,16 @@
 
 #include <omp.h>
 
-TARGET void linear_few_rows(const uint16_t *x, const uint16_t *w, const uint16_t *bias, uint16_t *y,
-                            float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,
-                            ptrdiff_t columns, ptrdiff_t stride, int threads)
+TARGET void linear_few_rows(const uint16_t *x, const void *w, const uint16_t *bias,
+                            const float *scales, uint16_t *y, float *wide, float *carried,
+                            ptrdiff_t rows, ptrdiff_t outs, ptrdiff_t columns, ptrdiff_t stride,
+                            ptrdiff_t bits, int threads)
 {
-    struct product p = {w, bias, columns, stride, outs};
+    struct weight weight = {w, bias, scales, bits};
+    struct product p = {&weight, columns, stride, outs};
     ptrdiff_t strips = (outs + STRIP - 1) / STRIP;
     if (wide)
-        widen(x, wide, rows * columns);
+        widen(x, wide, rows * columns, bits);
     _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1)")
     for (ptrdiff_t s = 0; s < strips; s++) {
         float *mine = carried + omp_get_thread_num() * rows * STRIP * (LANES / 2);

@@ -55,8 +55,10 @@ static int converted(const char *name, const char *kinds, PyObject *const *given
 
 KERNEL(decode_step, "aaaaasffii",
        failed = decode_step(A(0), A(1), A(2), A(3), A(4), S(5), F(6), F(7), I(8), I(9)))
-KERNEL(linear_few_rows, "aaaaaassssi",
-       linear_few_rows(A(0), A(1), A(2), A(3), A(4), A(5), S(6), S(7), S(8), S(9), I(10)))
+KERNEL(linear_few_rows, "aaaaaaasssssi",
+       linear_few_rows(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9), S(10), S(11),
+                       I(12)))
+KERNEL(dequantise, "aaasssi", dequantise(A(0), A(1), A(2), S(3), S(4), S(5), I(6)))
 KERNEL(linear_many_rows_bf16_pack, "aasssi",
        linear_many_rows_bf16_pack(A(0), A(1), S(2), S(3), S(4), I(5)))
 KERNEL(linear_many_rows_bf16_product, "aaaaasssssi",
@@ -95,6 +97,7 @@ static PyObject *cpu(PyObject *module, PyObject *unused)
 static PyMethodDef methods[] = {
     METHOD(decode_step),
     METHOD(linear_few_rows),
+    METHOD(dequantise),
     METHOD(linear_many_rows_bf16_pack),
     METHOD(linear_many_rows_bf16_product),
     METHOD(linear_many_rows_bf16_gated),

@@ -14,6 +14,7 @@ from torch import Tensor
 from service.worker.forward import decode
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
+from service.worker.kernels.cpu.weight import Weight
 from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
@@ -32,6 +33,8 @@ LONG = (*LENGTHS, 127, 128, 129, 300)  # around a block of keys, and a tile
 
 def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> DecoderAdapter:
     head_dim = {} if family in NO_HEAD_DIM else {"head_dim": 32}
+    if family == "phi3":  # whose heads the kernel rotates whole
+        changes.setdefault("partial_rotary_factor", 1.0)
     config = tiny_config(
         family, rope_of(family), **{"max_position_embeddings": 512, **WIDTHS, **head_dim, **changes}
     )
@@ -49,6 +52,10 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch, compiled: Any, bf16_dot: bool) ->
         return Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
 
     monkeypatch.setattr(decode, "kernel_for", made)
+
+
+def test_heads_that_rotate_in_part_decode_by_operations() -> None:
+    assert model_of("phi3", partial_rotary_factor=0.5).weights() is None
 
 
 BY_KERNEL = [*PLAIN_FAMILIES, "phi3"]
@@ -95,6 +102,19 @@ def test_heads_of_every_kind(
     assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_windows(by_kernel: None, monkeypatch: pytest.MonkeyPatch, ragged: bool) -> None:
+    """The kernel reads only the entries that a window leaves."""
+    adapter = model_of("mistral", sliding_window=40)
+    ours = steps(adapter, ragged=ragged)
+    monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
+    operations = steps(adapter, ragged=ragged)
+    spread = float(operations.std())
+    assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
+    adapter.windows = ()
+    assert float((steps(adapter, ragged=ragged) - operations).abs().max()) > 0.1 * spread
+
+
 @pytest.fixture
 def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
     """One layer that only attends: its head reads the first head's output, others nothing."""
@@ -104,12 +124,12 @@ def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
     weights = DecoderWeights(
         [
             LayerWeights(
-                norm=one, qkv=torch.cat([eye, eye, eye]), qkv_bias=None, q_norm=None, k_norm=None,
-                o=eye, o_bias=None, mlp_norm=one, gate_up=torch.cat([nothing, nothing]),
-                gate_up_bias=None, down=nothing, down_bias=None,
+                norm=one, q_norm=None, k_norm=None, mlp_norm=one,
+                qkv=Weight(torch.cat([eye, eye, eye])), o=Weight(eye),
+                gate_up=Weight(torch.cat([nothing, nothing])), down=Weight(nothing),
             )
         ],
-        norm=one, head=eye, head_bias=None, cos=torch.ones(99, d // 2), sin=torch.zeros(99, d // 2),
+        norm=one, head=Weight(eye), cos=torch.ones(99, d // 2), sin=torch.zeros(99, d // 2),
         heads=1, kv_heads=1, eps=1e-6, scale=0.3,
     )  # fmt: skip
     random = torch.Generator().manual_seed(1)

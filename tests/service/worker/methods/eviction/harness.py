@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
@@ -115,6 +116,10 @@ class Sizes:
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
+
+    @property
+    def rules(self) -> list[AttentionRule]:
+        return [PLAIN] * self.layers
 
 
 def view_of(layout: PromptLayout, number: int, qk: QK, layers: int) -> LayerView:

@@ -18,7 +18,7 @@ from tests.service.worker.methods.sparse.parity import (
     expected,
 )
 from tests.service.worker.methods.sparse.toys import LONG, PAPER, tokens
-from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, tiny
+from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, rope_of, tiny
 
 
 @pytest.mark.parametrize("mode", ["none", "system"])
@@ -36,6 +36,15 @@ def test_every_family(any_family: Tiny, mode: str, update: str) -> None:
     )
     assert theirs.m > 0
     assert_same_decode(any_family, ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mixtral"])
+def test_windows_soft_caps_and_sinks(family: str) -> None:
+    """In sketches, in the passes over kept tokens, and in decoding over them."""
+    model = tiny(family, rope_of(family))
+    every = tuple(range(model.adapter.layers))
+    ours, theirs = check(f"samkv {family}", model, prefix=S, stable_layers=every, room=len(ANSWER))
+    assert_same_decode(model, ours, theirs)
 
 
 SWITCHES: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from service.errors import ModelRefused
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import adapter_for
+from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
 from tests.service.worker.tiny import (
     D1,
     D2,
@@ -100,7 +101,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 def test_longrope_is_served_where_it_does_not_change(family: str) -> None:
     """Up to the original length, by the short factors; one token more and transformers' rotation is
     another one."""
-    changes = {"original_max_position_embeddings": len(IDS)} if family == "phi3" else {}
+    changes = {}
+    if family == "phi3":
+        changes = {"original_max_position_embeddings": len(IDS), "partial_rotary_factor": 1.0}
     made = tiny_of(random_model(tiny_config(family, LONGROPE, **changes)))
     assert made.adapter.max_context == len(IDS)
     theirs = made.model(torch.tensor([IDS])).logits[0, -1]
@@ -117,17 +120,13 @@ def test_dynamic_rope_is_served_where_it_does_not_change() -> None:
     assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
 
 
-def test_unknown_and_partial_rotations_are_refused() -> None:
+def test_unknown_rotations_are_refused() -> None:
     """The message names the type and the served ones."""
     made = random_model(tiny_config("llama"))
     made.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
     with pytest.raises(ModelRefused, match=r"'spiral' is not served.*yarn.*longrope") as refusal:
         adapter_for(made)
     assert refusal.value.field == "model"
-    made = random_model(tiny_config("llama"))
-    made.config.rope_parameters = {**made.config.rope_parameters, "partial_rotary_factor": 0.5}
-    with pytest.raises(ModelRefused, match=r"partial_rotary_factor 0\.5"):
-        adapter_for(made)
 
 
 def test_rope_scaling_of_older_config_files() -> None:
@@ -160,55 +159,63 @@ def test_refused_base_is_no_family() -> None:
         adapter_for(model)
 
 
+SLIDING: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 9},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0},
+    "phi3": {"sliding_window": 9},
+}
+
+
+@pytest.mark.parametrize("family", SLIDING)
+def test_layers_slide_as_in_transformers(family: str) -> None:
+    """The prompt is four times as long as the window, and the context as without one."""
+    made = tiny_of(random_model(tiny_config(family, **SLIDING[family])))
+    assert made.adapter.max_context == 256
+    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
+    ours = made.stitch(Vanilla())
+    assert_close("sliding window", ours.logits, theirs)
+    assert_same("vanilla", ours, made.reference.vanilla(IDS))
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "expected"),
+    ("family", "changes", "windows"),
     [
-        ("llama", {}, 256),
-        ("mistral", {"sliding_window": None}, 256),
-        ("mistral", {"sliding_window": 38}, 38),
-        ("mistral", {"sliding_window": 4096}, 256),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 38}, 256),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 38, "max_window_layers": 2},
-            38,
-        ),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 38, "max_window_layers": 5},
-            256,
-        ),
-        (
-            "qwen3",
-            {"use_sliding_window": True, "sliding_window": 38, "max_window_layers": 0},
-            38,
-        ),
+        ("llama", {"sliding_window": 9}, ()),
+        ("granite", {"sliding_window": 9, "layer_types": ["sliding_attention"] * 5}, ()),
+        ("mistral", {"sliding_window": None}, ()),
+        ("mistral", {"sliding_window": 9}, (9,) * 5),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 9}, ()),
+        ("qwen2", SLIDING["qwen2"], (None, None, 9, 9, 9)),
+        ("qwen2", {**SLIDING["qwen2"], "max_window_layers": 5}, ()),
+        ("qwen3_moe", {"use_sliding_window": True}, (9,) * 5),
+        ("qwen3_moe", {}, ()),
+        ("gemma2", {}, (9, None, 9, None, 9)),
     ],
 )
-def test_sliding_window_bounds_the_context(
-    family: str, changes: dict[str, Any], expected: int
+def test_a_window_is_what_transformers_makes_of_it(
+    family: str, changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
-    """Only where a layer really slides."""
-    adapter = adapter_for(random_model(tiny_config(family, **changes)))
-    assert adapter.max_context == expected
+    """And one that it does not look at is ignored."""
+    made = random_model(tiny_config(family, **changes))
+    adapter = adapter_for(made)
+    assert adapter.windows == windows
+    theirs = made(torch.tensor([IDS])).logits[0, -1]
+    assert_close("a window", tiny_of(made).stitch(Vanilla()).logits, theirs)
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
-def test_sliding_window_is_full_attention_up_to_the_bound(family: str) -> None:
-    """At a prompt of exactly max_context tokens transformers' sliding forward is still ours, and
-    one token more it is not: the bound is neither too high nor too low."""
-    window = len(IDS)
-    changes: dict[str, Any] = {"sliding_window": window}
-    if family != "mistral":
-        changes |= {"use_sliding_window": True, "max_window_layers": 0}
-    made = tiny_of(random_model(tiny_config(family, **changes)))
-    assert made.adapter.max_context == window
-    theirs = made.model(torch.tensor([IDS])).logits[0, -1]
-    assert_close("sliding window", made.stitch(Vanilla()).logits, theirs)
-    longer = [*IDS, 44]
-    slid = made.model(torch.tensor([longer])).logits[0, -1]
-    full = made.reference.vanilla(longer).logits[-1]
-    assert float((slid - full).abs().max()) > 1e-3
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_are_looked_for_in_these_families(family: str) -> None:
+    """What `kvstitch doctor` says without torch is what the adapters do."""
+    facts = {"sliding_window": 9, "use_sliding_window": True, "no_rope_layers": [1, 0, 1, 0, 0]}
+    if family in WINDOW_BY_LAYER:
+        facts["layer_types"] = ["full_attention", "sliding_attention", *["full_attention"] * 3]
+    made = tiny_config(family, **facts)
+    windows = adapter_for(random_model(made)).windows
+    if family in WINDOW_IN_EVERY_LAYER:
+        assert windows == (9,) * 5
+    else:
+        assert windows == ((None, 9, None, None, None) if family in WINDOW_BY_LAYER else ())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -219,7 +226,8 @@ def test_facts(family: str) -> None:
     assert (adapter.layers, adapter.heads, adapter.kv_heads, adapter.head_dim) == (5, 6, 2, 16)
     assert adapter.kv_bytes_per_token == 2 * 5 * 2 * 16 * 4
     assert adapter.end_ids == {0}
-    assert adapter.scale == pytest.approx(0.2 if family == "granite" else 0.25)
+    scales = {"granite": 0.2, "gemma2": 24**-0.5, "gemma3_text": 24**-0.5}
+    assert adapter.scale == pytest.approx(scales.get(family, 0.25))
 
 
 def test_several_end_tokens() -> None:

@@ -1,24 +1,15 @@
-"""What families whose layers differ must hold to, and that mistakes in an adapter are noticed."""
+"""What families whose layers differ must hold to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
-from service.errors import ModelRefused
 from service.records import Method
-from service.worker.forward import selfcheck
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.registry import make_eviction, make_fusion
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
-from service.worker.model.rope import RotaryTable
 from tests.references.question_scout import question_scout
 from tests.service.worker.engine.test_engine import greedy
 from tests.service.worker.engines import A3 as ASK_A3
@@ -35,9 +26,7 @@ from tests.service.worker.tiny import (
     Tiny,
     assert_close,
     assert_same,
-    random_model,
     rope_of,
-    tiny_config,
 )
 
 IDS = [*S, *D1, *D2, *D3, *Q]
@@ -102,77 +91,3 @@ def test_samkv_runs(other_family: Tiny) -> None:
         running.precompute()
         tokens, report = running.answer(Method("samkv"))
         assert tokens and report.coverage <= 1
-
-
-# -- mistakes ---------------------------------------------------------------------------------
-
-
-def made(family: str) -> DecoderAdapter:
-    return adapter_for(random_model(tiny_config(family, rope_of(family))))
-
-
-def hook(name: str, function: object) -> Callable[[DecoderAdapter], None]:
-    return lambda adapter: setattr(adapter, name, function)
-
-
-def config(name: str, value: object) -> Callable[[DecoderAdapter], None]:
-    """The adapter reads another value than the model was built with."""
-
-    def change(adapter: DecoderAdapter) -> None:
-        facts = {**adapter.config.to_dict(), name: value}
-        adapter.config = SimpleNamespace(**facts)
-
-    return change
-
-
-def no_rotation(adapter: DecoderAdapter) -> None:
-    adapter.ropes = [RotaryTable.none(adapter.ropes[0])] * adapter.layers
-
-
-def all_rotate(adapter: DecoderAdapter) -> None:
-    adapter.ropes = [adapter.ropes[0]] * adapter.layers
-
-
-def per_head_norm(attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    wide = q.shape[-1]
-
-    def norm(module: Any, x: Tensor) -> Tensor:
-        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
-        return scaled * module.weight[:wide]
-
-    return norm(attention.q_norm, q), norm(attention.k_norm, k)
-
-
-MISTAKES: list[tuple[str, str, Callable[[DecoderAdapter], None]]] = [
-    ("granite", "no residual multiplier", hook("mlp_residual", lambda block, out: out)),
-    ("granite", "no attention multiplier", hook("attention_residual", lambda block, out: out)),
-    ("granite", "no embedding multiplier", hook("_embedding", 1.0)),
-    ("granite", "no scaling of logits", hook("_logits", 1.0)),
-    ("olmo2", "norm per head", hook("normalise", per_head_norm)),
-    ("olmo2", "no norm behind attention", hook("attention_residual", lambda block, out: out)),
-    ("olmo2", "no norm behind the MLP", hook("mlp_residual", lambda block, out: out)),
-    ("smollm3", "every layer rotates", all_rotate),
-    ("smollm3", "no layer rotates", no_rotation),
-    ("mixtral", "unnormalised experts", hook("router_weights", lambda chosen, dtype: chosen)),
-    ("mixtral", "one expert less", config("num_experts_per_tok", 1)),
-    ("qwen3_moe", "unnormalised experts", config("norm_topk_prob", False)),
-    ("qwen3_moe", "no norm of heads", hook("normalise", lambda attention, q, k: (q, k))),
-    ("qwen2_moe", "normalised experts", config("norm_topk_prob", True)),
-    ("qwen2_moe", "one expert more", config("num_experts_per_tok", 3)),
-    ("phi3", "another scale", lambda adapter: setattr(adapter, "scale", adapter.scale * 1.1)),
-]
-
-
-@pytest.mark.parametrize(
-    ("family", "mistake"),
-    [(family, mistake) for family, _, mistake in MISTAKES],
-    ids=[f"{family}: {what}" for family, what, _ in MISTAKES],
-)
-def test_a_mistake_is_refused_at_the_start(
-    family: str, mistake: Callable[[DecoderAdapter], None]
-) -> None:
-    adapter = made(family)
-    selfcheck.check(adapter)
-    mistake(adapter)
-    with pytest.raises(ModelRefused, match="differs"):
-        selfcheck.check(adapter)

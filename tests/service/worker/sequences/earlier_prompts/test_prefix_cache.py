@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.records import Chunk, Method, Report
-from service.worker.sequences.prefix_cache import MAX_PROMPTS, holds
+from service.worker.sequences.earlier_prompts.prefix_cache import MAX_PROMPTS
+from service.worker.sequences.kept_prompt import holds
 from tests.service.worker.engines import A3, PIE, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -13,14 +13,14 @@ from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import SequenceKV
 from service.worker.methods.fusion.pie import Method as QuestionOnly
 from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.sequences.sequence import Reuse
+from service.worker.sequences.kept_prompt import Reuse
 
 
 def continued_prefill(
     adapter: DecoderAdapter, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
 ) -> Steps[PrefillResult]:
     """Copies the kept tokens' KV at once, because it may be given up later; returns the steps."""
-    kv.copy_from(reuse.kept.kv, reuse.tokens)
+    reuse.kept.kv.copy_to(kv, reuse.tokens)
     return _steps(adapter, layout, kv, reuse)
 
 

@@ -15,27 +15,38 @@ What may be reused:
   had repaired stay as they are.
 
 KV is copied, so that several requests may continue from one prompt. Kept prompts lie in memory that
-no sequence needs: when one does, they make room, the least recently used one first.
+no sequence needs: when one does, they make room, the least recently used one first. Prompts that
+repeat an earlier one are also written to disk (`prompt_writer`), if that is on.
 """
 
 from __future__ import annotations
 
-from array import array
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 
 import torch
-from torch import Tensor
 
-from service.worker.core.request import Request
-from service.worker.kv.pool import KVPool
-from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.sequences.sequence import KeptPrompt, Reuse, Sequence
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.methods.bases.fusion import Reads
+from service.worker.sequences.earlier_prompts.index import PromptIndex
+from service.worker.sequences.kept_prompt import (
+    MIN_TOKENS,
+    EarlierPrompt,
+    KeptPrompt,
+    Place,
+    Reuse,
+    Wanted,
+    holds,
+    prompt_tokens,
+    replaces,
+)
+from service.worker.sequences.sequence import Sequence
 
 MAX_PROMPTS = 64
 """A request is compared with every kept prompt, and each has logits of its own."""
-MIN_TOKENS = 32
-"""Copying fewer gains nothing."""
+MAX_GIVEN_UP = 512
+"""Most prompts of which it is remembered that they were asked, after their KV was given up."""
 
 
 class PrefixCache:
@@ -43,15 +54,22 @@ class PrefixCache:
 
     Args:
         pool: holds their KV; it asks for memory by `make_room`.
+        stores: whether prompts that repeat earlier ones are noted in `to_store`.
 
     Attributes:
         on: whether anything is kept.
+        to_store: kept prompts that may be worth storing on disk, the next to be given up first.
+        counts: how many prompts took KV from an earlier one, by where it was.
     """
 
-    def __init__(self, pool: KVPool, *, on: bool) -> None:
+    def __init__(self, pool: KVPool, *, on: bool, stores: bool = False) -> None:
         self._pool = pool
         self.on = on
+        self._stores = stores
         self._prompts: list[KeptPrompt] = []  # the most recently used one last
+        self._given_up: PromptIndex[EarlierPrompt] = PromptIndex()
+        self.to_store: deque[KeptPrompt] = deque()
+        self.counts: Counter[Place] = Counter({"pool": 0, "prompts": 0})
         pool.on_full = self.make_room
 
     @property
@@ -69,17 +87,23 @@ class PrefixCache:
         if best is not None and best.kept in self._prompts:
             self._prompts.remove(best.kept)
             self._prompts.append(best.kept)
+        if best is not None:
+            sequence.repeats |= best.kept.is_repeated(best.tokens)
+        if self._stores and not sequence.repeats and (prompt := wanted(sequence)) is not None:
+            found = self._given_up.find(prompt)
+            sequence.repeats = found is not None and found[0].is_repeated(found[1])
         return best
 
     def look_up(self, sequence: Sequence, running: Iterable[Sequence] = ()) -> Reuse | None:
         """What a request could reuse: of several prompts the one with most tokens."""
-        if not self.on or not _takes_part(sequence):
+        prompt = wanted(sequence) if self.on else None
+        if prompt is None:
             return None
-        tokens = prompt_tokens(sequence.request)
         best: Reuse | None = None
         answering = (kept for other in running if (kept := _kept(other)) is not None)
-        for kept in (*answering, *self._prompts):
-            reused = _reusable(kept, sequence, tokens)
+        restored = [] if sequence.restored is None else [sequence.restored]
+        for kept in (*restored, *answering, *self._prompts):
+            reused = prompt.reusable(kept)
             if reused >= MIN_TOKENS and (best is None or reused >= best.tokens):
                 best = Reuse(kept, reused)
         return best
@@ -89,12 +113,19 @@ class PrefixCache:
         kept = _kept(sequence) if self.on else None
         if kept is None:
             return False
-        for other in [p for p in self._prompts if _continues(kept, p)]:
+        for other in [p for p in self._prompts if replaces(kept, p)]:
             self._drop(other)
         while len(self._prompts) >= MAX_PROMPTS:
-            self._drop(self._prompts[0])
+            self._give_up(self._prompts[0])
         self._prompts.append(kept)
+        if self._stores and kept.repeats:
+            self.to_store.append(kept)
         return True
+
+    def count(self, reuse: Reuse | None) -> None:
+        """Counts a prompt that starts, if it takes KV from an earlier one."""
+        if reuse is not None:
+            self.counts[reuse.kept.place] += 1
 
     def make_room(self, tokens: int) -> bool:
         """Gives up prompts until a sequence of so many tokens fits; none if it cannot fit."""
@@ -104,37 +135,45 @@ class PrefixCache:
         while not self._pool.can_reserve(tokens):
             if not self._prompts:
                 return False
-            self._drop(self._prompts[0])
+            self._give_up(self._prompts[0])
         return True
 
     def forget(self, texts: Collection[Many[int]]) -> None:
         """Gives up every prompt that holds one of these texts, because it is being deleted."""
         for kept in [p for p in self._prompts if any(holds(p.tokens, ids) for ids in texts)]:
             self._drop(kept)
+        self._given_up.forget(texts)
+
+    def _give_up(self, kept: KeptPrompt) -> None:
+        """Drops a prompt for its memory, and remembers that it was asked."""
+        self._drop(kept)
+        if self._stores:
+            while len(self._given_up) >= MAX_GIVEN_UP:
+                self._given_up.remove(self._given_up.oldest)
+            self._given_up.add(EarlierPrompt(**kept.facts))
 
     def _drop(self, kept: KeptPrompt) -> None:
         self._prompts.remove(kept)
+        if kept in self.to_store:
+            self.to_store.remove(kept)
+        assert isinstance(kept.kv, SequenceKV)
         kept.kv.release()
 
 
-def prompt_tokens(request: Request) -> Tensor:
-    """Token ids of a request's prompt `[n]` int64 in host memory."""
-    ids = array("q", request.system)
-    for document in request.documents:
-        ids.extend(document.ids)
-    ids.extend(request.question)
-    return torch.tensor(ids, dtype=torch.long)
-
-
-def holds(tokens: Tensor, text: Many[int]) -> bool:
-    """Whether a text's token ids stand in `tokens` `[n]` int64 one after the other."""
-    if not text:
-        return False
-    whole, part = tokens.numpy().tobytes(), array("q", text).tobytes()
-    at = whole.find(part)
-    while at >= 0 and at % 8:  # not at the border of a number
-        at = whole.find(part, at + 1)
-    return at >= 0
+def wanted(sequence: Sequence) -> Wanted | None:
+    """A sequence's prompt, if it may continue an earlier one; None if not."""
+    if not _takes_part(sequence):
+        return None
+    request = sequence.request
+    tokens = prompt_tokens(request)
+    return Wanted(
+        tokens=tokens,
+        question_start=len(tokens) - len(request.question),
+        tenant=request.tenant,
+        lora=sequence.lora_fingerprint,
+        method=_method(sequence),
+        full_prefill=sequence.fusion.reads is Reads.NOTHING or not request.documents,
+    )
 
 
 def _kept(sequence: Sequence) -> KeptPrompt | None:
@@ -150,12 +189,15 @@ def _kept(sequence: Sequence) -> KeptPrompt | None:
     return KeptPrompt(
         tokens=torch.cat([prompt_tokens(sequence.request), torch.tensor(answer).long()]),
         prompt_tokens=sequence.prompt_tokens,
+        system_tokens=len(sequence.request.system),
         question_start=layout.question_start,
         tenant=sequence.request.tenant,
+        lora=sequence.lora_fingerprint,
         method=_method(sequence),
         exact=_is_exact(sequence),
         logits=sequence.logits,
         kv=kv,
+        repeats=sequence.repeats,
     )
 
 
@@ -172,39 +214,8 @@ def _is_exact(sequence: Sequence) -> bool:
     return not sequence.reuses_documents
 
 
-def _method(sequence: Sequence) -> tuple[FusionMethod, bool, str, str]:
-    request = sequence.request
-    return sequence.admitted_fusion, sequence.auto_ratio, request.prefix_mode, request.cold
-
-
-def _reusable(kept: KeptPrompt, sequence: Sequence, tokens: Tensor) -> int:
-    """How many tokens of the prompt `tokens` can be taken from a kept one."""
-    request = sequence.request
-    if kept.tenant != request.tenant:
-        return 0
-    shared = _shared(kept.tokens, tokens)
-    question_start = len(tokens) - len(request.question)
-    continued = shared >= kept.prompt_tokens and kept.question_start == question_start
-    same = continued and kept.method == _method(sequence)
-    full_prefill = sequence.fusion.reads is Reads.NOTHING or not request.documents
-    if not same and not (kept.exact and full_prefill):
-        return 0
-    # Without kept logits the last token is computed for its own.
-    return shared if shared == len(tokens) == kept.prompt_tokens else min(shared, len(tokens) - 1)
-
-
-def _shared(a: Tensor, b: Tensor) -> int:
-    """Number of first tokens that are the same."""
-    shorter = min(len(a), len(b))
-    different = (a[:shorter] != b[:shorter]).nonzero()
-    return int(different[0]) if len(different) else shorter
-
-
-def _continues(kept: KeptPrompt, earlier: KeptPrompt) -> bool:
-    """Whether a prompt serves whatever an earlier one does, because it begins with all of it."""
-    return (
-        kept.tenant == earlier.tenant
-        and kept.method == earlier.method
-        and (kept.exact or kept.prompt_tokens == earlier.prompt_tokens)
-        and _shared(kept.tokens, earlier.tokens) == len(earlier.tokens)
-    )
+def _method(sequence: Sequence) -> str:
+    """What decides how the prompt is computed, as text that a restart does not change."""
+    fusion, request = sequence.admitted_fusion, sequence.request
+    name = type(fusion).__module__
+    return f"{name} {fusion!r} {sequence.auto_ratio} {request.prefix_mode} {request.cold}"

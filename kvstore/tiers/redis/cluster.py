@@ -1,0 +1,244 @@
+"""The servers of a Redis Cluster.
+
+redis-py's `RedisCluster` knows which server has which slot, and follows redirects while slots move.
+Everything else goes straight to the server of the slot, over our own connections, so values are
+received as from a single server. Only servers that take writes are asked: a replica may lag behind,
+and would show chunks that were deleted, or miss some and make us delete the rest.
+
+Each server has its own circuit breaker, so one that is down costs the chunks that it holds and no
+others. While a breaker is open, or a server gave an error, the map of slots is read again, at most
+once per `_REFRESH_S`: so a replica that took over is found.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
+from kvstore.errors import TierError, TierTimeout, TierUnavailable
+from kvstore.tiers.redis.redis_errors import Redirected, redis_errors
+from kvstore.tiers.redis.redis_server import RedisServer
+
+T = TypeVar("T")
+
+_REFRESH_S = 0.5
+_MOVES = 4  # a slot that moves more often during one call is handled like one that is moving
+
+
+class Cluster:
+    """A tier that is a cluster.
+
+    Args:
+        url: `redis+cluster://user:password@host:port,host:port` or `rediss+cluster://`. Some
+            servers of the cluster are enough; they name the others.
+        settings: further settings of redis-py.
+        name: name of the tier, for messages.
+        breaker: when a server is left alone after failures.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: Callable[[], dict[str, Any]],
+        name: str,
+        breaker: BreakerSettings | None = None,
+    ) -> None:
+        self._url = url
+        self._make_settings = settings
+        self._name = name
+        self._breaker = breaker or BreakerSettings()
+        self._settings: dict[str, Any] = {}
+        self._seeds: list[tuple[str, int]] = []
+        self._lock = threading.Lock()
+        self._connecting = threading.Lock()
+        self._refreshing = threading.Lock()
+        self._refreshed_at = 0.0
+        self._started = False
+        self._cluster: Any = None
+        self._servers: dict[str, RedisServer] = {}
+        self._moved: dict[int, str] = {}  # slots that moved since the map was read
+
+    def start(self) -> None:
+        settings = self._make_settings()
+        self._seeds, of_url = _parse(self._url)
+        self._settings = {**settings, **of_url}
+        self._started = True
+
+    def close(self) -> None:
+        with self._lock:
+            self._started = False
+            cluster, self._cluster = self._cluster, None
+            servers, self._servers = self._servers, {}
+            self._moved.clear()
+        for server in servers.values():
+            server.close()
+        if cluster is not None:
+            cluster.close()
+
+    def all(self) -> list[RedisServer]:
+        nodes = self._map().get_primaries()
+        servers = [self._server(node.name) for node in nodes]
+        if not all(server.answers for server in servers) and self._refresh():
+            servers = [self._server(node.name) for node in self._map().get_primaries()]
+        return servers
+
+    def split(self, keys: Collection[str]) -> list[tuple[RedisServer, list[str]]]:
+        by_name: dict[str, tuple[RedisServer, list[str]]] = {}
+        for key in keys:
+            server = self._of(key)
+            by_name.setdefault(server.address, (server, []))[1].append(key)
+        return list(by_name.values())
+
+    def on_server(
+        self, key: str, work: Callable[[RedisServer], T], while_moving: Callable[[Any], T]
+    ) -> T:
+        server = self._of(key)
+        for _ in range(_MOVES):
+            try:
+                return work(server)
+            except Redirected as redirected:
+                if not redirected.moved:
+                    break
+                server = self.learn(redirected)
+            except (TierTimeout, TierUnavailable):
+                self._refresh()
+                raise
+        try:
+            with redis_errors(self._name):
+                return while_moving(self._map())
+        except TierError as error:
+            error.server = server.address
+            raise
+
+    def replicas(self, server: RedisServer) -> int:
+        self._refresh()  # a replica that was lost since must not be waited for
+        slots = self._map().nodes_manager.slots_cache
+        of_server = (nodes for nodes in slots.values() if nodes[0].name == server.address)
+        return len(next(of_server, [None])) - 1
+
+    def learn(self, redirected: Redirected) -> RedisServer:
+        if redirected.slot is None or redirected.address is None:
+            raise TierUnavailable(f"{self._name}: {redirected}")
+        if redirected.moved:
+            with self._lock:
+                self._moved[redirected.slot] = redirected.address
+            self._refresh()
+        return self._server(redirected.address)
+
+    def _of(self, key: str) -> RedisServer:
+        cluster = self._map()
+        slot = cluster.keyslot(f"{{{key}}}")
+        server = self._server(self._holder(slot))
+        if not server.answers and self._refresh():
+            server = self._server(self._holder(slot))
+        return server
+
+    def _holder(self, slot: int) -> str:
+        with self._lock:
+            moved = self._moved.get(slot)
+        if moved is not None:
+            return moved
+        cluster = self._map()
+        # Where nobody serves the slot, any server says so.
+        nodes = cluster.nodes_manager.slots_cache.get(slot) or cluster.get_primaries()
+        return str(nodes[0].name)
+
+    def _server(self, address: str) -> RedisServer:
+        import redis
+
+        with self._lock:
+            if not self._started:
+                raise TierUnavailable(f"tier {self._name} is not started")
+            server = self._servers.get(address)
+            if server is None:
+                host, _, port = address.rpartition(":")
+                secure = self._url.startswith("rediss")
+                kind = redis.SSLConnection if secure else redis.Connection
+                place = {"host": host, "port": int(port), **self._settings}
+                client = redis.Redis(
+                    connection_pool=redis.ConnectionPool(connection_class=kind, **place)
+                )
+                values = redis.ConnectionPool(connection_class=kind, **{**place, "protocol": 2})
+                server = RedisServer(address, client, values, CircuitBreaker(self._breaker))
+                self._servers[address] = server
+            return server
+
+    def _map(self) -> Any:
+        """redis-py's client of the cluster; connects at first use.
+
+        Raises:
+            TierUnavailable: not started, or no server that was named answers.
+        """
+        if not self._started:
+            raise TierUnavailable(f"tier {self._name} is not started")
+        if self._cluster is None:
+            with self._connecting:
+                if self._cluster is None:
+                    cluster = self._connect()
+                    self._refreshed_at = time.monotonic()
+                    self._cluster = cluster
+        return self._cluster
+
+    def _connect(self) -> Any:
+        import redis
+        from redis.cluster import ClusterNode
+
+        settings = dict(self._settings)
+        retry = settings.pop("retry")
+        with redis_errors(self._name):
+            return redis.RedisCluster(
+                startup_nodes=[ClusterNode(host, port) for host, port in self._seeds],
+                require_full_coverage=False,  # slots of a lost server cost their chunks only
+                retry=retry,
+                ssl=self._url.startswith("rediss"),
+                **settings,
+            )
+
+    def _refresh(self) -> bool:
+        """Read the map of slots again unless this was done lately; whether it was read."""
+        if not self._refreshing.acquire(blocking=False):
+            return False
+        try:
+            if time.monotonic() - self._refreshed_at < _REFRESH_S or self._cluster is None:
+                return False
+            try:
+                with redis_errors(self._name):
+                    self._cluster.nodes_manager.initialize()
+            except TierError:
+                return False  # the old map stays; the servers it names say what is wrong
+            finally:
+                self._refreshed_at = time.monotonic()  # also then: asking again takes as long
+            with self._lock:
+                self._moved.clear()
+            return True
+        finally:
+            self._refreshing.release()
+
+
+def _parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """The addresses in the URL, and its other settings.
+
+    Raises:
+        TierError: it is malformed.
+    """
+    from redis.connection import parse_url
+
+    scheme, _, rest = url.partition("+cluster://")
+    before, slash, after = rest.partition("/")
+    if not slash:
+        before, question, after = before.partition("?")
+        after = question + after
+    login, at, addresses = before.rpartition("@")
+    seeds: list[tuple[str, int]] = []
+    settings: dict[str, Any] = {}
+    try:
+        for address in addresses.split(","):
+            settings = dict(parse_url(f"{scheme}://{login}{at}{address}/{after}"))
+            seeds.append((settings.pop("host"), settings.pop("port", 6379)))
+    except (KeyError, ValueError) as error:
+        raise TierError(f"bad address of a Redis Cluster: {error}") from error
+    if settings.pop("db", 0):
+        raise TierError("a Redis Cluster has one database: leave the number out of the address")
+    settings.pop("connection_class", None)
+    return seeds, settings

@@ -1,0 +1,1 @@
+"""The cold tier: objects in an S3 bucket."""

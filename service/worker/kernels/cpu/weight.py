@@ -1,0 +1,135 @@
+"""A weight as kernels read it: in bfloat16, or as int8 or int4 with scales.
+
+int8 has a scale for each row. int4 has one for each GROUP columns of a row, and two values in a
+byte: of a group, columns 0..15 in the lower halves of its 16 bytes, columns 16..31 in the upper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.cpu import native
+
+GROUP = 32
+"""Columns with one scale in int4: LANES of the C source."""
+LEVELS = {8: 127, 4: 8}
+"""The largest magnitude by bits; int4 has it with a minus only."""
+TILE = 1 << 20
+"""Values that are dequantised at a time: 2 MB in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight `[out, in]`.
+
+    Attributes:
+        values: `[out, in]`, int8 where quantised to 8 bits; to 4, uint8 `[out, in / 2]`.
+        scales: fp32, `[out]` for 8 bits, `[out, in / GROUP]` for 4; None where not quantised.
+        bias: `[out]`, or None.
+    """
+
+    values: Tensor
+    scales: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """16 for what is not quantised, whatever its dtype is."""
+        return 16 if self.scales is None else 8 if self.values.dtype == torch.int8 else 4
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outs, columns = self.values.shape
+        return outs, columns * 2 if self.bits == 4 else columns
+
+    @property
+    def is_for_kernels(self) -> bool:
+        """Whether dtypes, device and strides are what the kernels take."""
+        tensors = [x for x in (self.values, self.scales, self.bias) if x is not None]
+        return (
+            (self.bits < 16 or self.values.dtype == torch.bfloat16)
+            and (self.bias is None or self.bias.dtype == torch.bfloat16)
+            and all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)
+        )
+
+    def addresses(self) -> tuple[int, int, int, int]:
+        """The C `struct weight`."""
+        values, bias, scales = (
+            0 if x is None else x.data_ptr() for x in (self.values, self.bias, self.scales)
+        )
+        return values, bias, scales, self.bits
+
+    def rows(self, part: slice) -> Weight:
+        """Some of its rows."""
+        scales, bias = (None if x is None else x[part] for x in (self.scales, self.bias))
+        return Weight(self.values[part], scales, bias)
+
+    def tiles(self) -> Iterator[tuple[slice, Weight]]:
+        """Parts of about TILE values, and which rows each is."""
+        outs, columns = self.shape
+        step = max(TILE // columns // GROUP, 1) * GROUP
+        for a in range(0, outs, step):
+            part = slice(a, min(a + step, outs))
+            yield part, self.rows(part)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """`[out, in]`, rounded once."""
+        if self.scales is None:
+            return self.values.to(dtype)
+        by_kernel = dtype == torch.bfloat16 and self.is_for_kernels and self.shape[1] % GROUP == 0
+        if by_kernel and (module := native.module()) is not None:
+            out = torch.empty(self.shape, dtype=dtype)
+            values, _, scales, bits = self.addresses()
+            threads = torch.get_num_threads()
+            module.dequantise(values, scales, out.data_ptr(), *self.shape, bits, threads)
+            return out
+        if self.bits == 8:
+            return (self.values.float() * self.scales[:, None]).to(dtype)
+        grouped = self.values.view(len(self.values), -1, GROUP // 2)
+        levels = torch.cat([grouped & 15, grouped >> 4], dim=-1).float() - LEVELS[4]
+        return (levels * self.scales[..., None]).view(self.shape).to(dtype)
+
+
+def quantised(weight: Tensor, bits: int) -> Weight:
+    """Rounds a weight `[out, in]` to 8 or 4 bits; for 4, `in` is a multiple of GROUP.
+
+    Values are rounded to the nearest level. For 8 bits the largest of a row is 127. For 4 bits,
+    of some scales for each group, the one with the least squared error is taken.
+    """
+    wide = weight.detach().float()
+    if bits == 8:
+        scales = (wide.abs().amax(1) / LEVELS[8]).clamp_min(torch.finfo(torch.float32).tiny)
+        return Weight((wide / scales[:, None]).round_().to(torch.int8), scales)
+    groups = wide.view(len(wide), -1, GROUP)
+    levels, scales = _best_levels(groups)
+    shifted = (levels + LEVELS[4]).to(torch.uint8)
+    low, high = shifted.chunk(2, dim=-1)
+    return Weight((low | high << 4).flatten(1), scales)
+
+
+def _best_levels(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels -8..7 `[out, groups, GROUP]` fp32, and scales `[out, groups]`."""
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    # The largest magnitude as level -8, and somewhat less or more than that. With what is less,
+    # the largest value is cut off, and all others are rounded more finely.
+    for step in range(-4, 13):
+        scales = largest / -(LEVELS[4] - 0.125 * step)
+        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+        levels = (groups / scales[..., None]).round_().clamp_(-LEVELS[4], LEVELS[4] - 1)
+        error = (levels * scales[..., None] - groups).square_().sum(-1)
+        if best is None:
+            best = error, levels, scales
+            continue
+        better = error < best[0]
+        best = (
+            torch.where(better, error, best[0]),
+            torch.where(better[..., None], levels, best[1]),
+            torch.where(better, scales, best[2]),
+        )
+    assert best is not None
+    return best[1], best[2]

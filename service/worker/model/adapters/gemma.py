@@ -1,0 +1,9 @@
+"""Gemma 1: Llama with scaled embeddings, GELU, and norms that add one to their weights."""
+
+from __future__ import annotations
+
+from service.worker.model.adapters.gemma_layers import GemmaAdapter
+
+
+class Adapter(GemmaAdapter):
+    family = "gemma"

@@ -1,0 +1,9 @@
+"""Gemma 2: more norms, soft caps of scores and logits, a sliding window in every other layer."""
+
+from __future__ import annotations
+
+from service.worker.model.adapters.gemma_layers import SlidingGemmaAdapter
+
+
+class Adapter(SlidingGemmaAdapter):
+    family = "gemma2"

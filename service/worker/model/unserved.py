@@ -1,0 +1,78 @@
+"""Models that are not served, by the reason. Importable without torch.
+
+A name that is neither served nor in here is only unknown: the sentence then says which are served.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_VISION = "reads images, and kvstitch serves models that read text only"
+_AUDIO = "reads or makes sound, and kvstitch serves models that read text only"
+_ENCODER_DECODER = (
+    "is an encoder-decoder: its answer attends to another network's states, which are not the KV "
+    "of a prompt that documents could be stitched into"
+)
+_ENCODER = "is an encoder: it writes no answers"
+_STATE = (
+    "keeps a state instead of a key and value per token in some or all of its layers, and a state "
+    "cannot be stitched"
+)
+_LATENT = "stores compressed keys (multi-head latent attention), which are not rotated one by one"
+
+_REASONS = {
+    _VISION: (
+        "aria", "aya_vision", "blip", "blip_2", "chameleon", "cohere2_vision", "deepseek_vl",
+        "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "glm4v", "got_ocr2", "idefics", "idefics2",
+        "idefics3", "internvl", "janus", "kosmos2", "llama4", "llava", "llava_next",
+        "llava_next_video", "llava_onevision", "mistral3", "mllama", "molmo2", "paligemma",
+        "phi4_multimodal", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+        "smolvlm", "video_llava",
+    ),
+    _AUDIO: ("granite_speech", "moshi", "qwen2_5_omni", "qwen2_audio", "voxtral", "whisper"),
+    _ENCODER_DECODER: (
+        "bart", "bigbird_pegasus", "blenderbot", "encoder_decoder", "led", "longt5", "m2m_100",
+        "marian", "mbart", "mt5", "nllb", "pegasus", "prophetnet", "switch_transformers", "t5",
+        "t5gemma", "umt5",
+    ),
+    _ENCODER: (
+        "albert", "bert", "camembert", "deberta", "deberta_v2", "distilbert", "electra", "mpnet",
+        "modernbert", "nomic_bert", "roberta", "xlm_roberta",
+    ),
+    _STATE: (
+        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+        "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5",
+        "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+    ),
+    _LATENT: ("deepseek_v2", "deepseek_v3", "deepseek_v32", "minicpm3", "mistral4"),
+}  # fmt: skip
+_BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names}
+# What a text decoder that has become part of a larger model says of itself.
+_TEXT_OF = {"gemma3": "gemma3_text"}
+
+
+def reason(config: dict[str, Any]) -> str | None:
+    """Why a model of this config.json is not served, as the rest of a sentence about it; None if
+    its kind is no reason."""
+    known = _BY_NAME.get(str(config.get("model_type")))
+    if known is not None:
+        return known
+    if config.get("vision_config") is not None:
+        return _VISION
+    if config.get("audio_config") is not None:
+        return _AUDIO
+    if config.get("is_encoder_decoder"):
+        return _ENCODER_DECODER
+    if config.get("add_cross_attention"):
+        return "attends to states of another network (cross-attention)"
+    mixed = {"linear_attention", "mamba", "recurrent", "conv"}
+    if mixed.intersection(map(str, config.get("layer_types") or ())):
+        return _STATE
+    return None
+
+
+def remedy(config: dict[str, Any], served: str) -> str:
+    """What to give instead of a model that is not served."""
+    text = _TEXT_OF.get(str(config.get("model_type")))
+    alone = f"its text model alone, whose model_type is {text}, or " if text else ""
+    return f"give {alone}a model of the families {served}"

@@ -1,0 +1,190 @@
+"""Reads the stored prompt that a request continues, where that brings its first token sooner.
+
+The request waits for it as for its chunks, while others compute. If the prompt is damaged, gone or
+late, the request is computed as if there were none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from service.worker.core.flops import full_prefill
+from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.planner.planner import Planner
+from service.worker.sequences.earlier_prompts.prefix_cache import wanted
+from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
+from service.worker.sequences.earlier_prompts.record import StoredPrompt
+from service.worker.sequences.kept_prompt import (
+    MIN_TOKENS,
+    EarlierPrompt,
+    KeptPrompt,
+    Wanted,
+)
+from service.worker.sequences.load_plan import LoadPlan
+from service.worker.sequences.sequence import Sequence
+
+LATE_S = 0.1
+"""No read is late before this many seconds."""
+SSD = "ssd"
+"""The tier by which reads are estimated before there was one: it is on the same disk."""
+
+
+@dataclass(frozen=True)
+class Restorable:
+    """A stored prompt that a request could continue.
+
+    Attributes:
+        prompt: the stored prompt.
+        tokens: how many of its tokens the request can take.
+        read_s: expected seconds of reading it.
+        total_s: expected seconds to the first token then.
+    """
+
+    prompt: StoredPrompt
+    tokens: int
+    read_s: float
+    total_s: float
+
+
+class Restorer:
+    """Starts the reads of stored prompts.
+
+    Args:
+        planner: estimates how long reads and prefills take.
+        deciding: whether its estimates decide; if not, whatever is stored is read.
+    """
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        store: PromptStore,
+        planner: Planner,
+        *,
+        deciding: bool,
+    ) -> None:
+        self.store = store
+        self._adapter = adapter
+        self._planner = planner
+        self._deciding = deciding
+
+    def choose(self, sequence: Sequence, otherwise_s: float | None = None) -> Restorable | None:
+        """The stored prompt that a request should continue; None if there is none.
+
+        Args:
+            otherwise_s: expected seconds to its first token without; None: what a full prefill
+                takes of it, or of what is not taken from a kept prompt.
+        """
+        prompt = wanted(sequence)
+        found = None if prompt is None else self.store.look_up(prompt)
+        taken = 0 if sequence.reuse is None else sequence.reuse.tokens
+        if prompt is None or found is None or found[1] < taken + MIN_TOKENS:
+            return None
+        stored, tokens = found
+        read_s = self._read_s(stored)
+        total_s = read_s + self._compute_s(prompt, tokens)
+        if otherwise_s is None:
+            otherwise_s = self._compute_s(prompt, taken)
+        if self._deciding and total_s >= otherwise_s:
+            return None
+        return Restorable(stored, tokens, read_s, total_s)
+
+    def forecast_s(self, plan: LoadPlan) -> float:
+        """Expected seconds to the first token of a prompt whose chunks are loaded by this plan."""
+        return self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])[0]
+
+    def worth(self, prompt: EarlierPrompt) -> bool:
+        """Whether reading a prompt is expected to be faster than a full prefill of it."""
+        if not self._deciding:
+            return True
+        flops = full_prefill(self._adapter, len(prompt.tokens))
+        return self._read_s(prompt) < self._planner.compute_s(flops)
+
+    def begin(
+        self, sequence: Sequence, otherwise: Callable[[], None], otherwise_s: float | None = None
+    ) -> bool:
+        """Starts to read the stored prompt that a request should continue.
+
+        Args:
+            otherwise: called, on some thread, if it cannot be read after all.
+            otherwise_s: as in `choose`.
+
+        Returns:
+            Whether there is one; if not, `otherwise` is not called.
+        """
+        chosen = self.choose(sequence, otherwise_s)
+        if chosen is None or not self.store.reserve(chosen.prompt):
+            return False
+        sequence.restoring = Future()
+        read = _Read(self.store, self._planner, sequence, chosen.prompt, otherwise)
+        if self._deciding:
+            self.store.after(chosen.read_s + max(LATE_S, chosen.total_s), read.give_up)
+        self.store.run(read.run)
+        return True
+
+    def _read_s(self, prompt: EarlierPrompt) -> float:
+        tiers, name = self._planner.tiers, self.store.name
+        tier = name if tiers.measured(name) or not tiers.measured(SSD) else SSD
+        return tiers.seconds(tier, self.store.bytes_of(prompt))
+
+    def _compute_s(self, prompt: Wanted, taken: int) -> float:
+        """Seconds of computing everything but the first `taken` tokens."""
+        rest = len(prompt.tokens) - taken
+        if not rest:
+            return 0.0
+        return self._planner.compute_s(full_prefill(self._adapter, rest, behind=taken))
+
+
+class _Read:
+    """The read of a stored prompt for one request, which waits for it until it is late."""
+
+    def __init__(
+        self,
+        store: PromptStore,
+        planner: Planner,
+        sequence: Sequence,
+        prompt: StoredPrompt,
+        otherwise: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._planner = planner
+        self._sequence = sequence
+        self._prompt = prompt
+        self._otherwise = otherwise
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def run(self) -> None:
+        started = time.monotonic()
+        kept: KeptPrompt | None = None
+        try:
+            kept = self._store.read(self._prompt)
+        finally:
+            ended = time.monotonic()
+            if kept is not None:
+                nbytes = self._store.bytes_of(kept)
+                self._planner.tiers.add(self._store.name, nbytes, started, ended)
+            self._end(kept, ended - started)
+
+    def give_up(self) -> None:
+        """Lets the request go on without the prompt, if that has not been read yet."""
+        self._end(None, 0.0)
+
+    def _end(self, kept: KeptPrompt | None, seconds: float) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        sequence = self._sequence
+        assert sequence.restoring is not None
+        try:
+            if kept is None:
+                self._otherwise()
+            else:
+                sequence.restored, sequence.restored_s = kept, seconds
+        finally:
+            sequence.restoring.set_result(None)
+            self._store.on_ready()

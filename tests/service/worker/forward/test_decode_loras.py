@@ -1,0 +1,83 @@
+"""Decode steps in which sequences have different LoRA adapters, and some none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.worker.forward.decode_loras import LoraDecoder
+from service.worker.kv.pool import KVPool
+from tests.service.worker.forward.test_decode import Running, filled
+from tests.service.worker.lora_folders import ALL, merged, with_loras, write_lora
+from tests.service.worker.tiny import Tiny, assert_close, difference, random_model, tiny_config
+
+LENGTHS = (9, 40, 4, 20, 9)
+NAMES = ("one", "", "two", "", "one")
+DRAFTS: list[list[int]] = [[], [8], [11, 12], [], []]
+
+
+@dataclass
+class Adapted(Running):
+    lora: str = ""
+
+
+def decoded(model: Tiny, wanted: list[int], names: tuple[str, ...] = NAMES) -> Tensor:
+    """Logits of two steps of some of the sequences, and what follows their drafts."""
+    adapter = model.adapter
+    pool = KVPool(
+        adapter.layers, adapter.kv_heads, adapter.head_dim, 200,
+        dtype=adapter.dtype, device=adapter.device,
+    )  # fmt: skip
+    running = []
+    for i in wanted:
+        made = filled(model, pool, LENGTHS[i], ragged=i == 1, room=8)
+        running.append(Adapted(made.kv, made.position, lora=names[i]))
+    decoder, out = LoraDecoder(adapter, pool), []
+    for step in range(2):
+        for sequence in running:
+            sequence.tokens.append(5 + step)
+        drafts = [DRAFTS[i] for i in wanted]
+        out.append(decoder.step(running, drafts).clone())
+        for sequence, draft in zip(running, drafts, strict=True):
+            sequence.kv.shrink(len(draft))
+            sequence.position += 1
+    return torch.stack(out)
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Tiny:
+    """Of sizes that the kernel for whole steps takes in bfloat16."""
+    config = tiny_config("qwen3", hidden_size=64, intermediate_size=96, head_dim=32)
+    model = random_model(config)
+    one = write_lora(tmp_path / "one", model, rank=4)
+    two = write_lora(tmp_path / "two", model, modules=("q_proj", "up_proj"), rank=9, seed=2)
+    return with_loras(model.to(request.param), one=one, two=two)
+
+
+@pytest.mark.parametrize("model", [torch.float32, torch.bfloat16], indirect=True)
+def test_two_adapters_and_the_base_in_one_batch_equal_their_separate_runs(model: Tiny) -> None:
+    together = decoded(model, [0, 1, 2, 3, 4])
+    first = 0
+    for i in range(len(NAMES)):
+        rows = slice(first, first + 1 + len(DRAFTS[i]))
+        first = rows.stop
+        alone = decoded(model, [i])
+        if model.adapter.dtype == torch.bfloat16:  # kernels whose rows do not know one another
+            assert torch.equal(together[:, rows], alone)
+        else:
+            assert_close("decoding with other adapters", together[:, rows], alone)
+
+
+@pytest.mark.parametrize("model", [torch.float32], indirect=True)
+def test_each_row_has_its_own_adapter(model: Tiny, tmp_path: Path) -> None:
+    """Against models into which the adapters are merged, decoded alone."""
+    together = decoded(model, [0, 1, 2, 3, 4])
+    whole = merged(model.model, tmp_path / "one", dict.fromkeys(ALL, 3.0))
+    none = ("",) * len(NAMES)
+    expected = decoded(whole, [0, 4], none)
+    assert_close("decoding with LoRA", together[:, [0, -1]], expected)
+    assert difference(together[:, 0], decoded(model, [0], none)[:, 0]) > 0.1

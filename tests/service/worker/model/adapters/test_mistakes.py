@@ -1,0 +1,188 @@
+"""Mistakes in an adapter are noticed by the start-up check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.errors import ModelRefused
+from service.worker.forward import selfcheck
+from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.model.rope import RotaryTable
+from tests.service.worker.tiny import random_model, rope_of, tiny_config
+
+
+def made(family: str) -> DecoderAdapter:
+    return adapter_for(random_model(tiny_config(family, rope_of(family))))
+
+
+def hook(name: str, function: object) -> Callable[[DecoderAdapter], None]:
+    return lambda adapter: setattr(adapter, name, function)
+
+
+def config(name: str, value: object) -> Callable[[DecoderAdapter], None]:
+    """The adapter reads another value than the model was built with."""
+
+    def change(adapter: DecoderAdapter) -> None:
+        facts = {**adapter.config.to_dict(), name: value}
+        adapter.config = SimpleNamespace(**facts)
+
+    return change
+
+
+def no_rotation(adapter: DecoderAdapter) -> None:
+    adapter.ropes = [RotaryTable.none(adapter.ropes[0])] * adapter.layers
+
+
+def all_rotate(adapter: DecoderAdapter) -> None:
+    adapter.ropes = [adapter.ropes[0]] * adapter.layers
+
+
+def rules(**changes: Any) -> Callable[[DecoderAdapter], None]:
+    """Every layer's rule with other facts."""
+
+    def change(adapter: DecoderAdapter) -> None:
+        adapter.rules = [replace(rule, **changes) for rule in adapter.rules]
+
+    return change
+
+
+def window_off(by: int) -> Callable[[DecoderAdapter], None]:
+    def change(adapter: DecoderAdapter) -> None:
+        adapter.rules = [
+            rule if rule.window is None else replace(rule, window=rule.window + by)
+            for rule in adapter.rules
+        ]
+
+    return change
+
+
+def other_layers_slide(adapter: DecoderAdapter) -> None:
+    adapter.rules = [adapter.rules[1], *adapter.rules[:-1]]
+
+
+def swapped_ropes(adapter: DecoderAdapter) -> None:
+    first, second = adapter.ropes[:2]
+    adapter.ropes = [second if rope is first else first for rope in adapter.ropes]
+
+
+def one_rope(adapter: DecoderAdapter) -> None:
+    adapter.ropes = [adapter.ropes[0]] * adapter.layers
+
+
+def own_order(adapter: DecoderAdapter) -> None:
+    adapter.head_order = None
+
+
+def sinks_in_reverse(adapter: DecoderAdapter) -> None:
+    adapter.rules = [replace(rule, sinks=rule.sinks.flip(0)) for rule in adapter.rules]
+
+
+def mlp_after_attention(adapter: DecoderAdapter) -> None:
+    def steps(layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Any:
+        x = x + adapter.projections[layer].output(attended, batch=batch)
+        block = adapter.blocks[layer]
+        return x + (yield from adapter.mlp(layer, adapter.attention_input(block, x), batch))
+
+    adapter.finish_steps = steps  # type: ignore[method-assign]
+
+
+def norms_swapped(adapter: DecoderAdapter) -> None:
+    """The norm before the MLP behind attention, and the other way round."""
+    for block in adapter.blocks:
+        before, behind = block.pre_feedforward_layernorm, block.post_attention_layernorm
+        adapter.mlp_input = lambda block, x: block.post_attention_layernorm(x)  # type: ignore
+        adapter.attention_residual = (  # type: ignore
+            lambda block, attended: block.pre_feedforward_layernorm(attended)
+        )
+        assert not before.weight.equal(behind.weight)
+
+
+def norm_without_one(adapter: DecoderAdapter) -> None:
+    def plain(block: Any, x: Tensor) -> Tensor:
+        norm = block.input_layernorm
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
+
+    adapter.attention_input = plain  # type: ignore[method-assign]
+
+
+def per_head_norm(attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    wide = q.shape[-1]
+
+    def norm(module: Any, x: Tensor) -> Tensor:
+        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+        return scaled * module.weight[:wide]
+
+    return norm(attention.q_norm, q), norm(attention.k_norm, k)
+
+
+MISTAKES: list[tuple[str, str, Callable[[DecoderAdapter], None]]] = [
+    ("granite", "no residual multiplier", hook("mlp_residual", lambda block, out: out)),
+    ("granite", "no attention multiplier", hook("attention_residual", lambda block, out: out)),
+    ("granite", "no embedding multiplier", hook("_embedding", 1.0)),
+    ("granite", "no scaling of logits", hook("_logits", 1.0)),
+    ("olmo2", "norm per head", hook("normalise", per_head_norm)),
+    ("olmo2", "no norm behind attention", hook("attention_residual", lambda block, out: out)),
+    ("olmo2", "no norm behind the MLP", hook("mlp_residual", lambda block, out: out)),
+    ("smollm3", "every layer rotates", all_rotate),
+    ("smollm3", "no layer rotates", no_rotation),
+    ("mixtral", "unnormalised experts", hook("router_weights", lambda chosen, dtype: chosen)),
+    ("mixtral", "one expert less", config("num_experts_per_tok", 1)),
+    ("qwen3_moe", "unnormalised experts", config("norm_topk_prob", False)),
+    ("qwen3_moe", "no norm of heads", hook("normalise", lambda attention, q, k: (q, k))),
+    ("qwen2_moe", "normalised experts", config("norm_topk_prob", True)),
+    ("qwen2_moe", "one expert more", config("num_experts_per_tok", 3)),
+    ("mixtral", "a window one too wide", window_off(1)),
+    ("mixtral", "a window one too narrow", window_off(-1)),
+    ("ministral", "other layers slide", other_layers_slide),
+    ("qwen2_moe", "no window", rules(window=None)),
+    ("smollm3", "a window one too wide", window_off(1)),
+    ("gemma", "embeddings as they are", hook("_embedding", 1.0)),
+    ("gemma", "norms do not add one", norm_without_one),
+    ("gemma2", "embeddings as they are", hook("_embedding", 1.0)),
+    ("gemma2", "norms in another order", norms_swapped),
+    ("gemma2", "no soft cap of scores", rules(soft_cap=None)),
+    ("gemma2", "no soft cap of logits", config("final_logit_softcapping", None)),
+    ("gemma2", "scale of the head's size", hook("scale", 0.25)),
+    ("gemma2", "a window one too wide", window_off(1)),
+    ("gemma2", "a window one too narrow", window_off(-1)),
+    ("gemma3_text", "RoPEs swapped", swapped_ropes),
+    ("gemma3_text", "one RoPE for all layers", one_rope),
+    ("gemma3_text", "no norm of heads", hook("normalise", lambda attention, q, k: (q, k))),
+    ("gemma3_text", "a window one too wide", window_off(1)),
+    ("gpt_oss", "no sinks", rules(sinks=None)),
+    ("gpt_oss", "sinks of other heads", sinks_in_reverse),
+    ("gpt_oss", "another expert more", config("num_experts_per_tok", 3)),
+    ("gpt_oss", "no clamp", config("swiglu_limit", 1e9)),
+    ("gpt_oss", "a window one too narrow", window_off(-1)),
+    ("olmo3", "RoPEs swapped", swapped_ropes),
+    ("olmo3", "other layers slide", other_layers_slide),
+    ("cohere", "MLP after attention", mlp_after_attention),
+    ("cohere", "RoPE on halves", own_order),
+    ("cohere", "logits as they are", config("logit_scale", 1.0)),
+    ("cohere2", "every layer rotates", one_rope),
+    ("cohere2", "a window one too wide", window_off(1)),
+    ("phi3", "all of a head rotates", own_order),
+    ("phi3", "another scale", lambda adapter: setattr(adapter, "scale", adapter.scale * 1.1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "mistake"),
+    [(family, mistake) for family, _, mistake in MISTAKES],
+    ids=[f"{family}: {what}" for family, what, _ in MISTAKES],
+)
+def test_a_mistake_is_refused_at_the_start(
+    family: str, mistake: Callable[[DecoderAdapter], None]
+) -> None:
+    adapter = made(family)
+    selfcheck.check(adapter)
+    mistake(adapter)
+    with pytest.raises(ModelRefused, match="differs"):
+        selfcheck.check(adapter)

@@ -1,0 +1,53 @@
+"""Folders of every family load as a checkpoint is loaded, and pass the start-up check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from service.worker.forward import selfcheck
+from service.worker.model.load import load
+from tests.service.worker.tiny import FAMILIES, random_model, rope_of, tiny_config
+
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model(tmp_path: Path, family: str) -> None:
+    random_model(tiny_config(family, rope_of(family))).save_pretrained(tmp_path)
+    adapter = load(str(tmp_path), device="cpu")
+    assert adapter.family == family
+    theirs, stitched = selfcheck.check(adapter)
+    assert theirs < 1e-4 and stitched < 1e-4
+
+
+def test_mxfp4_weights_are_dequantised(tmp_path: Path) -> None:
+    """As gpt-oss comes: two numbers of four bits per byte, the lower bits first, and a power of two
+    for every 32 of them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32}
+    config = tiny_config("gpt_oss", rope_of("gpt_oss"), **sizes)
+    random_model(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    tensors, random = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(3)
+    expected: dict[str, Tensor] = {}
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, width, out = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, out, width // 32, 16), generator=random)
+        scales = torch.randint(121, 125, (experts, out, width // 32), generator=random)
+        tensors[name + "_blocks"], tensors[name + "_scales"] = blocks.byte(), scales.byte()
+        numbers = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2)
+        values = torch.tensor(E2M1)[numbers] * 2.0 ** (scales[..., None] - 127)
+        expected[name] = values.flatten(-2).transpose(1, 2)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    facts = json.loads((tmp_path / "config.json").read_text())
+    facts["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    adapter = load(str(tmp_path), device="cpu", dtype="bfloat16")
+    held = adapter.model.state_dict()
+    for name, values in expected.items():
+        assert held[name].float().equal(values)
+    selfcheck.check(adapter)
