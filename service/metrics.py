@@ -240,6 +240,9 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
             "Background writes given up because the queue was full or the tier failed.",
         ),
         _gauge("store_pending_writes", "Background writes waiting or under way."),
+        _gauge(
+            "backlog_seconds", "Seconds until a prompt that comes now could start, by estimate."
+        ),
         _gauge("pool_free_ratio", "Share of the worker's KV pool that requests could get."),
         _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
         _gauge("sequences", "Sequences in the worker by state.", state=OPEN),

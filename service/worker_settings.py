@@ -38,6 +38,8 @@ class WorkerSettings:
     gate_min_agreement: float = 0.75
     gate_max_kl: float = 0.5  # nats
     gate_recovery: int = 32
+    workers: int = 1  # workers of the service; with more than one, kv_dir is theirs together
+    number: int = 0  # of this one among them
     threads: int = 0  # 0: torch's default
     loader_threads: int = 4
     methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none

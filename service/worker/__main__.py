@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore, TierError, TierUnavailable
@@ -42,6 +43,7 @@ from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
@@ -110,7 +112,8 @@ def serve(settings: WorkerSettings) -> int:
     )
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
-    with TieredStore(tiers(settings, pin=on_gpu)) as store:
+    held = HeldChunks()
+    with TieredStore(tiers(settings, pin=on_gpu, on_change=held.changed)) as store:
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
@@ -120,7 +123,8 @@ def serve(settings: WorkerSettings) -> int:
             store,
             loader,
             facts=facts,
-            pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
+            pool_tokens=settings.pool_tokens
+            or default_pool_tokens(adapter, settings.max_running, settings.workers),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
@@ -141,7 +145,7 @@ def serve(settings: WorkerSettings) -> int:
         link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
-            engine, store, loader, ready=ready, link=link, inbox=inbox, tracing=traces
+            engine, store, loader, held=held, ready=ready, link=link, inbox=inbox, tracing=traces
         )
         traces.start()
         loader.start()
@@ -192,19 +196,26 @@ def gate_settings(settings: WorkerSettings) -> GateSettings | None:
     return GateSettings(settings.gate_sample, bounds)
 
 
-def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
+def tiers(
+    settings: WorkerSettings,
+    *,
+    pin: bool = False,
+    on_change: Callable[[str, bool], None] | None = None,
+) -> list[Tier]:
     """The store's tiers, fastest first.
 
     Args:
         settings: memory is used where it has bytes, SSD where a folder is set, Redis where a URL
             is set.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
+        on_change: told of every chunk that the memory tier takes or gives up.
     """
     chosen: list[Tier] = []
     if settings.memory_tier_bytes:
-        chosen.append(MemoryTier(settings.memory_tier_bytes))
+        chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
-        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin))
+        member = settings.number if settings.workers > 1 else None
+        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
     return chosen
