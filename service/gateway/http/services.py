@@ -6,6 +6,7 @@ composition root, which lies above them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from service.gateway.answers.answer_service import AnswerService
@@ -22,6 +23,25 @@ from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker process. Fields are None while they are not known.
+
+    Attributes:
+        pid: of the process.
+        reason: why it is not ready; None if it is.
+        pool_free: share of its KV pool that is free.
+        running: sequences that it computes.
+        waiting: sequences that wait for their start.
+    """
+
+    pid: int | None
+    reason: str | None
+    pool_free: float | None
+    running: int | None
+    waiting: int | None
 
 
 class GatewayServices(Protocol):
@@ -71,7 +91,11 @@ class GatewayServices(Protocol):
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of a worker that the gateway started, None if there is none."""
+        """Process id of the first worker that the gateway started, None if there is none."""
+        ...
+
+    def worker_states(self) -> list[WorkerState]:
+        """What is known of every worker."""
         ...
 
     def not_ready(self) -> str | None:

@@ -204,7 +204,9 @@ class WorkerServer:
         outlet = self._link.outlet()
         due = time.monotonic() + STATS_INTERVAL_S
         last: m.WorkerLoad | None = None
-        while not self._stopping.wait(HOLDINGS_INTERVAL_S if self._held.asked else STATS_INTERVAL_S):
+        while not self._stopping.wait(
+            HOLDINGS_INTERVAL_S if self._held.asked else STATS_INTERVAL_S
+        ):
             if self._held.asked:
                 last = self._send_holdings(outlet, last)
             if time.monotonic() >= due - HOLDINGS_INTERVAL_S / 2 or not self._held.asked:
