@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -30,9 +29,6 @@ from service.gateway.corpus.corpus import Corpus
 from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.disk_guard import DiskGuard
-from service.gateway.fleet.member import Member
-from service.gateway.fleet.worker_pool import WorkerPool
-from service.gateway.http.services import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -43,13 +39,10 @@ from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.protocol import Worker
-from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages import Holdings, Stats
+from service.gateway.worker_client.supervisor import COMMAND
+from service.gateway.workers import ProcessOptions, Workers, WorkerState
 from service.settings import Settings
 from service.tracing import tracing
-from service.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -103,40 +96,20 @@ class Gateway:
             )
         )
         self.access = Access(self._keys, quotas, allow_anonymous=settings.allow_anonymous)
-        self._clients = [
-            WorkerClient(
-                heartbeat_timeout_s=heartbeat_timeout_s,
-                on_stats=partial(self._on_stats, number),
-                on_change=partial(self._on_change, number),
-                on_left=self.metrics.tokens_after_leaving.observe,
-                on_holdings=partial(self._on_holdings, number),
-            )
-            for number in range(settings.workers)
-        ]
-        self._worker_address = worker_address
-
-        def worker_settings(number: int, address: str) -> WorkerSettings:
-            return settings.worker(
+        self._workers = Workers(
+            settings,
+            ProcessOptions(worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s),
+            self.metrics,
+            worker_settings=lambda number, address: settings.worker(
                 model_folder,
                 address,
                 number=number,
                 tenants_secret=own_secret(settings.data_dir),
                 calibration=None if calibrated is None else calibrated.path,
-            )
-
-        self._supervisors = [
-            Supervisor(
-                client,
-                partial(worker_settings, number),
-                on_refused=self.give_up,
-                on_restart=self.metrics.worker_restarts.inc,
-                command=worker_command,
-                backoff_s=restart_backoff_s,
-            )
-            for number, client in enumerate(self._clients)
-        ]
-        self._pool = self._make_pool() if settings.workers > 1 else None
-        self.worker: Worker = self._pool or self._clients[0]
+            ),
+            on_refused=self.give_up,
+        )
+        self.worker = self._workers.worker
         timed = TimedEmbedder(embedder or make_embedder(settings))
         reranker = make_reranker(settings)
         self._models = TextModels(timed, reranker)
@@ -190,23 +163,10 @@ class Gateway:
 
     @property
     def worker_pid(self) -> int | None:
-        return self._supervisors[0].pid
+        return self._workers.first_pid
 
     def worker_states(self) -> list[WorkerState]:
-        """What is known of every worker."""
-        states: list[WorkerState] = []
-        for client, supervisor in zip(self._clients, self._supervisors, strict=True):
-            stats = client.stats if client.ready is not None else None
-            states.append(
-                WorkerState(
-                    pid=supervisor.pid,
-                    reason=None if client.ready is not None else client.reason,
-                    pool_free=None if stats is None else stats.pool_free,
-                    running=None if stats is None else stats.running,
-                    waiting=None if stats is None else stats.waiting,
-                )
-            )
-        return states
+        return self._workers.states()
 
     def claim(self) -> None:
         """Take the data folder, for as long as this gateway is open.
@@ -235,11 +195,7 @@ class Gateway:
             InvalidSetting: As `claim`.
         """
         self.claim()
-        if self._worker_address:
-            self._clients[0].connect(self._worker_address)
-        else:
-            for supervisor in self._supervisors:
-                await supervisor.start()
+        await self._workers.start()
         self._loading = asyncio.create_task(self._load())
 
     async def close(self) -> None:
@@ -247,9 +203,7 @@ class Gateway:
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self.corpus.close()
-        await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors))
-        for client in self._clients:
-            await client.close()
+        await self._workers.close()
         self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
@@ -291,35 +245,3 @@ class Gateway:
         except Exception as error:
             logger.exception("the document index cannot be opened")
             self.give_up(f"the document index cannot be opened: {error}")
-
-    def _make_pool(self) -> WorkerPool:
-        """All workers as one."""
-        settings = self.settings
-        return WorkerPool(
-            [
-                Member(number, client, supervisor)
-                for number, (client, supervisor) in enumerate(
-                    zip(self._clients, self._supervisors, strict=True)
-                )
-            ],
-            settings.routing,
-            self.metrics,
-            slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url),
-            kept_prompts=settings.prefix_cache,
-        )
-
-    def _on_stats(self, number: int, stats: Stats) -> None:
-        self.metrics.worker.update(stats.values, str(number))
-
-    def _on_change(self, number: int, up: bool) -> None:
-        ready = sum(client.ready is not None for client in self._clients)
-        self.metrics.worker_up.set(int(ready > 0))
-        self.metrics.workers_ready.set(ready)
-        if not up:
-            self.metrics.worker.forget(str(number))
-        if self._pool is not None:
-            self._pool.changed(number, up)
-
-    def _on_holdings(self, number: int, holdings: Holdings) -> None:
-        if self._pool is not None:
-            self._pool.told(number, holdings)

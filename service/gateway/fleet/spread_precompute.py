@@ -23,7 +23,6 @@ async def spread_precompute(
         One reply per chunk, as it is done.
     """
     names = ChunkIds(message.system, message.prefix_mode, message.tenant)
-    by_id = {chunk.chunk_id: names.of(chunk) for chunk in message.documents}
     replies: asyncio.Queue[Precomputed | Exception] = asyncio.Queue()
 
     async def compute(member: Member, part: Sequence[Chunk]) -> None:
@@ -42,8 +41,11 @@ async def spread_precompute(
     backlogs = {member.number: member.precompute_s for member in members}
     by_number = {member.number: member for member in members}
     parts: dict[int, list[Chunk]] = {}
+    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted alone and behind others
     for chunk in message.documents:
-        number = router.place(names.of(chunk), backlogs)
+        name = names.of(chunk)
+        by_id.setdefault(chunk.chunk_id, []).append(name)
+        number = router.place(name, backlogs)
         backlogs[number] += by_number[number].compute_s([chunk])
         parts.setdefault(number, []).append(chunk)
     tasks = [
@@ -55,7 +57,7 @@ async def spread_precompute(
             if isinstance(reply, Exception):
                 raise reply
             if reply.status != "failed":
-                directory.note_stored([by_id[reply.chunk_id]])
+                directory.note_stored(by_id[reply.chunk_id])
             yield reply
     finally:
         for task in tasks:

@@ -6,7 +6,6 @@ composition root, which lies above them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from service.gateway.answers.answer_service import AnswerService
@@ -22,26 +21,8 @@ from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.protocol import Worker
+from service.gateway.workers import WorkerState
 from service.settings import Settings
-
-
-@dataclass(frozen=True)
-class WorkerState:
-    """One worker process. Fields are None while they are not known.
-
-    Attributes:
-        pid: of the process.
-        reason: why it is not ready; None if it is.
-        pool_free: share of its KV pool that is free.
-        running: sequences that it computes.
-        waiting: sequences that wait for their start.
-    """
-
-    pid: int | None
-    reason: str | None
-    pool_free: float | None
-    running: int | None
-    waiting: int | None
 
 
 class GatewayServices(Protocol):
