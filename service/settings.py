@@ -335,7 +335,7 @@ class Settings(BaseSettings):
             address=address,
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
-            device=self.device.split(",")[number % (self.device.count(",") + 1)].strip(),
+            device=self.device_of(number),
             codec=self.codec,
             memory_tier_bytes=self.memory_tier_mib * MIB // self.workers,
             ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
@@ -363,6 +363,11 @@ class Settings(BaseSettings):
             tenant_secret=self.tenant_secret,
             tenants_secret=self.tenant_secret or tenants_secret,
         )
+
+    def device_of(self, number: int) -> str:
+        """The device of a worker; workers take those that are named in turns."""
+        devices = [name.strip() for name in self.device.split(",")]
+        return devices[number % len(devices)]
 
     def _share_of_cores(self) -> int:
         """Threads of each of several workers; 0, torch's choice, for one that is alone."""

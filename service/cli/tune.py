@@ -70,7 +70,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     set_threads(settings.threads)
     model = fingerprint(str(folder))
     out = Path(args.out) if args.out else settings.data_dir / TUNING_FOLDER
-    adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
+    adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device_of(0))
     facts = read_calibration(
         folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
     )

@@ -31,7 +31,7 @@ def _model(settings: Settings) -> Finding:
             return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
         set_threads(settings.threads)
-        adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device)
+        adapter = load_model(str(folder), dtype=settings.dtype, device=settings.device_of(0))
         theirs, stitched = start_up_check(adapter)
     except KvstitchError as error:
         return fail("start-up check", error.message, "this model cannot be served as it is")

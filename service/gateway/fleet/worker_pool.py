@@ -1,8 +1,8 @@
 """Several workers behind the gateway's `Worker` protocol.
 
 A request goes to the worker that the router chooses. If that worker dies before it has sent a
-token, the request moves to another; later it ends in an error. Purges and the gate's calls go to
-all workers.
+token, the request moves to another, once; later it ends in an error. Purges and the gate's calls go
+to all workers.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ USUAL_ANSWER = 64.0
 ANSWER_WEIGHT = 0.05
 # Reasons for which a request that nothing was streamed of is sent to another worker.
 MOVED = (WorkerUnavailable.code, Overloaded.code)
+# A request may be what its worker died of: it must not take one after another with it.
+MOST_MOVES = 1
 
 
 class WorkerPool:
@@ -133,7 +135,7 @@ class WorkerPool:
                 begun = False
                 async with aclosing(self._attempt(request, tried)) as events:
                     async for event in events:
-                        if not begun and _may_move(event) and self._ready_members(tried):
+                        if not begun and self._may_move(event, tried):
                             break
                         begun = True
                         yield event
@@ -163,7 +165,7 @@ class WorkerPool:
             [names.of(chunk) for chunk in message.documents],
         )
         choice = self._router.choose(prompt, self._candidates())
-        self._router.sent(prompt, choice.number)
+        self.directory.expect(choice.number, prompt.names)
         self.members[choice.number].client.prefetch(message)
 
     async def precompute(
@@ -259,6 +261,11 @@ class WorkerPool:
         left_out = set(tried)
         return [m for m in self.members if m.client.ready is not None and m.number not in left_out]
 
+    def _may_move(self, event: Event, tried: set[int]) -> bool:
+        """Whether a request that ends so at the last worker that was tried can go to another."""
+        failed = isinstance(event, Failed) and event.code in MOVED
+        return failed and len(tried) <= MOST_MOVES and bool(self._ready_members(tried))
+
     def _count(self, prompt: RoutedPrompt, choice: Choice) -> None:
         for name in prompt.names:
             holders = self.directory.holders(name)
@@ -268,7 +275,3 @@ class WorkerPool:
     def _learn(self, done: Done) -> None:
         newest = done.report.completion_tokens
         self._answer_tokens += ANSWER_WEIGHT * (newest - self._answer_tokens)
-
-
-def _may_move(event: Event) -> bool:
-    return isinstance(event, Failed) and event.code in MOVED
