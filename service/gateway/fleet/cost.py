@@ -8,7 +8,7 @@ Nothing here knows which worker is which; `router` compares.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from service.records import WorkerLoad
@@ -18,6 +18,8 @@ Place = Literal["memory", "slow", "nowhere"]
 
 # Assumed seconds of a read and of a byte from a slower tier that a worker has never read.
 UNKNOWN_TIER = (2e-4, 1 / 300e6)
+# How much longer prefill takes at a worker that has other requests, as its planner assumes.
+CROWDED = 2.0
 # Share of a document's computing that is charged to workers other than its home, where no worker
 # holds it. What one worker holds need not be held by another; so much waiting is that worth.
 AWAY = 0.1
@@ -91,6 +93,8 @@ def cost(
         away: of each document, whether another worker is its home; empty: of none.
         reused: first tokens of the prompt whose KV an earlier prompt left at the worker.
     """
+    if in_flight:
+        load = replace(load, token_s=CROWDED * load.token_s, overhead_s=CROWDED * load.overhead_s)
     documents_s = sum(
         document_s(tokens, place, load, work.repair)
         for tokens, place in zip(work.documents, places, strict=True)
