@@ -87,11 +87,10 @@ class DiskIndex:
         else:
             self._files[key] = file
 
-    def enter_extra(self, key: str, name: str, nbytes: int) -> None:
-        """Add a file of extra tensors whose bytes are reserved, in place of an older one."""
-        extras = self._files[key].extras
-        self.release(extras.get(name, 0))
-        extras[name] = nbytes
+    def enter_extra(self, file: StoredFile, name: str, nbytes: int) -> None:
+        """Add extra tensors to a chunk, whose bytes are reserved, in place of older ones."""
+        self.release(file.extras.get(name, 0))
+        file.extras[name] = nbytes
 
     def remove_extra(self, key: str, name: str) -> None:
         self.release(self._files[key].extras.pop(name, 0))

@@ -160,11 +160,15 @@ class SharedDiskIndex:
             self._add(_USED, file.nbytes)
             self._add(_ENTRIES, 1)
 
-    def enter_extra(self, key: str, name: str, nbytes: int) -> None:
-        """A file of extra tensors whose bytes are reserved has been written."""
+    def enter_extra(self, file: StoredFile, name: str, nbytes: int) -> None:
+        """Extra tensors whose bytes are reserved were written beside a chunk.
+
+        Args:
+            file: the chunk, as it was found before.
+        """
         with self.exclusive():
             self.release(nbytes)
-            self._add(_USED, nbytes)
+            self._add(_USED, nbytes - file.extras.get(name, 0))
 
     def remove_extra(self, key: str, name: str) -> None:
         """Do nothing: whoever removed the file has counted it."""

@@ -217,12 +217,13 @@ class SsdTier:
         try:
             with self._reserved(nbytes):
                 write_file(temporary, [view_bytes(raw)], sync=False)
-                with self._lock:
-                    # Under the lock, so that no delete in between can leave the file behind.
-                    if key in self._index:
+                with self._lock, self._index.exclusive():
+                    # Under the locks, so that no delete in between can leave the file behind.
+                    file = self._index.get(key)
+                    if file is not None:
                         require_free_name(target)
                         os.replace(temporary, target)
-                        self._index.enter_extra(key, name, nbytes)
+                        self._index.enter_extra(file, name, nbytes)
                         return True
         finally:
             temporary.unlink(missing_ok=True)
