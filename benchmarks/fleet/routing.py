@@ -7,6 +7,9 @@ shuffled order, at the times of a Poisson process. Every policy gets the same re
 times, each from a fresh service whose corpus has been precomputed and whose memory tiers together
 hold a part of it. Without an SSD tier (the default here) what no memory tier holds is computed, as
 with a large model whose KV is not worth a read from disk.
+
+With `--topic-size` the documents of a request are of one topic, as those that a search finds:
+topics are drawn by popularity, and the request's documents from the topic's.
 """
 
 from __future__ import annotations
@@ -36,28 +39,38 @@ from service.tuning.measuring.environment import describe
 
 OUT = Path("benchmarks/results/fleet/routing.json")
 POLICIES = ("cost", "round_robin", "least_load", "longest_prefix")
+Body = dict[str, Any]
 QUESTION = "What is {title} known for?"
 MAX_TOKENS = 16
 
 
-def trace(
-    documents: Sequence[CorpusDocument], count: int, top_k: int, alpha: float, seed: int
-) -> list[dict[str, Any]]:
+def trace(documents: Sequence[CorpusDocument], args: argparse.Namespace, seed: int) -> list[Body]:
     """Bodies of requests."""
-    questions = [
-        CorpusQuestion(QUESTION.format(title=document.title), document.doc_id)
-        for document in documents
+    asked = {d.doc_id: CorpusQuestion(QUESTION.format(title=d.title), d.doc_id) for d in documents}
+    if not args.topic_size:
+        zipf = Zipf(documents, list(asked.values()), args.top_k, alpha=args.alpha)
+        return [
+            body(request.question, request.documents)
+            for request in islice(zipf.requests(seed), args.requests)
+        ]
+    source = random.Random(seed)
+    mixed = random.Random(0).sample(list(documents), len(documents))
+    size = args.topic_size
+    topics = [mixed[start : start + size] for start in range(0, len(mixed) - size + 1, size)]
+    weights = [1 / rank**args.alpha for rank in range(1, len(topics) + 1)]
+    drawn = [
+        source.sample(source.choices(topics, weights)[0], args.top_k) for _ in range(args.requests)
     ]
-    drawn = Zipf(documents, questions, top_k, alpha=alpha).requests(seed)
-    return [
-        {
-            "question": request.question,
-            "inline_documents": [{"title": d.title, "text": d.text} for d in request.documents],
-            "max_tokens": MAX_TOKENS,
-            "ignore_eos": True,
-        }
-        for request in islice(drawn, count)
-    ]
+    return [body(asked[chosen[0].doc_id].text, chosen) for chosen in drawn]
+
+
+def body(question: str, documents: Sequence[CorpusDocument]) -> Body:
+    return {
+        "question": question,
+        "inline_documents": [{"title": d.title, "text": d.text} for d in documents],
+        "max_tokens": MAX_TOKENS,
+        "ignore_eos": True,
+    }
 
 
 async def send(url: str, requests: Sequence[dict[str, Any]], rate: float, seed: int) -> list[Any]:
@@ -79,7 +92,7 @@ async def send(url: str, requests: Sequence[dict[str, Any]], rate: float, seed: 
 def measure(args: argparse.Namespace, policy: str, number: int) -> dict[str, Any]:
     """One round of one policy."""
     documents = [CorpusDocument(d.doc_id, d.title, d.text) for d in read_documents()]
-    requests = trace(documents, args.requests, args.top_k, args.alpha, args.seed + number)
+    requests = trace(documents, args, args.seed + number)
     os.environ |= {
         "KVSTITCH_WORKERS": str(args.workers),
         "KVSTITCH_ROUTING": policy,
@@ -145,6 +158,7 @@ def main() -> int:
     add("--rate", type=float, default=2.0, help="requests per second")
     add("--top-k", type=int, default=4)
     add("--alpha", type=float, default=0.7, help="of Zipf's law")
+    add("--topic-size", type=int, default=0, help="documents of a topic; 0: no topics")
     add("--memory-mib", type=int, default=24, help="of all memory tiers together")
     add("--ssd-gib", type=float, default=0.0)
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
