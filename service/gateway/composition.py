@@ -39,9 +39,8 @@ from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages import Stats
+from service.gateway.worker_client.supervisor import COMMAND
+from service.gateway.workers import ProcessOptions, Workers, WorkerState
 from service.settings import Settings
 from service.tracing import tracing
 
@@ -99,26 +98,20 @@ class Gateway:
             )
         )
         self.access = Access(self._keys, quotas, allow_anonymous=settings.allow_anonymous)
-        self.worker = WorkerClient(
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            on_stats=self._on_stats,
-            on_change=self._on_change,
-            on_left=self.metrics.tokens_after_leaving.observe,
-        )
-        self._worker_address = worker_address
-        self._supervisor = Supervisor(
-            self.worker,
-            lambda address: settings.worker(
+        self._workers = Workers(
+            settings,
+            ProcessOptions(worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s),
+            self.metrics,
+            worker_settings=lambda number, address: settings.worker(
                 model_folder,
                 address,
+                number=number,
                 tenants_secret=own_secret(settings.data_dir),
                 calibration=None if calibrated is None else calibrated.path,
             ),
             on_refused=self.give_up,
-            on_restart=self.metrics.worker_restarts.inc,
-            command=worker_command,
-            backoff_s=restart_backoff_s,
         )
+        self.worker = self._workers.worker
         timed = TimedEmbedder(embedder or make_embedder(settings))
         reranker = make_reranker(settings)
         self._models = TextModels(timed, reranker)
@@ -136,7 +129,7 @@ class Gateway:
         )
         behind = PrecomputedBehind(self.prompts, self.retriever.companions, settings.companions)
         self.limiter = ConcurrencyLimiter(
-            max_running=settings.max_running,
+            max_running=settings.max_running * settings.workers,
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
             metrics=self.metrics,
@@ -177,7 +170,10 @@ class Gateway:
 
     @property
     def worker_pid(self) -> int | None:
-        return self._supervisor.pid
+        return self._workers.first_pid
+
+    def worker_states(self) -> list[WorkerState]:
+        return self._workers.states()
 
     def claim(self) -> None:
         """Take the data folder, for as long as this gateway is open.
@@ -206,10 +202,7 @@ class Gateway:
             InvalidSetting: As `claim`.
         """
         self.claim()
-        if self._worker_address:
-            self.worker.connect(self._worker_address)
-        else:
-            await self._supervisor.start()
+        await self._workers.start()
         self._loading = asyncio.create_task(self._load())
 
     async def close(self) -> None:
@@ -217,8 +210,7 @@ class Gateway:
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self.corpus.close()
-        await self._supervisor.stop()
-        await self.worker.close()
+        await self._workers.close()
         self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
@@ -260,11 +252,3 @@ class Gateway:
         except Exception as error:
             logger.exception("the document index cannot be opened")
             self.give_up(f"the document index cannot be opened: {error}")
-
-    def _on_stats(self, stats: Stats) -> None:
-        self.metrics.worker.update(stats.values)
-
-    def _on_change(self, up: bool) -> None:
-        self.metrics.worker_up.set(int(up))
-        if not up:
-            self.metrics.worker.forget()

@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -53,6 +55,7 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
@@ -129,11 +132,15 @@ def serve(settings: WorkerSettings) -> int:
     )
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
+    held = HeldChunks()
     with ExitStack() as opened:
-        chosen = tiers(settings, pin=on_gpu)
+        chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
         store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
         prompts = None
-        if settings.prompts_dir and settings.prefix_cache:
+        if settings.prompts_dir and not (settings.prompts_bytes and settings.prefix_cache):
+            # Of an earlier start with other settings: deletions would not reach them.
+            shutil.rmtree(settings.prompts_dir, ignore_errors=True)
+        elif settings.prompts_dir:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
             prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
@@ -145,7 +152,8 @@ def serve(settings: WorkerSettings) -> int:
             store,
             loader,
             facts=facts,
-            pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
+            pool_tokens=settings.pool_tokens
+            or default_pool_tokens(adapter, settings.max_running, settings.workers),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
@@ -171,7 +179,7 @@ def serve(settings: WorkerSettings) -> int:
         link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
-            engine, store, loader, ready=ready, link=link, inbox=inbox, tracing=traces
+            engine, store, loader, held=held, ready=ready, link=link, inbox=inbox, tracing=traces
         )
         traces.start()
         loader.start()
@@ -222,19 +230,26 @@ def gate_settings(settings: WorkerSettings) -> GateSettings | None:
     return GateSettings(settings.gate_sample, bounds)
 
 
-def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
+def tiers(
+    settings: WorkerSettings,
+    *,
+    pin: bool = False,
+    on_change: Callable[[str, bool], None] | None = None,
+) -> list[Tier]:
     """The store's tiers, fastest first.
 
     Args:
         settings: memory is used where it has bytes, SSD where a folder is set, Redis and S3
             where a URL is set.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
+        on_change: told of every chunk that the memory tier takes or gives up.
     """
     chosen: list[Tier] = []
     if settings.memory_tier_bytes:
-        chosen.append(MemoryTier(settings.memory_tier_bytes))
+        chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
-        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin))
+        member = settings.number if settings.workers > 1 else None
+        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
     if settings.s3_url:
