@@ -44,6 +44,30 @@ class IndexMirror:
             self._rebuild()
         return reason
 
+    @property
+    def current(self) -> bool:
+        """Whether the index holds what the catalog holds at this moment."""
+        return self._state == self._catalog.state()
+
+    def catch_up(self) -> None:
+        """Apply what other processes have changed; rebuild the index if that is not known."""
+        while True:
+            since = self._state and self._catalog.changes_since(
+                self._state, space_of(self._embedder)
+            )
+            if not since:
+                logger.warning("the catalog changed without this index; rebuilding it")
+                self._rebuild()
+                return
+            state, changes = since
+            for change in changes:
+                self._index.replace(
+                    change.removed, change.ids, change.vectors, scope=change.scope
+                )
+            self._state = state
+            if not changes:
+                return
+
     def record(self, state: CatalogState) -> None:
         """Record that the index mirrors `state`; rebuild it if a change was missed."""
         if self._state is None or state.generation > self._state.generation + 1:
@@ -68,10 +92,13 @@ class IndexMirror:
         except (IndexFileError, EmbedderMismatch) as error:
             logger.warning("rebuilding the index from the catalog: %s", error)
             return str(error)
-        state = self._catalog.state()
-        if CatalogState(manifest.generation, manifest.token) != state:
+        saved = CatalogState(manifest.generation, manifest.token)
+        known = self._catalog.changes_since(saved, space_of(self._embedder))
+        if saved != self._catalog.state() and known is None:
             return "the saved index mirrors another state of the catalog"
-        self._state = state
+        self._state = saved
+        if known is not None:
+            self.catch_up()
         return None
 
     def _rebuild(self) -> None:

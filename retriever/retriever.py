@@ -7,7 +7,8 @@ The catalog is the source of truth; the vector index mirrors it:
                               └ one writer, or many readers ────┘
 
 All methods block; async callers run them in threads. Only one process at a time may own the index
-of a catalog.
+of a catalog. A catalog that several processes share has an index in each of them, which follows the
+others' changes: a search sees all that was committed before it began.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
+from retriever.catalog.database import Database
 from retriever.chunking.chunker import ChunkSettings
 from retriever.companions import Companions
 from retriever.documents import (
@@ -87,9 +89,17 @@ class Retriever:
         self._consistency = ReadWriteLock()
 
     @classmethod
-    def in_folder(cls, folder: Path, embedder: Embedder, chunking: ChunkSettings) -> Retriever:
-        """A retriever with all its files below `folder`: catalog.db and index/."""
-        catalog = Catalog(folder / "catalog.db")
+    def in_folder(
+        cls,
+        folder: Path,
+        embedder: Embedder,
+        chunking: ChunkSettings,
+        *,
+        database: Database | None = None,
+    ) -> Retriever:
+        """A retriever with its files below `folder`: index/, and catalog.db unless the catalog is
+        in a `database`."""
+        catalog = Catalog(database or folder / "catalog.db")
         return cls(catalog, VectorIndex(), embedder, chunking, index_dir=folder / "index")
 
     def start(self) -> StartReport:
@@ -97,7 +107,7 @@ class Retriever:
 
         Raises:
             EmbedderMismatch: the documents were embedded by another embedder.
-            CatalogError: SQLite failed.
+            CatalogError: the database failed.
             EmbedderError: the embedder cannot start.
         """
         self._embedder.start()
@@ -168,12 +178,13 @@ class Retriever:
         Raises:
             InvalidQuery: the query cannot be searched as given.
             EmbedderError: embedding the query failed.
-            CatalogError: SQLite failed.
+            CatalogError: the database failed.
         """
         _check_query(query, top_k, mode)
         vector = None if mode == "sparse" else self._embedder.embed([query])[0]
         wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
         dense = sparse = None
+        self.catch_up()
         with self._consistency.read():
             allowed = None
             if doc_filter is not None:
@@ -194,10 +205,18 @@ class Retriever:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
         with self._consistency.write():
             removed, state = self._catalog.delete(doc_ids, scope=scope)
-            if removed:
+            if self._catalog.shared:
+                self._mirror.catch_up()
+            else:
                 self._index.remove(removed, scope=scope)
-            self._mirror.record(state)
+                self._mirror.record(state)
         return removed
+
+    def catch_up(self) -> None:
+        """Follow what other processes have changed; nothing to do if the catalog is not shared."""
+        if self._catalog.shared and not self._mirror.current:
+            with self._consistency.write():
+                self._mirror.catch_up()
 
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
@@ -302,10 +321,13 @@ class Retriever:
                     space_of(self._embedder),
                     scope=scope,
                 )
-                if done.status != "unchanged":
-                    ids = [chunk.chunk_id for chunk in done.chunks]
-                    self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
-                self._mirror.record(done.state)
+                if self._catalog.shared:
+                    self._mirror.catch_up()
+                else:
+                    if done.status != "unchanged":
+                        ids = [chunk.chunk_id for chunk in done.chunks]
+                        self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
+                    self._mirror.record(done.state)
             return IngestResult(doc_id, done.status, done.chunks, done.removed_chunk_ids)
         except RetrieverError as error:
             return IngestResult(doc_id, "failed", error=error)
