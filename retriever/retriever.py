@@ -33,7 +33,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import Embedder, space_of
-from retriever.errors import EmbedderMismatch, InvalidQuery, RetrieverError
+from retriever.errors import CatalogUnreachable, EmbedderMismatch, InvalidQuery, RetrieverError
 from retriever.index_mirror import IndexMirror
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.marks import Place
@@ -329,6 +329,8 @@ class Retriever:
                         self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
                     self._mirror.record(done.state)
             return IngestResult(doc_id, done.status, done.chunks, done.removed_chunk_ids)
+        except CatalogUnreachable:
+            raise  # that is no fault of the document
         except RetrieverError as error:
             return IngestResult(doc_id, "failed", error=error)
 

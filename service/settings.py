@@ -60,6 +60,11 @@ class Settings(BaseSettings):
     model_cache: Path = Field(
         default_factory=default_model_cache, description="folders made of .gguf files"
     )
+    database: str = Field(
+        "",
+        description="PostgreSQL for documents, jobs and keys, which several gateways share, "
+        "postgresql://user:password@host/name; empty: files in data_dir",
+    )
     data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
     calibration: str = Field(
         "",
@@ -265,6 +270,13 @@ class Settings(BaseSettings):
     def _http_scheme(cls, value: str) -> str:
         if value and not value.startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://")
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _postgresql_scheme(cls, value: str) -> str:
+        if value and not value.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
         return value
 
     @field_validator("redis_url")

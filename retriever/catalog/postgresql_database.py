@@ -9,12 +9,18 @@ from typing import Any
 from retriever.catalog.filter_postgresql import conditions
 from retriever.catalog.postgresql_schema import STEPS
 from retriever.documents import DocFilter, Document
-from retriever.errors import CatalogError, InvalidDocument
+from retriever.errors import CatalogError, CatalogUnreachable, InvalidDocument
 from retriever.search import postings
 from retriever.search.full_text import FullText
 from retriever.sql.connection import Connection
-from retriever.sql.postgresql import Postgresql, PostgresqlError, Refused
+from retriever.sql.postgresql import (
+    Postgresql,
+    PostgresqlError,
+    PostgresqlUnreachable,
+    Refused,
+)
 
+SCHEMA = "kvstitch_catalog"
 WRITING = 0x6B76_0002  # number of the advisory lock: one write at a time, as in SQLite
 
 
@@ -22,7 +28,7 @@ class PostgresqlDatabase:
     """Satisfies `Database`.
 
     Args:
-        postgresql: the pool of connections. Others may use it, too; `close` leaves it open.
+        postgresql: the pool of connections, over `SCHEMA`. Its owner closes it.
     """
 
     shared = True
@@ -39,7 +45,7 @@ class PostgresqlDatabase:
         """
         with _translated():
             self._postgresql.start()
-            self._postgresql.migrate("catalog", STEPS)
+            self._postgresql.migrate(STEPS)
 
     def close(self) -> None:
         """The pool belongs to its owner."""
@@ -78,5 +84,7 @@ def _translated() -> Iterator[None]:
         raise InvalidDocument(
             f"PostgreSQL cannot store it ({error}): leave NUL characters out"
         ) from error
+    except PostgresqlUnreachable as error:
+        raise CatalogUnreachable(str(error)) from error
     except PostgresqlError as error:
         raise CatalogError(f"the catalog failed: {error}") from error

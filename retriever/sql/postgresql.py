@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg_pool import ConnectionPool
 
-SCHEMES = ("postgresql://", "postgres://")
+
 CONNECT_S = 10
-# A server that is cut off from a gateway gives up its connections, and with them its locks, after
-# about this long.
-KEEPALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
-             "keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
+# Both ends notice within half a minute that the other is cut off. The server then gives up the
+# session, and with it its locks.
+CLIENT_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
+                    "keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
+SERVER_KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5,
+                    "tcp_keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
 MIGRATING = 0x6B76_0001  # number of the advisory lock
 
 
@@ -94,11 +96,13 @@ class Postgresql:
 
     Args:
         url: postgresql://user:password@host:port/name, with psycopg's options.
+        schema: where its tables are; made by `migrate`.
         connections: the most that are open at a time.
     """
 
-    def __init__(self, url: str, *, connections: int = 16) -> None:
+    def __init__(self, url: str, schema: str, *, connections: int = 16) -> None:
         self._url = url
+        self._schema = schema
         self._connections = connections
         self._pool: ConnectionPool[Any] | None = None
         self._starting = threading.Lock()
@@ -119,13 +123,13 @@ class Postgresql:
                 raise PostgresqlError(
                     "psycopg is not installed: pip install 'kvstitch[postgresql]'"
                 ) from error
-            options = {"row_factory": _named_rows, "connect_timeout": CONNECT_S, **KEEPALIVE}
+            options = {"row_factory": _named_rows, "connect_timeout": CONNECT_S, **CLIENT_KEEPALIVE}
             with _errors():  # without the pool's retries: what is wrong is said at once
                 psycopg.connect(self._url, connect_timeout=CONNECT_S).close()
             pool: ConnectionPool[Any] = ConnectionPool(
                 self._url, kwargs={**options, "autocommit": True}, min_size=1,
                 max_size=self._connections, timeout=CONNECT_S, open=False,
-                check=ConnectionPool.check_connection,
+                check=ConnectionPool.check_connection, configure=self._configure,
             )  # fmt: skip
             pool.open()
             self._pool = pool
@@ -174,37 +178,35 @@ class Postgresql:
                 with contextlib.suppress(Exception):  # a lost connection has lost the lock, too
                     raw.execute("SELECT pg_advisory_unlock(%s)", (lock,))
 
-    def migrate(self, part: str, steps: Sequence[str]) -> None:
-        """Bring a part of the schema up to date; of several processes one does it.
+    def migrate(self, steps: Sequence[str]) -> None:
+        """Bring the schema up to date; of several processes one does it.
 
         Args:
-            part: name of the part, whose version is kept.
             steps: SQL by version: the first makes version 1 of nothing.
 
         Raises:
             PostgresqlError: a later release has written it.
         """
         with self.transaction(lock=MIGRATING) as write:
-            write.execute(
-                "CREATE TABLE IF NOT EXISTS schema_versions "
-                "(part TEXT PRIMARY KEY, version INTEGER NOT NULL)"
-            )
-            row = write.execute(
-                "SELECT version FROM schema_versions WHERE part = ?", (part,)
-            ).fetchone()
+            write.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+            write.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
+            row = write.execute("SELECT version FROM schema_version").fetchone()
             version = 0 if row is None else row["version"]
             if version > len(steps):
                 raise PostgresqlError(
-                    f"the tables of {part} have schema version {version}, this release reads up to "
-                    f"{len(steps)}: use the release that wrote them"
+                    f"the schema {self._schema} has version {version}, this release reads up to "
+                    f"{len(steps)}: use the release that wrote it"
                 )
             for step in steps[version:]:
                 write.raw.execute(step.encode())  # without parameters: several statements
-            write.execute(
-                "INSERT INTO schema_versions VALUES (?, ?) "
-                "ON CONFLICT (part) DO UPDATE SET version = excluded.version",
-                (part, len(steps)),
-            )
+            write.execute("DELETE FROM schema_version")
+            write.execute("INSERT INTO schema_version VALUES (?)", (len(steps),))
+
+    def _configure(self, raw: psycopg.Connection[Any]) -> None:
+        # `public` is where extensions are.
+        raw.execute(f"SET search_path TO {self._schema}, public".encode())
+        for name, value in SERVER_KEEPALIVE.items():
+            raw.execute(f"SET {name} = {value}".encode())
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:

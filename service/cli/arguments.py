@@ -63,6 +63,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
         "list` (default: the demo model)")  # fmt: skip
     add("--model-cache", help="where folders made of .gguf files are kept")
     add("--data-dir", help="where documents, jobs and KV are kept")
+    add("--database", help="PostgreSQL that gateways share, postgresql://user:password@host/name")
     add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0")
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
     add("--host", help="address to listen on (default: 127.0.0.1)")

@@ -22,11 +22,9 @@ from service.gateway.answers.preparing.preparation import RequestPreparer
 from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
-from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
-from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.databases import databases
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
@@ -87,7 +85,7 @@ class Gateway:
         self.prompts = PromptBuilder(model_folder, settings)
         self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
-        self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
+        self._databases = databases(settings, self.disk)
         quotas = Quotas(
             Limits(
                 settings.tenant_max_documents,
@@ -96,7 +94,7 @@ class Gateway:
                 settings.tenant_tokens_per_minute,
             )
         )
-        self.access = Access(self._keys, quotas, allow_anonymous=settings.allow_anonymous)
+        self.access = Access(self._databases.keys, quotas, allow_anonymous=settings.allow_anonymous)
         self.worker = WorkerClient(
             heartbeat_timeout_s=heartbeat_timeout_s,
             on_stats=self._on_stats,
@@ -109,7 +107,7 @@ class Gateway:
             lambda address: settings.worker(
                 model_folder,
                 address,
-                tenants_secret=own_secret(settings.data_dir),
+                tenants_secret=self._databases.tenants_secret(),
                 calibration=None if calibrated is None else calibrated.path,
             ),
             on_refused=self.give_up,
@@ -121,7 +119,12 @@ class Gateway:
         reranker = make_reranker(settings)
         self._models = TextModels(timed, reranker)
         self.retriever = AsyncRetriever(
-            Retriever.in_folder(settings.data_dir, timed, self.prompts.chunking()),
+            Retriever.in_folder(
+                settings.data_dir,
+                timed,
+                self.prompts.chunking(),
+                database=self._databases.catalog,
+            ),
             timed,
             reranker,
             rerank_deadline_s=settings.rerank_deadline_s,
@@ -153,9 +156,8 @@ class Gateway:
             self._models, self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
         self.embeddings = EmbeddingService(self._models, self.retriever, self.limiter, settings)
-        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3", self.disk)
         self.corpus = Corpus(
-            database=self._database,
+            database=self._databases.jobs,
             retriever=self.retriever,
             worker=self.worker,
             prompts=self.prompts,
@@ -164,6 +166,7 @@ class Gateway:
             metrics=self.metrics,
             settings=settings,
             disk=self.disk,
+            catalog_lock=self._databases.catalog_lock,
         )
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
@@ -188,8 +191,7 @@ class Gateway:
         self._tracing.start()
         self._lock = self._lock or lock_folder(self.settings.data_dir)
         make_private(self.settings.data_dir, beside=self.settings.kv_dir)
-        self._keys.start()
-        self._database.start()
+        self._databases.open()
         self.corpus.forget_unaccepted()
 
     async def start(self) -> None:
@@ -203,6 +205,7 @@ class Gateway:
             self.worker.connect(self._worker_address)
         else:
             await self._supervisor.start()
+        self._databases.start(self.corpus, self.give_up)
         self._loading = asyncio.create_task(self._load())
 
     async def close(self) -> None:
@@ -215,8 +218,7 @@ class Gateway:
         self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
-        self._database.close()
-        self._keys.close()
+        await self._databases.close()
         if self._lock is not None:
             self._lock.close()
 

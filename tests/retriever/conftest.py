@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
 from retriever.catalog.database import Database
-from retriever.catalog.postgresql_database import PostgresqlDatabase
+from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.catalog.sqlite_database import SqliteDatabase
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
 from retriever.sql.postgresql import Postgresql
@@ -88,7 +88,7 @@ def open_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ca
     if kind == "sqlite":
         yield lambda: SqliteDatabase(tmp_path / "catalog.db")
         return
-    pool = Postgresql(request.getfixturevalue("postgresql_url"), connections=8)
+    pool = Postgresql(request.getfixturevalue("postgresql_url"), SCHEMA, connections=8)
     yield lambda: PostgresqlDatabase(pool)
     pool.close()
 

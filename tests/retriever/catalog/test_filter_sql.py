@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.postgresql_database import PostgresqlDatabase
+from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders.base import EmbeddingSpace
@@ -118,7 +118,7 @@ def catalog(
     if request.param == "sqlite":
         catalog = Catalog(Path(tmp_path_factory.mktemp("filters")) / "catalog.db")
     else:
-        pool = Postgresql(request.getfixturevalue("postgresql_server").database())
+        pool = Postgresql(request.getfixturevalue("postgresql_server").database(), SCHEMA)
         request.addfinalizer(pool.close)
         catalog = Catalog(PostgresqlDatabase(pool))
     catalog.start()

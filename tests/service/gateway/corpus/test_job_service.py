@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from retriever.testing import HashingEmbedder
-from service.gateway.corpus.jobs.job_database import JobDatabase
+from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
@@ -119,7 +119,7 @@ def test_documents_that_come_in_while_the_index_is_loaded(folder: Path, data: Pa
 def test_what_was_not_accepted_is_forgotten_at_the_next_start(folder: Path, data: Path) -> None:
     with running(folder, data):
         pass
-    database = JobDatabase(data / "jobs.sqlite3")
+    database = SqliteJobDatabase(data / "jobs.sqlite3")
     database.start()
     JobStore(database, SpoolFolder(data / "spool")).begin("")
     database.close()
@@ -276,7 +276,7 @@ def test_jobs_of_the_first_release_go_on(tmp_path: Path) -> None:
             "VALUES ('one', 'd', 'done', 'created', 2)"
         )
     old.close()
-    database = JobDatabase(path)
+    database = SqliteJobDatabase(path)
     database.start()
     try:
         store = JobStore(database, SpoolFolder(tmp_path / "spool"))
@@ -338,7 +338,7 @@ def test_an_open_job_says_how_long_it_takes(rig: Rig) -> None:
 
 
 def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
-    database = JobDatabase(tmp_path / "jobs.sqlite3")
+    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
     database.start()
     store = JobStore(database, SpoolFolder(tmp_path / "spool"))
     job_id = store.begin("")
