@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeAlias
 
 from service import __version__
-from service.cli import completion, doctor, keys, model, serve, status, tune
+from service.cli import completion, doctor, keys, migrate, model, serve, status, tune
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     _jobs(commands.add_parser("jobs", help="what became of accepted documents"))
     _documents(commands.add_parser("documents", help="what is stored: look, pin, delete"))
     _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
+    _migrate(commands.add_parser("migrate", help="copy a data folder to PostgreSQL"))
     _status(commands.add_parser("status", help="show how a running service is"))
     _model(commands.add_parser("model", help="models with names: list, fetch, path"))
     _tune(commands.add_parser("tune", help="measure which settings suit a model and documents"))
@@ -266,6 +267,18 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     ):
         add(name, type=int, help=help)
     parser.set_defaults(command=tune.run)
+
+
+def _migrate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copy catalog, jobs, deletions, receipts and keys of a data folder to PostgreSQL, all of "
+        "them or nothing. No service may run from the folder, which stays as it is."
+    )
+    parser.add_argument("--from", dest="from_", metavar="DIR", help="the service's data folder")
+    parser.add_argument("--to", metavar="URL", required=True, help="an empty database, "
+                        "postgresql://user:password@host/name")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.set_defaults(command=migrate.run)
 
 
 def _completion(parser: argparse.ArgumentParser, whole: argparse.ArgumentParser) -> None:

@@ -141,6 +141,11 @@ def _emptied(folder: Path) -> bool:
     return bool(paths)
 
 
+def expect(write: Connection, gateway_id: str, name: str) -> None:
+    """A gateway will join within FORGET_S that has what was deleted so far deleted, too."""
+    write.execute(f"INSERT INTO gateways VALUES (?, ?, 1, {_NOW})", (gateway_id, name))
+
+
 def settle_made(write: Connection, numbers: list[int]) -> list[int]:
     """Those of these purges that all gateways have made; their rows must be locked."""
     rows = write.execute(

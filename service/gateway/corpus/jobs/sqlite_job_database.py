@@ -15,6 +15,7 @@ from pathlib import Path
 
 from retriever.sql.connection import Connection, SqliteConnection
 from service.errors import InternalError, InvalidSetting
+from service.gateway.corpus.jobs.job_database import AlreadyAccepted
 from service.gateway.disk_guard import DiskGuard
 
 VERSION = 5
@@ -170,6 +171,7 @@ class SqliteJobDatabase:
 
         Raises:
             DiskFull: There is no room.
+            AlreadyAccepted: A rule of uniqueness is broken.
         """
         with self._lock, self._disk.translated():
             connection = self._open()
@@ -177,8 +179,10 @@ class SqliteJobDatabase:
             try:
                 yield connection
                 connection.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 connection.rollback()  # SQLite may have done it already
+                if _breaks_uniqueness(error):
+                    raise AlreadyAccepted from error
                 raise
 
     def insert_job(self, write: Connection, job_id: str, tenant: str, now: float) -> None:
@@ -197,6 +201,13 @@ class SqliteJobDatabase:
         if self._connection is None:
             raise InternalError("the job store is closed")
         return self._connection
+
+
+def _breaks_uniqueness(error: BaseException) -> bool:
+    return (
+        isinstance(error, sqlite3.IntegrityError)
+        and error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE
+    )
 
 
 def _create_or_migrate(connection: sqlite3.Connection, path: Path) -> None:

@@ -22,6 +22,7 @@ from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Precompute, Purge
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
+BOTH_DATABASES = True  # every test with the rig holds for each (see conftest.py)
 
 def fake(rig: Rig) -> FakeWorker:
     assert rig.worker is not None
@@ -215,16 +216,12 @@ def test_deleting_by_filter_by_ids_and_a_whole_collection(rig: Rig) -> None:
 def test_a_document_that_waits_is_deleted_with_its_text(rig: Rig, data: Path) -> None:
     """Deleted after it was accepted and before it was indexed: it never appears."""
     lock = rig.gateway.corpus.documents._purges.catalog_lock
-    rig.call(lock.acquire)
+    rig.call(lock.__aenter__)
     text = "unmistakable-needle " * 3
     job_id = post(rig, [{"doc_id": "late", "text": text}]).json()["job_id"]
     deleting = threading.Thread(target=lambda: rig.http.delete("/admin/documents/late"))
     deleting.start()
-
-    async def release() -> None:
-        lock.release()
-
-    rig.call(release)
+    rig.call(lambda: lock.__aexit__(None, None, None))
     deleting.join()
     until(lambda: rig.http.get(f"/admin/jobs/{job_id}").json()["state"] != "running", "ended")
     assert rig.http.get("/admin/documents/late").status_code == 404
