@@ -61,9 +61,7 @@ class IndexMirror:
                 return
             state, changes = since
             for change in changes:
-                self._index.replace(
-                    change.removed, change.ids, change.vectors, scope=change.scope
-                )
+                self._index.replace(change.removed, change.ids, change.vectors, scope=change.scope)
             self._state = state
             if not changes:
                 return

@@ -50,14 +50,14 @@ class PostgresqlServer:
         options = [f"-c{name}={value}" for name, value in _OPTIONS.items()]
         command = ["postgres", "-D", self._folder / "data", "-p", self.port, *options]
         log = (self._folder / "log").open("ab")
-        self._process = subprocess.Popen(
-            self._as_user(command), stdout=log, stderr=log, cwd="/"
-        )
+        self._process = subprocess.Popen(self._as_user(command), stdout=log, stderr=log, cwd="/")
         log.close()
         give_up_at = time.monotonic() + _START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > give_up_at:
-                raise RuntimeError(f"PostgreSQL did not start: {(self._folder / 'log').read_text()}")
+                raise RuntimeError(
+                    f"PostgreSQL did not start: {(self._folder / 'log').read_text()}"
+                )
             time.sleep(0.02)
 
     def stop(self) -> None:

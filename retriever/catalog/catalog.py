@@ -113,8 +113,10 @@ class Catalog:
             if old is not None and old["revision"] == revision:
                 chunks = queries.chunks_of(write, scope_id, document.doc_id)
                 return UpsertResult("unchanged", chunks, [], queries.state(write))
-            removed = [] if old is None else queries.remove(
-                write, scope_id, [old["document"]], self._words
+            removed = (
+                []
+                if old is None
+                else queries.remove(write, scope_id, [old["document"]], self._words)
             )
             kept = (
                 CarriedOver(time.time())

@@ -49,7 +49,9 @@ def since(
         return None
     last = CatalogState(rows[-1]["generation"], rows[-1]["token"])
     added = [chunk_id for row in rows[1:] for chunk_id in row["added"]]
-    stored = queries.rows_where_in(read, "SELECT chunk_id, vector FROM vectors WHERE chunk_id", added)
+    stored = queries.rows_where_in(
+        read, "SELECT chunk_id, vector FROM vectors WHERE chunk_id", added
+    )
     vectors = {row["chunk_id"]: np.frombuffer(row["vector"], dtype="<f4") for row in stored}
     changes: list[IndexChange] = []
     for row in rows[1:]:

@@ -58,9 +58,7 @@ def copy_catalog(file: Path, target: PostgresqlConnection) -> dict[str, int]:
         generation, token = source.execute("SELECT generation, token FROM state").fetchone()
         target.execute("UPDATE state SET generation = ?, token = ?", (generation, token))
         target.execute("DELETE FROM changes")
-        target.execute(
-            "INSERT INTO changes VALUES (?, ?, '', '', '{}', '{}')", (generation, token)
-        )
+        target.execute("INSERT INTO changes VALUES (?, ?, '', '', '{}', '{}')", (generation, token))
         go_on_after(target, "spaces", "space_id", 0)
         go_on_after(target, "scopes", "scope_id", last_given_out(source, "scopes"))
         go_on_after(target, "documents", "document", 0)

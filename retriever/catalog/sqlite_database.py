@@ -133,7 +133,10 @@ class SqliteDatabase:
 
     def _connect(self) -> SqliteConnection:
         connection = sqlite3.connect(
-            self._path, timeout=self._wait_s, isolation_level=None, check_same_thread=False,
+            self._path,
+            timeout=self._wait_s,
+            isolation_level=None,
+            check_same_thread=False,
             factory=SqliteConnection,
         )
         connection.row_factory = sqlite3.Row

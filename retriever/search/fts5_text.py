@@ -34,11 +34,13 @@ def match_expression(query: str) -> str:
 
     The words are quoted, so users cannot write operators.
     """
-    return " OR ".join(f'"{word}"*' if starts_pair(word) else f'"{word}"' for word in query_words(query))
+    return " OR ".join(
+        f'"{word}"*' if starts_pair(word) else f'"{word}"' for word in query_words(query)
+    )
 
 
 def query_words(query: str) -> list[str]:
-    """The query's distinct words, of letters, digits and marks; the index may split them further."""
+    """The query's distinct words, of letters, digits and marks, which may be several for the index."""
     folded = unicodedata.normalize("NFKC", query)
     words: list[str] = []
     position = 0

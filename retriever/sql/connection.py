@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 
 class Row(Protocol):
@@ -47,10 +47,10 @@ class Connection(Protocol):
         skip_locked: the same, without those that another transaction has locked.
     """
 
-    in_numbers: ClassVar[str]
-    in_texts: ClassVar[str]
-    for_update: ClassVar[str]
-    skip_locked: ClassVar[str]
+    in_numbers: str
+    in_texts: str
+    for_update: str
+    skip_locked: str
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor: ...
 

@@ -154,9 +154,7 @@ class Postgresql:
             PostgresqlError: as its kinds say.
         """
         with self._connection() as raw:
-            raw.execute(
-                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if snapshot else "BEGIN"
-            )
+            raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if snapshot else "BEGIN")
             try:
                 if lock is not None:
                     raw.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))

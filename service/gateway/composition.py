@@ -24,8 +24,8 @@ from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.databases import databases
 from service.gateway.data_folder import lock_folder, make_private
+from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind

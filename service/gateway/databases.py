@@ -1,6 +1,6 @@
 """The databases of a gateway: files in its data folder, or PostgreSQL, which gateways share.
 
-PostgreSQL's half is imported only where an address is set.
+psycopg is imported only where an address is set.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from retriever.catalog.database import Database
+from retriever.sql.postgresql import Postgresql
 from service.gateway.auth.access import Keys
+from service.gateway.auth.key_databases import KeyDatabase
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
@@ -105,11 +109,10 @@ class SharedDatabases:
 
     def __init__(self, settings: Settings) -> None:
         from retriever.catalog import postgresql_database as catalog_database
-        from retriever.sql.postgresql import Postgresql
+        from service.gateway import shared_schema
         from service.gateway.auth.key_cache import KeyCache
         from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
         from service.gateway.corpus.fleet.membership import Membership
-        from service.gateway import shared_schema
         from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
 
         self._settings = settings
@@ -156,6 +159,31 @@ class SharedDatabases:
             await self._heartbeat.close()
         await asyncio.to_thread(self._pool.close)
         await asyncio.to_thread(self._catalog_pool.close)
+
+
+@contextmanager
+def key_store(settings: Settings) -> Iterator[KeyStore]:
+    """The API keys alone, for the command line.
+
+    Raises:
+        InvalidSetting: They cannot be used.
+    """
+    pool: Postgresql | None = None
+    where: KeyDatabase | Path = settings.data_dir / "keys.sqlite3"
+    if settings.database:
+        from service.gateway import shared_schema
+        from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
+
+        pool = Postgresql(settings.database, shared_schema.SCHEMA, connections=1)
+        where = PostgresqlKeyDatabase(pool)
+    store = KeyStore(where)
+    try:
+        store.start()
+        yield store
+    finally:
+        store.close()
+        if pool is not None:
+            pool.close()
 
 
 def databases(settings: Settings, disk: DiskGuard) -> Databases:

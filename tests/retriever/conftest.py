@@ -82,7 +82,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def open_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Database]]:
+def open_database(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[], Database]]:
     """Opens this test's catalog again and again: an SQLite file, or a database of PostgreSQL."""
     kind = getattr(request, "param", "sqlite")
     if kind == "sqlite":

@@ -1,7 +1,7 @@
 """API keys of a shared database, held in memory so that no request waits for the database.
 
-    a key made or revoked elsewhere   counts here after REFRESH_S
-    the database does not answer      what is known counts for MAX_AGE_S, then requests are refused
+a key made or revoked elsewhere   counts here after REFRESH_S
+the database does not answer      what is known counts for MAX_AGE_S, then requests are refused
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class KeyCache:
 
     def _known(self) -> dict[str, tuple[StoredKey, bytes]]:
         if time.monotonic() - self._read_at > MAX_AGE_S:
-            raise DatabaseUnavailable(
-                "the database of API keys does not answer", retry_after_s=2.0
-            )
+            raise DatabaseUnavailable("the database of API keys does not answer", retry_after_s=2.0)
         return self._keys
 
     async def _run(self) -> None:

@@ -213,9 +213,7 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     pool.close()
 
 
-def test_a_gateway_that_was_forgotten_ends(
-    postgresql_url: str, tmp_path: Path
-) -> None:
+def test_a_gateway_that_was_forgotten_ends(postgresql_url: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
     data = Path(tempfile.mkdtemp(prefix="kv-"))
     pool = Postgresql(postgresql_url, shared_schema.SCHEMA)

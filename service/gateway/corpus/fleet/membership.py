@@ -87,9 +87,10 @@ class Membership:
                 "SET name = excluded.name, keeps_kv = excluded.keeps_kv, seen = excluded.seen",
                 (self._me, self._name, int(self._kv_dir is not None)),
             )
-            _release(write, [before])  # by the process before, if it died
-        if self._kv_dir is not None and (known is None or not known["keeps_kv"]):
-            if _emptied(self._kv_dir):
+            if before:
+                _release(write, [before])  # by the process before, if it died
+        missed = known is None or not known["keeps_kv"]
+        if self._kv_dir is not None and missed and _emptied(self._kv_dir):
                 logger.warning(
                     "%s is emptied: this gateway was not there, so it does not know what was "
                     "deleted meanwhile", self._kv_dir,
@@ -148,9 +149,7 @@ def expect(write: Connection, gateway_id: str, name: str) -> None:
 
 def settle_made(write: Connection, numbers: list[int]) -> list[int]:
     """Those of these purges that all gateways have made; their rows must be locked."""
-    rows = write.execute(
-        _MADE.format(which=f"number {write.in_numbers}"), (write.listed(numbers),)
-    )
+    rows = write.execute(_MADE.format(which=f"number {write.in_numbers}"), (write.listed(numbers),))
     return [row["number"] for row in rows]
 
 

@@ -56,7 +56,8 @@ class JobStore:
         me = database.gateway_id
         self._shared = bool(me)
         # Others' documents are left alone.
-        self._mine, self._me = (" AND owner = ?", (me,)) if me else ("", ())
+        self._mine = " AND owner = ?" if me else ""
+        self._me: tuple[str, ...] = (me,) if me else ()
 
     def start(self) -> None:
         """Forget what a process that died had not accepted; before there are uploads."""

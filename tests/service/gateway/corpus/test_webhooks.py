@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidSetting
-from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
+from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.corpus.jobs.webhook_events import EventStore
 from service.gateway.corpus.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics

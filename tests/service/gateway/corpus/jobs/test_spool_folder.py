@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import INLINE_BYTES, SpoolFolder
+from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from tests.service.gateway.corpus.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running, until
 
