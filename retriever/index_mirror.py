@@ -9,7 +9,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CatalogState
 from retriever.embedders.base import Embedder, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
-from retriever.search.vector_index import VectorIndex
+from retriever.search.vector_search import VectorSearch
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class IndexMirror:
     """
 
     def __init__(
-        self, catalog: Catalog, index: VectorIndex, embedder: Embedder, directory: Path | None
+        self, catalog: Catalog, index: VectorSearch, embedder: Embedder, directory: Path | None
     ) -> None:
         self._catalog = catalog
         self._index = index

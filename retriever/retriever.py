@@ -41,6 +41,7 @@ from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.search.read_write_lock import ReadWriteLock
 from retriever.search.vector_index import VectorIndex
+from retriever.search.vector_search import VectorSearch
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Retriever:
     def __init__(
         self,
         catalog: Catalog,
-        index: VectorIndex,
+        index: VectorSearch,
         embedder: Embedder,
         chunking: ChunkSettings,
         *,
@@ -96,11 +97,14 @@ class Retriever:
         chunking: ChunkSettings,
         *,
         database: Database | None = None,
+        index: VectorSearch | None = None,
     ) -> Retriever:
         """A retriever with its files below `folder`: index/, and catalog.db unless the catalog is
-        in a `database`."""
+        in a `database`; the index is FAISS unless another is given."""
         catalog = Catalog(database or folder / "catalog.db")
-        return cls(catalog, VectorIndex(), embedder, chunking, index_dir=folder / "index")
+        if index is None:
+            index = VectorIndex()
+        return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
 
     def start(self) -> StartReport:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.

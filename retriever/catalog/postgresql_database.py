@@ -9,16 +9,11 @@ from typing import Any
 from retriever.catalog.filter_postgresql import conditions
 from retriever.catalog.postgresql_schema import STEPS
 from retriever.documents import DocFilter, Document
-from retriever.errors import CatalogError, CatalogUnreachable, InvalidDocument
 from retriever.search import postings
 from retriever.search.full_text import FullText
+from retriever.sql.catalog_errors import translated
 from retriever.sql.connection import Connection
-from retriever.sql.postgresql import (
-    Postgresql,
-    PostgresqlError,
-    PostgresqlUnreachable,
-    Refused,
-)
+from retriever.sql.postgresql import Postgresql
 
 SCHEMA = "kvstitch_catalog"
 WRITING = 0x6B76_0002  # number of the advisory lock: one write at a time, as in SQLite
@@ -43,7 +38,7 @@ class PostgresqlDatabase:
         Raises:
             CatalogError: it cannot be reached, or a later release has written it.
         """
-        with _translated():
+        with translated():
             self._postgresql.start()
             self._postgresql.migrate(STEPS)
 
@@ -53,13 +48,13 @@ class PostgresqlDatabase:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection that sees one snapshot during the whole block."""
-        with _translated(), self._postgresql.transaction(snapshot=True) as connection:
+        with translated(), self._postgresql.transaction(snapshot=True) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction: commits at the end of the block, rolls back on any error."""
-        with _translated(), self._postgresql.transaction(lock=WRITING) as connection:
+        with translated(), self._postgresql.transaction(lock=WRITING) as connection:
             yield connection
 
     def scrub(self) -> None:
@@ -74,17 +69,3 @@ class PostgresqlDatabase:
 
     def conditions(self, doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
         return conditions(doc_filter)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except Refused as error:
-        raise InvalidDocument(
-            f"PostgreSQL cannot store it ({error}): leave NUL characters out"
-        ) from error
-    except PostgresqlUnreachable as error:
-        raise CatalogUnreachable(str(error)) from error
-    except PostgresqlError as error:
-        raise CatalogError(f"the catalog failed: {error}") from error

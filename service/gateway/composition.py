@@ -124,6 +124,7 @@ class Gateway:
                 timed,
                 self.prompts.chunking(),
                 database=self._databases.catalog,
+                index=self._databases.index,
             ),
             timed,
             reranker,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from retriever.catalog.database import Database
+from retriever.search.vector_search import VectorSearch
 from retriever.sql.postgresql import Postgresql
 from service.gateway.auth.access import Keys
 from service.gateway.auth.key_databases import KeyDatabase
@@ -39,6 +40,7 @@ class Databases(Protocol):
 
     Attributes:
         catalog: Of documents; None: a file that the retriever opens.
+        index: Of vectors; None: FAISS, in this process.
         keys: What requests are let through by.
         jobs: Jobs, deletions, events.
         catalog_lock: Held during changes of the catalog.
@@ -46,6 +48,9 @@ class Databases(Protocol):
 
     @property
     def catalog(self) -> Database | None: ...
+
+    @property
+    def index(self) -> VectorSearch | None: ...
 
     @property
     def keys(self) -> Keys: ...
@@ -82,6 +87,7 @@ class EmbeddedDatabases:
     """Files in the data folder of one gateway."""
 
     catalog = None
+    index = None
 
     def __init__(self, settings: Settings, disk: DiskGuard) -> None:
         self._settings = settings
@@ -109,6 +115,7 @@ class SharedDatabases:
 
     def __init__(self, settings: Settings) -> None:
         from retriever.catalog import postgresql_database as catalog_database
+        from retriever.search.pgvector_index import PgvectorIndex
         from service.gateway import shared_schema
         from service.gateway.auth.key_cache import KeyCache
         from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
@@ -119,6 +126,7 @@ class SharedDatabases:
         self._catalog_pool = Postgresql(settings.database, catalog_database.SCHEMA)
         self._pool = Postgresql(settings.database, shared_schema.SCHEMA)
         self.catalog = catalog_database.PostgresqlDatabase(self._catalog_pool)
+        self.index = PgvectorIndex(self._catalog_pool) if settings.vectors == "pgvector" else None
         self.jobs = PostgresqlJobDatabase(self._pool, uuid.uuid4().hex)
         self._key_store = KeyStore(PostgresqlKeyDatabase(self._pool))
         self.keys = KeyCache(self._key_store)

@@ -22,7 +22,6 @@ from retriever.testing import HashingEmbedder, WordCounter
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 
 OpenRetriever = Callable[..., Retriever]
-DATABASES = ("sqlite", "postgresql")
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,6 @@ def counters(byte_tokenizer: Tokenizer) -> dict[str, TokenCounter]:
         "word_pieces": TokenizerCounter.from_file(word_pieces),
         "words": WordCounter(),
     }
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module that says BOTH_DATABASES runs its tests over SQLite and over PostgreSQL."""
-    if "open_database" in metafunc.fixturenames and hasattr(metafunc.module, "BOTH_DATABASES"):
-        metafunc.parametrize("open_database", DATABASES, indirect=True)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery
 from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
 from retriever.sql.postgresql import Postgresql
-from tests.retriever.conftest import DATABASES
+from tests.conftest import DATABASES
 
 SPACE = EmbeddingSpace("none", "1", 2)
 ORDER = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
@@ -138,7 +138,7 @@ def matching(catalog: Catalog, condition: Mapping[str, Any]) -> list[str]:
     return [info.doc_id for info in page.documents]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     metadata=st.lists(st.dictionaries(NAMES, VALUES, max_size=4), min_size=1, max_size=3),
     condition=FILTERS,

@@ -25,20 +25,6 @@ def data() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module that says BOTH_DATABASES runs its tests over SQLite and over PostgreSQL."""
-    if "database" in metafunc.fixturenames and hasattr(metafunc.module, "BOTH_DATABASES"):
-        metafunc.parametrize("database", ("sqlite", "postgresql"), indirect=True)
-
-
-@pytest.fixture
-def database(request: pytest.FixtureRequest) -> str:
-    """The setting `database`: files by default."""
-    if getattr(request, "param", "sqlite") == "sqlite":
-        return ""
-    return str(request.getfixturevalue("postgresql_url"))
-
-
 @pytest.fixture
 def rig(folder: Path, data: Path, database: str) -> Iterator[Rig]:
     """A fresh service with a fake worker, ready, without documents."""

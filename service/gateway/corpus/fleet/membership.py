@@ -91,7 +91,7 @@ class Membership:
                 _release(write, [before])  # by the process before, if it died
         missed = known is None or not known["keeps_kv"]
         if self._kv_dir is not None and missed and _emptied(self._kv_dir):
-                logger.warning(
+            logger.warning(
                     "%s is emptied: this gateway was not there, so it does not know what was "
                     "deleted meanwhile", self._kv_dir,
                 )  # fmt: skip
