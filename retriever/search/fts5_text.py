@@ -40,7 +40,7 @@ def match_expression(query: str) -> str:
 
 
 def query_words(query: str) -> list[str]:
-    """The query's distinct words, of letters, digits and marks, which may be several for the index."""
+    """The query's distinct words, of letters, digits and marks, which the index may split."""
     folded = unicodedata.normalize("NFKC", query)
     words: list[str] = []
     position = 0

@@ -4,9 +4,9 @@
                        └── float32 vectors of the candidates ── exact inner products ── the best k
 
 Vectors of 16 bits in the graph are half as large; the order of the hits does not depend on them,
-because candidates are scored by the vectors that the catalog has. A row goes with its chunk (foreign
-key), so that nothing stale is ever found; a row that is missing, because its writer died, is added
-by whoever follows the catalog's log of changes.
+because candidates are scored by the vectors that the catalog has. A row goes with its chunk (by
+foreign key), so that nothing stale is ever found; a row that is missing, because its writer died,
+is added by whoever follows the catalog's log of changes.
 """
 
 from __future__ import annotations
