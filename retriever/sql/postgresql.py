@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
 
-CONNECT_S = 10
+CONNECT_S = 5  # to connect, or to wait for a connection
 # Both ends notice within half a minute that the other is cut off. The server then gives up the
 # session, and with it its locks.
 CLIENT_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,

@@ -24,6 +24,7 @@ from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDat
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.messages import Purge
 from tests.postgresql_server import PostgresqlServer
+from tests.postgresql_server import postgresql_server as running_server
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
@@ -224,4 +225,26 @@ def test_a_gateway_that_was_forgotten_ends(postgresql_url: str, tmp_path: Path) 
         reason = until(lambda: rig.gateway.failure, "it ends")
         assert "no sign of life" in reason
     pool.close()
+    shutil.rmtree(data, ignore_errors=True)
+
+
+def test_postgresql_may_be_away(tmp_path: Path) -> None:
+    """Requests are refused meanwhile, and what was accepted goes on afterwards."""
+    folder = make_folder(tmp_path / "model")
+    data = Path(tempfile.mkdtemp(prefix="kv-"))
+    with running_server() as server, running(folder, data, database=server.database()) as rig:
+        rig.ingest(DOCUMENTS)
+        lock = rig.gateway.corpus.documents._purges.catalog_lock
+        rig.call(lock.__aenter__)
+        body = {"documents": [{"doc_id": "late", "text": "Late, but here."}]}
+        job = rig.http.post("/admin/precompute", json=body).json()
+        server.stop()
+        refused = rig.http.get("/admin/documents")
+        assert refused.status_code == 503 and refused.json()["code"] == "database_unavailable"
+        assert "Retry-After" in refused.headers
+        server.start()
+        rig.call(lambda: lock.__aexit__(None, None, None))
+        until(lambda: rig.http.get("/admin/documents").status_code == 200, "it is back")
+        assert rig.finished(job["job_id"])["state"] == "succeeded"
+        assert ask(rig, "late") != []
     shutil.rmtree(data, ignore_errors=True)
