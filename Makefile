@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY := PASSIVE
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
-	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel
+	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel,postgresql
 	@touch $@
 
 demo: setup
@@ -28,6 +28,7 @@ serve: setup
 test: setup
 	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
 	scripts/install-redis.sh
+	scripts/install-postgresql.sh
 	scripts/install-chromium.sh
 	scripts/install-axe.sh
 	scripts/install-prometheus.sh

@@ -186,7 +186,7 @@ CHUNKS = _gauge("chunks", "Chunks stored.")
 INDEX_RECALL = _gauge(
     "vector_index_recall",
     "Share of the ten best vectors that the least exact index finds, measured when it was built; "
-    "1: all are exact.",
+    "1: all are exact; NaN: pgvector, not measured.",
 )
 JOBS = _gauge(
     "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN

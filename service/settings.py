@@ -71,6 +71,16 @@ class Settings(BaseSettings):
     model_cache: Path = Field(
         default_factory=default_model_cache, description="folders made of .gguf files"
     )
+    database: str = Field(
+        "",
+        description="PostgreSQL for documents, jobs and keys, which several gateways share, "
+        "postgresql://user:password@host/name; empty: files in data_dir",
+    )
+    vectors: Literal["faiss", "pgvector"] = Field(
+        "faiss",
+        validate_default=True,
+        description="where vectors are searched: in each gateway's memory, or in the database",
+    )
     data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
     calibration: str = Field(
         "",
@@ -339,6 +349,20 @@ class Settings(BaseSettings):
     def _http_scheme(cls, value: str) -> str:
         if value and not value.startswith(("http://", "https://")):
             raise ValueError("must start with http:// or https://")
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _postgresql_scheme(cls, value: str) -> str:
+        if value and not value.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
+        return value
+
+    @field_validator("vectors")
+    @classmethod
+    def _in_a_database(cls, value: str, info: ValidationInfo) -> str:
+        if value == "pgvector" and not info.data.get("database"):
+            raise ValueError("pgvector needs a database (KVSTITCH_DATABASE)")
         return value
 
     @field_validator("redis_url")

@@ -22,12 +22,10 @@ from service.gateway.answers.preparing.preparation import RequestPreparer
 from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
-from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
-from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.data_folder import lock_folder, make_private
+from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
@@ -88,7 +86,7 @@ class Gateway:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
-        self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
+        self._databases = databases(settings, self.disk)
         quotas = Quotas(
             Limits(
                 settings.tenant_max_documents,
@@ -97,7 +95,7 @@ class Gateway:
                 settings.tenant_tokens_per_minute,
             )
         )
-        self.access = Access(self._keys, quotas, allow_anonymous=settings.allow_anonymous)
+        self.access = Access(self._databases.keys, quotas, allow_anonymous=settings.allow_anonymous)
         self._workers = Workers(
             settings,
             ProcessOptions(worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s),
@@ -106,7 +104,7 @@ class Gateway:
                 model_folder,
                 address,
                 number=number,
-                tenants_secret=own_secret(settings.data_dir),
+                tenants_secret=self._databases.tenants_secret(),
                 calibration=None if calibrated is None else calibrated.path,
             ),
             on_refused=self.give_up,
@@ -121,6 +119,8 @@ class Gateway:
                 timed,
                 self.prompts.chunking(),
                 exact_up_to=settings.exact_vectors,
+                database=self._databases.catalog,
+                index=self._databases.index,
             ),
             timed,
             reranker,
@@ -153,9 +153,8 @@ class Gateway:
             self._models, self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
         self.embeddings = EmbeddingService(self._models, self.retriever, self.limiter, settings)
-        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3", self.disk)
         self.corpus = Corpus(
-            database=self._database,
+            database=self._databases.jobs,
             retriever=self.retriever,
             worker=self.worker,
             prompts=self.prompts,
@@ -164,6 +163,7 @@ class Gateway:
             metrics=self.metrics,
             settings=settings,
             disk=self.disk,
+            catalog_lock=self._databases.catalog_lock,
         )
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
@@ -191,8 +191,7 @@ class Gateway:
         self._tracing.start()
         self._lock = self._lock or lock_folder(self.settings.data_dir)
         make_private(self.settings.data_dir, beside=self.settings.kv_dir)
-        self._keys.start()
-        self._database.start()
+        self._databases.open()
         self.corpus.forget_unaccepted()
 
     async def start(self) -> None:
@@ -203,6 +202,7 @@ class Gateway:
         """
         self.claim()
         await self._workers.start()
+        self._databases.start(self.corpus, self.give_up)
         self._loading = asyncio.create_task(self._load())
 
     async def close(self) -> None:
@@ -214,8 +214,7 @@ class Gateway:
         self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
-        self._database.close()
-        self._keys.close()
+        await self._databases.close()
         if self._lock is not None:
             self._lock.close()
 
