@@ -105,7 +105,7 @@ class Engine:
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self.prompts = prompts
         restorer = (
-            Restorer(adapter, prompts, self._estimator, deciding=planner) if prompts else None
+            Restorer(adapter, prompts, self.estimator, deciding=planner) if prompts else None
         )
         self._launcher = PrefillLauncher(
             adapter, self._facts, addressing, loader, missing, self.planner, restorer
