@@ -27,9 +27,13 @@ TOLD_S = 0.5  # in which a worker has told what it holds, several times over
 def fleet(
     tmp_path_factory: pytest.TempPathFactory, model: Path, twelve: Documents
 ) -> Iterator[Rig]:
+    data_dir = tmp_path_factory.mktemp("fleet") / "data"
+    earlier_prompt = data_dir / "kv" / ".prompts" / "of_one_worker"
+    earlier_prompt.parent.mkdir(parents=True)
+    earlier_prompt.write_text("a deletion would not reach it")
     settings = load(
         model=str(model),
-        data_dir=tmp_path_factory.mktemp("fleet") / "data",
+        data_dir=data_dir,
         port=0,
         workers=2,
         threads=1,
@@ -40,6 +44,7 @@ def fleet(
     try:
         rig.start()
         until(lambda: ready(rig) == 2, "both workers")
+        assert not earlier_prompt.exists()
         assert rig.ingest(twelve)["state"] == "succeeded"
         yield rig
     finally:

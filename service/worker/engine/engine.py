@@ -104,9 +104,7 @@ class Engine:
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self.prompts = prompts
-        restorer = (
-            Restorer(adapter, prompts, self.estimator, deciding=planner) if prompts else None
-        )
+        restorer = Restorer(adapter, prompts, self.estimator, deciding=planner) if prompts else None
         self._launcher = PrefillLauncher(
             adapter, self._facts, addressing, loader, missing, self.planner, restorer
         )
