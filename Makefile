@@ -1,6 +1,6 @@
 # make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
 #               (DEMO="--questions all", "--small": docs/demo.md)
-# make test    everything CI runs apart from `make check`, in two processes
+# make test    everything CI runs apart from `make check`, in three processes
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
 #               docs/loadtest.md)
@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY := PASSIVE
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
-	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel
+	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel,postgresql
 	@touch $@
 
 demo: setup
@@ -28,12 +28,13 @@ serve: setup
 test: setup
 	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
 	scripts/install-redis.sh
+	scripts/install-postgresql.sh
 	scripts/install-chromium.sh
 	scripts/install-axe.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 	scripts/install-clients.sh
-	$(VENV)/python -m pytest -n 2 --dist loadfile
+	$(VENV)/python -m pytest -n 3 --dist loadfile
 
 check: setup
 	$(VENV)/ruff check .

@@ -148,7 +148,7 @@ def together(pool: KVPool, kv: SequenceKV, tokens: int, first: int) -> Running:
     """Another sequence with the same prompt."""
     copy = pool.reserve(tokens + STEPS + 2)
     assert copy is not None
-    copy.copy_from(kv, tokens)
+    kv.copy_to(copy, tokens)
     copy.set_length(tokens)
     return Running(copy, tokens, first)
 

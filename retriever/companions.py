@@ -24,7 +24,7 @@ from retriever.documents import Chunk
 from retriever.embedders.base import Vectors
 from retriever.scope import Scope
 from retriever.search.central_vectors import central
-from retriever.search.vector_index import VectorIndex
+from retriever.search.vector_search import VectorSearch
 
 GROUP = 32
 """Chunks of a group; measured in docs/method.md."""
@@ -51,7 +51,7 @@ class Companions:
         index: finds neighbours.
     """
 
-    def __init__(self, table: CompanionTable, index: VectorIndex) -> None:
+    def __init__(self, table: CompanionTable, index: VectorSearch) -> None:
         self._table = table
         self._index = index
         self._groups: OrderedDict[tuple[Scope, int, int], _Groups] = OrderedDict()

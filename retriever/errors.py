@@ -13,8 +13,9 @@ RetrieverError
 │   ├── IndexMissing         nothing is saved there
 │   └── IndexCorrupt         the manifest cannot be read, or a checksum is wrong
 ├── EmbedderMismatch         saved vectors were made by another embedder than the given one
-└── CatalogError             SQLite failed: disk full, locked, not a database
+└── CatalogError             the database failed: disk full, locked, not a database
     ├── CatalogNotStarted    used before start() or after close()
+    ├── CatalogUnreachable   PostgreSQL does not answer; it may later
     └── CatalogUnsupported   the schema is of another version than this code reads
 """
 
@@ -83,6 +84,10 @@ class CatalogError(RetrieverError):
 
 class CatalogNotStarted(CatalogError):
     code = "catalog_not_started"
+
+
+class CatalogUnreachable(CatalogError):
+    code = "catalog_unreachable"
 
 
 class CatalogUnsupported(CatalogError):

@@ -9,7 +9,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CatalogState
 from retriever.embedders.base import Embedder, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
-from retriever.search.vector_index import VectorIndex
+from retriever.search.vector_search import VectorSearch
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class IndexMirror:
     """
 
     def __init__(
-        self, catalog: Catalog, index: VectorIndex, embedder: Embedder, directory: Path | None
+        self, catalog: Catalog, index: VectorSearch, embedder: Embedder, directory: Path | None
     ) -> None:
         self._catalog = catalog
         self._index = index
@@ -43,6 +43,28 @@ class IndexMirror:
         if reason is not None:
             self._rebuild()
         return reason
+
+    @property
+    def current(self) -> bool:
+        """Whether the index holds what the catalog holds at this moment."""
+        return self._state == self._catalog.state()
+
+    def catch_up(self) -> None:
+        """Apply what other processes have changed; rebuild the index if that is not known."""
+        while True:
+            since = self._state and self._catalog.changes_since(
+                self._state, space_of(self._embedder)
+            )
+            if not since:
+                logger.warning("the catalog changed without this index; rebuilding it")
+                self._rebuild()
+                return
+            state, changes = since
+            for change in changes:
+                self._index.replace(change.removed, change.ids, change.vectors, scope=change.scope)
+            self._state = state
+            if not changes:
+                return
 
     def record(self, state: CatalogState) -> None:
         """Record that the index mirrors `state`; rebuild it if a change was missed."""
@@ -68,10 +90,13 @@ class IndexMirror:
         except (IndexFileError, EmbedderMismatch) as error:
             logger.warning("rebuilding the index from the catalog: %s", error)
             return str(error)
-        state = self._catalog.state()
-        if CatalogState(manifest.generation, manifest.token) != state:
+        saved = CatalogState(manifest.generation, manifest.token)
+        known = self._catalog.changes_since(saved, space_of(self._embedder))
+        if saved != self._catalog.state() and known is None:
             return "the saved index mirrors another state of the catalog"
-        self._state = state
+        self._state = saved
+        if known is not None:
+            self.catch_up()
         return None
 
     def _rebuild(self) -> None:

@@ -17,7 +17,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.chunking.chunker import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
-from retriever.errors import EmbedderError, InvalidDocument, RetrieverError
+from retriever.errors import CatalogUnreachable, EmbedderError, InvalidDocument, RetrieverError
 from retriever.scope import Scope
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,8 @@ def _split(
         if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:
             return False
         item.spans = chunking.split(document.text, document.title)
+    except CatalogUnreachable:
+        raise  # that is no fault of the document
     except RetrieverError as error:
         item.error = error
     except Exception as error:

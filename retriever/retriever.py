@@ -7,7 +7,8 @@ The catalog is the source of truth; the vector index mirrors it:
                               └ one writer, or many readers ────┘
 
 All methods block; async callers run them in threads. Only one process at a time may own the index
-of a catalog.
+of a catalog. A catalog that several processes share has an index in each of them, which follows the
+others' changes: a search sees all that was committed before it began.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
+from retriever.catalog.database import Database
 from retriever.chunking.chunker import ChunkSettings
 from retriever.companions import Companions
 from retriever.documents import (
@@ -31,7 +33,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import Embedder, space_of
-from retriever.errors import EmbedderMismatch, InvalidQuery, RetrieverError
+from retriever.errors import CatalogUnreachable, EmbedderMismatch, InvalidQuery, RetrieverError
 from retriever.index_mirror import IndexMirror
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.marks import Place
@@ -40,6 +42,7 @@ from retriever.search.inverted_lists import BuildStopped, Stopped
 from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.search.read_write_lock import ReadWriteLock
 from retriever.search.vector_index import EXACT_UP_TO, VectorIndex
+from retriever.search.vector_search import VectorSearch
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Retriever:
     def __init__(
         self,
         catalog: Catalog,
-        index: VectorIndex,
+        index: VectorSearch,
         embedder: Embedder,
         chunking: ChunkSettings,
         *,
@@ -95,14 +98,18 @@ class Retriever:
         chunking: ChunkSettings,
         *,
         exact_up_to: int = EXACT_UP_TO,
+        database: Database | None = None,
+        index: VectorSearch | None = None,
     ) -> Retriever:
-        """A retriever with all its files below `folder`: catalog.db and index/.
+        """A retriever with its files below `folder`: index/, and catalog.db unless the catalog is
+        in a `database`; the index is FAISS unless another is given.
 
         Args:
-            exact_up_to: a scope with more vectors is searched approximately.
+            exact_up_to: FAISS searches a scope with more vectors approximately.
         """
-        index = VectorIndex(exact_up_to=exact_up_to)
-        catalog = Catalog(folder / "catalog.db")
+        catalog = Catalog(database or folder / "catalog.db")
+        if index is None:
+            index = VectorIndex(exact_up_to=exact_up_to)
         return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
 
     def start(self) -> StartReport:
@@ -110,7 +117,7 @@ class Retriever:
 
         Raises:
             EmbedderMismatch: the documents were embedded by another embedder.
-            CatalogError: SQLite failed.
+            CatalogError: the database failed.
             EmbedderError: the embedder cannot start.
         """
         self._embedder.start()
@@ -181,12 +188,13 @@ class Retriever:
         Raises:
             InvalidQuery: the query cannot be searched as given.
             EmbedderError: embedding the query failed.
-            CatalogError: SQLite failed.
+            CatalogError: the database failed.
         """
         _check_query(query, top_k, mode)
         vector = None if mode == "sparse" else self._embedder.embed([query])[0]
         wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
         dense = sparse = None
+        self.catch_up()
         with self._consistency.read():
             allowed = None
             if doc_filter is not None:
@@ -207,10 +215,18 @@ class Retriever:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
         with self._consistency.write():
             removed, state = self._catalog.delete(doc_ids, scope=scope)
-            if removed:
+            if self._catalog.shared:
+                self._mirror.catch_up()
+            else:
                 self._index.remove(removed, scope=scope)
-            self._mirror.record(state)
+                self._mirror.record(state)
         return removed
+
+    def catch_up(self) -> None:
+        """Follow what other processes have changed; nothing to do if the catalog is not shared."""
+        if self._catalog.shared and not self._mirror.current:
+            with self._consistency.write():
+                self._mirror.catch_up()
 
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
@@ -341,11 +357,16 @@ class Retriever:
                     space_of(self._embedder),
                     scope=scope,
                 )
-                if done.status != "unchanged":
-                    ids = [chunk.chunk_id for chunk in done.chunks]
-                    self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
-                self._mirror.record(done.state)
+                if self._catalog.shared:
+                    self._mirror.catch_up()
+                else:
+                    if done.status != "unchanged":
+                        ids = [chunk.chunk_id for chunk in done.chunks]
+                        self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
+                    self._mirror.record(done.state)
             return IngestResult(doc_id, done.status, done.chunks, done.removed_chunk_ids)
+        except CatalogUnreachable:
+            raise  # that is no fault of the document
         except RetrieverError as error:
             return IngestResult(doc_id, "failed", error=error)
 

@@ -25,6 +25,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
 ├── WorkerUnavailable         503  worker_unavailable      the worker is starting or gone
 │   └── TierUnreached         503  worker_unavailable      a storage tier did not take a purge
+├── DatabaseUnavailable       503  database_unavailable    PostgreSQL does not answer
 ├── RerankerFailed            503  reranker_failed         the reranker's endpoint failed or is late
 ├── DiskFull                  507  disk_full               nothing can be stored until there is room
 ├── DeadlineExceeded          504  deadline_exceeded       no token before the client's deadline
@@ -46,6 +47,7 @@ __all__ = [
     "BodyTooLarge",
     "BoundToAdapter",
     "Conflict",
+    "DatabaseUnavailable",
     "DeadlineExceeded",
     "DiskFull",
     "Forbidden",
@@ -218,6 +220,11 @@ class WorkerUnavailable(KvstitchError):
 
 class TierUnreached(WorkerUnavailable):
     pass
+
+
+class DatabaseUnavailable(KvstitchError):
+    code = "database_unavailable"
+    status = 503
 
 
 class RerankerFailed(KvstitchError):

@@ -28,11 +28,13 @@ from service.records import (
     TokenItem,
     TokenLogprobs,
     TokenRun,
+    WorkerLoad,
 )
 
 __all__ = [
     "Abort",
     "AskGate",
+    "AskHoldings",
     "Chunk",
     "ColdMode",
     "Done",
@@ -45,6 +47,7 @@ __all__ = [
     "GateStates",
     "Generate",
     "Hello",
+    "Holdings",
     "LoraInfo",
     "Message",
     "Method",
@@ -69,6 +72,7 @@ __all__ = [
     "TokenLogprobs",
     "TokenRun",
     "Tokens",
+    "WorkerLoad",
 ]
 
 
@@ -157,6 +161,11 @@ class AskGate(Message, frozen=True):
     reset: str | None = None
 
 
+class AskHoldings(Message, frozen=True):
+    """Tell me from now on which chunks your memory tier holds, all of them first. Replies:
+    `Holdings`, as things change."""
+
+
 class Shutdown(Message, frozen=True):
     """Finish what runs, flush the store, exit."""
 
@@ -239,5 +248,43 @@ class Stats(Message, frozen=True):
     pool_free: float  # share of the KV pool that is free
 
 
-ToWorker = Hello | Generate | Explain | Abort | Prefetch | Precompute | Purge | AskGate | Shutdown
-FromWorker = Ready | Tokens | Done | Explained | Failed | Precomputed | Purged | GateStates | Stats
+class Holdings(Message, frozen=True):
+    """What the memory tier has gained and lost since the last one, and how busy the worker is.
+
+    Chunks go by their names of `service.chunk_ids`. `snapshot`: `added` is all that it holds.
+    `number` counts up by one; who misses one asks for a snapshot. `received` counts the `Generate`
+    of this gateway that `load` counts, or that have already been answered.
+    """
+
+    number: int
+    added: list[bytes]
+    removed: list[bytes]
+    snapshot: bool
+    received: int
+    load: WorkerLoad
+
+
+ToWorker = (
+    Hello
+    | Generate
+    | Explain
+    | Abort
+    | Prefetch
+    | Precompute
+    | Purge
+    | AskGate
+    | AskHoldings
+    | Shutdown
+)
+FromWorker = (
+    Ready
+    | Tokens
+    | Done
+    | Explained
+    | Failed
+    | Precomputed
+    | Purged
+    | GateStates
+    | Stats
+    | Holdings
+)

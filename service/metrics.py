@@ -186,7 +186,7 @@ CHUNKS = _gauge("chunks", "Chunks stored.")
 INDEX_RECALL = _gauge(
     "vector_index_recall",
     "Share of the ten best vectors that the least exact index finds, measured when it was built; "
-    "1: all are exact.",
+    "1: all are exact; NaN: pgvector, not measured.",
 )
 JOBS = _gauge(
     "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN
@@ -199,7 +199,17 @@ WEBHOOKS = _counter(
 DISK_SIZE = _gauge("disk_size_bytes", "Size of the file system of a folder.", volume=OPEN)
 DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", volume=OPEN)
 WORKER_RESTARTS = _counter("worker_restarts_total", "Times the worker had to be started again.")
-WORKER_UP = _gauge("worker_up", "1 while the worker is ready.")
+WORKER_UP = _gauge("worker_up", "1 while a worker is ready.")
+WORKERS_READY = _gauge("workers_ready", "Workers that are ready.")
+ROUTED_DOCUMENTS = _counter(
+    "routed_documents_total",
+    "Documents of requests, where there are several workers, by whose memory tier held them when a "
+    "worker was chosen: its own (here), only others' (elsewhere), or none (nowhere).",
+    where=("here", "elsewhere", "nowhere"),
+)
+MOVED_REQUESTS = _counter(
+    "moved_requests_total", "Requests that were sent to another worker because theirs was gone."
+)
 SAMPLES_DROPPED = _counter(
     "worker_samples_dropped_total", "Samples of the worker with undeclared names or labels."
 )
@@ -222,6 +232,7 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
         *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
         *(FULL_PREFILL_FLOPS, KEPT_RATIO, COVERAGE_RATIO, RECOMPUTED_RATIO, DOCUMENTS, CHUNKS),
         *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
+        *(WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS),
     )
 )
 
@@ -264,6 +275,9 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
             "Background writes given up because the queue was full or the tier failed.",
         ),
         _gauge("store_pending_writes", "Background writes waiting or under way."),
+        _gauge(
+            "backlog_seconds", "Seconds until a prompt that comes now could start, by estimate."
+        ),
         _gauge("pool_free_ratio", "Share of the worker's KV pool that requests could get."),
         _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
         _counter(

@@ -270,3 +270,28 @@ class Report:
     reused_tokens: int = 0  # prompt tokens whose KV an earlier prompt left
     reused_from: str = ""  # where: "pool", the KV pool, or "prompts", on disk; empty: nothing was
     token_fates: TokenFates | None = None  # of a prompt that ran, where it was asked for
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """What a worker is busy with, and how fast it believes to be; before it has said so: a guess.
+
+    Attributes:
+        backlog_s: seconds until a prompt that comes now could start.
+        running: sequences that prefill or decode.
+        token_s: seconds to compute a prompt token at every layer.
+        overhead_s: seconds of any prefill besides its tokens.
+        step_s: seconds of a decode step, besides its sequences.
+        step_sequence_s: seconds that a sequence adds to a decode step.
+        token_bytes: bytes of a token's stored KV.
+        tiers: by slower tier, the seconds of a read and those of a byte.
+    """
+
+    backlog_s: float = 0.0
+    running: int = 0
+    token_s: float = 1e-3
+    overhead_s: float = 0.0
+    step_s: float = 1e-2
+    step_sequence_s: float = 1e-3
+    token_bytes: float = 0.0
+    tiers: dict[str, tuple[float, float]] = field(default_factory=dict)

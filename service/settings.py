@@ -71,6 +71,16 @@ class Settings(BaseSettings):
     model_cache: Path = Field(
         default_factory=default_model_cache, description="folders made of .gguf files"
     )
+    database: str = Field(
+        "",
+        description="PostgreSQL for documents, jobs and keys, which several gateways share, "
+        "postgresql://user:password@host/name; empty: files in data_dir",
+    )
+    vectors: Literal["faiss", "pgvector"] = Field(
+        "faiss",
+        validate_default=True,
+        description="where vectors are searched: in each gateway's memory, or in the database",
+    )
     data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
     calibration: str = Field(
         "",
@@ -99,8 +109,23 @@ class Settings(BaseSettings):
     )
 
     # The engine.
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="worker processes, each with the model; they share memory_tier_mib, the SSD "
+        "tier and the cores",
+    )
+    routing: Literal["cost", "round_robin", "least_load", "longest_prefix"] = Field(
+        "cost",
+        description="how a worker is chosen where there are several; cost: by what each holds, "
+        "and how long it would take",
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(
+        "auto",
+        description="auto, cpu, cuda or cuda:N; several by commas: one worker each, in turns",
+    )
     tensor_parallel: int = Field(
         1,
         ge=1,
@@ -173,7 +198,7 @@ class Settings(BaseSettings):
     gate_min_agreement: float = Field(0.75, ge=0, le=1, description="of most likely tokens")
     gate_max_kl: float = Field(0.5, gt=0, description="mean KL to full prefill, in nats")
     gate_recovery: int = Field(32, ge=1, le=10_000, description="good checks until a step back")
-    threads: int = Field(0, ge=0, description="CPU threads of the worker; 0: torch's choice")
+    threads: int = Field(0, ge=0, description="CPU threads of a worker; 0: its share of the cores")
     methods_dir: Path | None = Field(
         None, description="folder with fusion/*.py and eviction/*.py of your own; none: built in"
     )
@@ -333,6 +358,20 @@ class Settings(BaseSettings):
             raise ValueError("must start with http:// or https://")
         return value
 
+    @field_validator("database")
+    @classmethod
+    def _postgresql_scheme(cls, value: str) -> str:
+        if value and not value.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
+        return value
+
+    @field_validator("vectors")
+    @classmethod
+    def _in_a_database(cls, value: str, info: ValidationInfo) -> str:
+        if value == "pgvector" and not info.data.get("database"):
+            raise ValueError("pgvector needs a database (KVSTITCH_DATABASE)")
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, value: str) -> str:
@@ -404,6 +443,7 @@ class Settings(BaseSettings):
         model_folder: Path,
         address: str,
         *,
+        number: int = 0,
         tenants_secret: str = "",
         calibration: Path | None = None,
     ) -> WorkerSettings:
@@ -412,6 +452,7 @@ class Settings(BaseSettings):
         Args:
             model_folder: The model that it is to load.
             address: Where it is to listen.
+            number: Which of the workers it is, from 0.
             tenants_secret: Keys the chunks of named tenants, unless tenant_secret is set.
             calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
         """
@@ -423,11 +464,11 @@ class Settings(BaseSettings):
             address=address,
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
-            device=self.device,
+            device=self.device_of(number),
             tensor_parallel=self.tensor_parallel,
             quantize=self.quantize,
             codec=self.codec,
-            memory_tier_bytes=self.memory_tier_mib * MIB,
+            memory_tier_bytes=self.memory_tier_mib * MIB // self.workers,
             ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
             redis_url=self.redis_url,
             redis_ttl_s=self.redis_ttl_s,
@@ -442,8 +483,9 @@ class Settings(BaseSettings):
             planner=self.planner,
             sketches=self.sketches,
             prefix_cache=self.prefix_cache,
-            prompts_dir=str(self.prompts_dir) if self.stored_prompts_gib else "",
-            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB),
+            prompts_dir=str(self.prompts_dir),
+            # Which worker stored a prompt would decide what a deletion must wait for.
+            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB) if self.workers == 1 else 0,
             draft_tokens=self.draft_tokens,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,
@@ -451,12 +493,23 @@ class Settings(BaseSettings):
             gate_min_agreement=self.gate_min_agreement,
             gate_max_kl=self.gate_max_kl,
             gate_recovery=self.gate_recovery,
-            threads=self.threads,
+            workers=self.workers,
+            number=number,
+            threads=self.threads or self._share_of_cores(),
             methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
             otlp_endpoint=self.otlp_endpoint,
             tenant_secret=self.tenant_secret,
             tenants_secret=self.tenant_secret or tenants_secret,
         )
+
+    def device_of(self, number: int) -> str:
+        """The device of a worker; workers take those that are named in turns."""
+        devices = [name.strip() for name in self.device.split(",")]
+        return devices[number % len(devices)]
+
+    def _share_of_cores(self) -> int:
+        """Threads of each of several workers; 0, torch's choice, for one that is alone."""
+        return 0 if self.workers == 1 else max(1, len(os.sched_getaffinity(0)) // self.workers)
 
 
 def load(**overrides: Any) -> Settings:

@@ -180,6 +180,7 @@ BY_CODE: dict[str, type[ServiceError]] = {
     "quota_exceeded": QuotaExceeded,
     "overloaded": Unavailable,
     "worker_unavailable": Unavailable,
+    "database_unavailable": Unavailable,
     "reranker_failed": RerankerFailed,
     "disk_full": DiskFull,
     "deadline_exceeded": DeadlineExceeded,

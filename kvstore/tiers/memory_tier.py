@@ -24,7 +24,7 @@ Source:
 
 import heapq
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -61,12 +61,21 @@ class MemoryTier:
     Args:
         capacity_bytes: strict bound on the total size of chunks and extra tensors.
         name: label in outcomes and metrics.
+        on_change: called with a key and whether its chunk is held from now on, in the order of the
+            changes. It is called under the tier's lock: it must be quick and call nothing here.
     """
 
     kind: TierKind = "memory"
 
-    def __init__(self, capacity_bytes: int, *, name: str = "memory") -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        name: str = "memory",
+        on_change: Callable[[str, bool], None] | None = None,
+    ) -> None:
         self.name = name
+        self._on_change = on_change or (lambda key, held: None)
         self._capacity = capacity_bytes
         self._buffers = BufferPool()
         self._lock = threading.Lock()
@@ -84,6 +93,8 @@ class MemoryTier:
     def close(self) -> None:
         """Drop everything."""
         with self._lock:
+            for key in self._chunks:
+                self._on_change(key, False)
             self._chunks.clear()
             self._extras.clear()
             self._heap.clear()
@@ -98,6 +109,7 @@ class MemoryTier:
             entry = self._chunks[key] = _Entry(chunk, chunk.spec.tokens, chunk.nbytes)
             self._used += entry.nbytes
             self._use((key,), entry)
+            self._on_change(key, True)
 
     def read_header(self, key: str) -> ChunkHeader | None:
         with self._lock:
@@ -201,6 +213,7 @@ class MemoryTier:
         self._used -= entry.nbytes
         if len(id) == 1:
             del self._chunks[id[0]]
+            self._on_change(id[0], False)
         else:
             del self._extras[id]
         return True

@@ -13,12 +13,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from retriever.catalog import queries
-from retriever.catalog.catalog_records import CatalogState, CorpusCounts, UpsertResult
+from retriever.catalog import change_log, queries
+from retriever.catalog.catalog_records import (
+    CatalogState,
+    CorpusCounts,
+    IndexChange,
+    UpsertResult,
+)
 from retriever.catalog.companion_table import CompanionTable
 from retriever.catalog.database import Database
-from retriever.catalog.filter_sql import conditions
 from retriever.catalog.queries import CarriedOver
+from retriever.catalog.sqlite_database import SqliteDatabase
 from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import (
     Chunk,
@@ -31,30 +36,38 @@ from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import InvalidVectors
 from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.search import bm25
+from retriever.sql.connection import Connection
 
 DOCUMENT_NUMBERS = "SELECT document, doc_id FROM documents WHERE scope_id = ? AND doc_id"
 
 
 class Catalog:
-    """Documents, chunks and vectors in an SQLite file, opened by `start`.
+    """Documents, chunks and vectors in a database, opened by `start`.
 
     Args:
-        path: the file.
+        database: where they are; a path: an SQLite file.
 
     Attributes:
         companions: which other chunks a chunk's KV is computed behind.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._database = Database(Path(path))
-        self.companions = CompanionTable(self._database)
+    def __init__(self, database: Database | str | Path) -> None:
+        if isinstance(database, str | Path):
+            database = SqliteDatabase(Path(database))
+        self._database = database
+        self._words = database.words
+        self.companions = CompanionTable(database)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes change it, too."""
+        return self._database.shared
 
     def start(self) -> None:
         """Open the file, creating or upgrading its schema.
 
         Raises:
-            CatalogError: SQLite cannot open it.
+            CatalogError: it cannot be opened.
             CatalogUnsupported: its schema is of another version than this code reads.
         """
         self._database.start()
@@ -86,7 +99,7 @@ class Catalog:
 
         Raises:
             InvalidVectors: `vectors` has another shape.
-            CatalogError: SQLite failed.
+            CatalogError: the database failed.
         """
         if vectors.shape != (len(spans), space.dim):
             raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
@@ -100,14 +113,18 @@ class Catalog:
             if old is not None and old["revision"] == revision:
                 chunks = queries.chunks_of(write, scope_id, document.doc_id)
                 return UpsertResult("unchanged", chunks, [], queries.state(write))
-            removed = [] if old is None else queries.remove(write, scope_id, [old["document"]])
+            removed = (
+                []
+                if old is None
+                else queries.remove(write, scope_id, [old["document"]], self._words)
+            )
             kept = (
                 CarriedOver(time.time())
                 if old is None
                 else CarriedOver(old["created"], bool(old["pinned"]))
             )
             space_id = queries.space_id(write, space)
-            queries.insert(
+            number = queries.insert(
                 write,
                 scope_id,
                 document,
@@ -116,13 +133,12 @@ class Catalog:
                 spans=spans,
                 vectors=vectors,
                 space_id=space_id,
+                words=self._words,
             )
-            return UpsertResult(
-                "created" if old is None else "updated",
-                queries.chunks_of(write, scope_id, document.doc_id),
-                removed,
-                queries.advance(write),
-            )
+            self._database.name(write, number, document)
+            chunks = queries.chunks_of(write, scope_id, document.doc_id)
+            state = self._advance(write, scope, removed, [chunk.chunk_id for chunk in chunks])
+            return UpsertResult("created" if old is None else "updated", chunks, removed, state)
 
     def delete(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
@@ -137,9 +153,10 @@ class Catalog:
             known = queries.rows_where_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
             if scope_id is None or not known:
                 return [], queries.state(write)
-            removed = queries.remove(write, scope_id, [row["document"] for row in known])
-            queries.drop_if_empty(write, scope_id)
-            return removed, queries.advance(write)
+            numbers = [row["document"] for row in known]
+            removed = queries.remove(write, scope_id, numbers, self._words)
+            queries.drop_if_empty(write, scope_id, self._words)
+            return removed, self._advance(write, scope, removed, [])
 
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
@@ -149,8 +166,8 @@ class Catalog:
             scope_id = queries.find_scope(write, scope)
             known = queries.rows_where_in(write, DOCUMENT_NUMBERS, doc_ids, scope_id)
             numbers = [row["document"] for row in known]
-            queries.rows_where_in(
-                write, "UPDATE documents SET pinned = ? WHERE document", numbers, pinned
+            queries.change_where_in(
+                write, "UPDATE documents SET pinned = ? WHERE document", numbers, int(pinned)
             )
             return sorted(row["doc_id"] for row in known)
 
@@ -182,7 +199,7 @@ class Catalog:
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
         """One page of documents in the order of doc_id, starting after `cursor`."""
-        where, values = conditions(doc_filter)
+        where, values = self._database.conditions(doc_filter)
         query = (
             f"{queries.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"
         )
@@ -213,7 +230,7 @@ class Catalog:
 
     def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Ids of all chunks of the documents that match the filter."""
-        where, values = conditions(doc_filter)
+        where, values = self._database.conditions(doc_filter)
         query = (
             "SELECT chunk_id FROM chunks WHERE document IN "
             f"(SELECT document FROM documents WHERE scope_id = ? AND {where})"
@@ -233,17 +250,20 @@ class Catalog:
         """The `k` best (chunk_id, BM25 score) of a scope; best first, ties by id."""
         with self._database.read() as read:
             scope_id = queries.find_scope(read, scope)
-            return [] if scope_id is None else bm25.search(read, scope_id, query, k, allowed_ids)
+            if scope_id is None:
+                return []
+            return self._words.search(read, scope_id, query, k, allowed_ids)
 
     def purge(self) -> None:
-        """Make sure that the database's files hold nothing of removed documents.
+        """Make sure that the database's files hold nothing of removed documents, as far as this
+        database can.
 
         Raises:
             CatalogError: reads under way did not end in time.
         """
         with self._database.write() as write:
-            bm25.purge(write)
-        self._database.truncate_log()
+            self._words.purge(write)
+        self._database.scrub()
 
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096
@@ -271,6 +291,27 @@ class Catalog:
         with self._database.read() as read:
             return queries.state(read)
 
+    def changes_since(
+        self, state: CatalogState, space: EmbeddingSpace
+    ) -> tuple[CatalogState, list[IndexChange]] | None:
+        """What changed after `state`: the next changes, and the state that they lead to.
+
+        None are left when that state is `state`. Returns None if it is not known what changed:
+        `state` is too old, or of another catalog, or this catalog keeps no log.
+        """
+        if not self._database.shared:
+            return None
+        with self._database.read() as read:
+            return change_log.since(read, state, space)
+
+    def _advance(
+        self, write: Connection, scope: Scope, removed: Sequence[int], added: Sequence[int]
+    ) -> CatalogState:
+        state = queries.advance(write)
+        if self._database.shared:
+            change_log.add(write, state, scope, removed, added)
+        return state
+
     def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """Sizes of a scope, or of all tenants together if `scope` is None."""
         query = (
@@ -287,7 +328,7 @@ class Catalog:
         """(scope, doc_id) of all pinned documents of all tenants."""
         query = (
             "SELECT tenant, collection, doc_id FROM documents JOIN scopes USING (scope_id) "
-            "WHERE pinned ORDER BY tenant, collection, doc_id"
+            "WHERE pinned = 1 ORDER BY tenant, collection, doc_id"
         )
         with self._database.read() as read:
             return [(Scope(tenant, name), d) for tenant, name, d in read.execute(query)]

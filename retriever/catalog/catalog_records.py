@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from retriever.documents import Chunk
+from retriever.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,23 @@ class CatalogState:
 
     generation: int
     token: str
+
+
+@dataclass(frozen=True)
+class IndexChange:
+    """What one change of the catalog means for a vector index.
+
+    Attributes:
+        scope: the tenant's collection.
+        removed: ids of chunks that are gone.
+        ids: ids of chunks that came.
+        vectors: theirs, `[len(ids), dim]`.
+    """
+
+    scope: Scope
+    removed: list[int]
+    ids: list[int]
+    vectors: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)

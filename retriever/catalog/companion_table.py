@@ -7,7 +7,6 @@ companion stay until `forget`, so that what was computed behind its text can be 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +18,7 @@ from retriever.catalog.database import Database
 from retriever.documents import Chunk
 from retriever.embedders.base import Vectors
 from retriever.scope import Scope
+from retriever.sql.connection import Row
 
 Kind = Literal["primer", "neighbours"]
 """One set for all chunks of a collection, or each chunk's nearest ones."""
@@ -29,7 +29,7 @@ _COMPANIONS = """
 """
 
 
-def _place(row: sqlite3.Row) -> int:
+def _place(row: Row) -> int:
     return int(row["position"])
 
 
@@ -112,7 +112,8 @@ class CompanionTable:
             if write.execute(exists, (chunk_id,)).fetchone() is None:
                 return  # it was removed meanwhile
             write.execute(
-                "INSERT OR REPLACE INTO accompanied (chunk_id, kind) VALUES (?, ?)",
+                "INSERT INTO accompanied (chunk_id, kind) VALUES (?, ?) "
+                "ON CONFLICT (chunk_id) DO UPDATE SET kind = excluded.kind, exact = 0",
                 (chunk_id, kind),
             )
             write.executemany(
@@ -128,20 +129,20 @@ class CompanionTable:
             )
             chunk_ids = [row["chunk_id"] for row in rows]
             for table in ("companions", "accompanied"):
-                queries.rows_where_in(write, f"DELETE FROM {table} WHERE chunk_id", chunk_ids)
+                queries.change_where_in(write, f"DELETE FROM {table} WHERE chunk_id", chunk_ids)
 
     def set_exact(self, chunk_ids: Collection[int]) -> None:
         """The chunks are stored behind nothing but S, too, for prompts that begin with them."""
         with self._database.write() as write:
             update = "UPDATE accompanied SET exact = 1 WHERE chunk_id"
-            queries.rows_where_in(write, update, chunk_ids)
+            queries.change_where_in(write, update, chunk_ids)
 
     def open(self, kind: Kind, limit: int) -> list[tuple[Scope, str]]:
         """Documents with chunks whose companions are not chosen, or that are not stored exactly."""
         query = """
             SELECT DISTINCT tenant, collection, doc_id FROM chunks JOIN documents USING (document)
             JOIN scopes USING (scope_id) LEFT JOIN accompanied USING (chunk_id)
-            WHERE kind IS NOT ? OR exact = 0 LIMIT ?
+            WHERE kind IS NULL OR kind != ? OR exact = 0 LIMIT ?
         """
         with self._database.read() as read:
             rows = read.execute(query, (kind, limit)).fetchall()
@@ -171,7 +172,8 @@ class CompanionTable:
             last = "SELECT coalesce(max(number), 0) AS last FROM primers WHERE scope_id = ?"
             first = write.execute(last, (scope_id,)).fetchone()["last"] + 1
             write.executemany(
-                "INSERT INTO primers SELECT ?, ?, ?, chunk_id FROM chunks WHERE chunk_id = ?",
+                "INSERT INTO primers SELECT CAST(? AS BIGINT), CAST(? AS INTEGER), "
+                "CAST(? AS INTEGER), chunk_id FROM chunks WHERE chunk_id = ?",
                 [
                     (scope_id, number, place, chunk_id)
                     for number, group in enumerate(groups, first)

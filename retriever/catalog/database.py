@@ -1,140 +1,56 @@
-"""SQLite connections and transactions.
-
-WAL mode: readers see a snapshot and never wait for the writer. Thread-safe: one connection writes,
-behind a lock; readers borrow connections from a pool that grows to the number of concurrent reads.
-"""
+"""What the catalog asks of the database that it is in: SQLite's file, or PostgreSQL."""
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from retriever.catalog.schema import prepare
-from retriever.errors import CatalogError, CatalogNotStarted
+from retriever.documents import DocFilter, Document
+from retriever.search.full_text import FullText
+from retriever.sql.connection import Connection
 
 
-class Database:
-    """Connections to one SQLite file.
+class Database(Protocol):
+    """Transactions for the catalog. Thread-safe; every call blocks.
 
-    Args:
-        path: the file.
-        wait_s: how long a write waits for the write of another process, in seconds.
+    Attributes:
+        shared: whether other processes change it, too. Changes are logged then, so that each can
+            follow the others'.
+        words: the full-text index.
     """
 
-    def __init__(self, path: Path, *, wait_s: float = 10.0) -> None:
-        self._path = path
-        self._wait_s = wait_s
-        self._writing = threading.Lock()
-        self._pooling = threading.Lock()
-        self._writer: sqlite3.Connection | None = None
-        self._idle: list[sqlite3.Connection] = []
+    @property
+    def shared(self) -> bool: ...
+
+    @property
+    def words(self) -> FullText: ...
 
     def start(self) -> None:
-        """Open the file, creating or upgrading its schema.
+        """Open it, creating or upgrading the schema.
 
         Raises:
-            CatalogError: SQLite cannot open it.
+            CatalogError: it cannot be opened.
             CatalogUnsupported: its schema is of another version than this code reads.
         """
-        with self._writing:
-            if self._writer is not None:
-                return
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _translated():
-                connection = self._connect()
-                try:
-                    connection.execute("PRAGMA journal_mode = WAL")
-                    prepare(connection, self._path)
-                except BaseException:
-                    connection.close()
-                    raise
-            self._writer = connection
 
-    def close(self) -> None:
-        """Close all idle connections; a read under way keeps its own until it ends."""
-        with self._writing, self._pooling:
-            for connection in [*self._idle, *([self._writer] if self._writer else [])]:
-                connection.close()
-            self._idle.clear()
-            self._writer = None
+    def close(self) -> None: ...
 
-    @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> AbstractContextManager[Connection]:
         """A connection that sees one snapshot during the whole block."""
-        with _translated():
-            connection = self._borrow()
-            try:
-                connection.execute("BEGIN")
-                yield connection
-            finally:
-                connection.rollback()
-                self._give_back(connection)
 
-    @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: commits at the end of the block, rolls back on any error."""
-        with self._writing, _translated():
-            writer = self._require_writer()
-            writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield writer
-                writer.execute("COMMIT")
-            except BaseException:
-                writer.rollback()
-                raise
+    def write(self) -> AbstractContextManager[Connection]:
+        """A transaction: commits at the end of the block, rolls back on any error. One at a
+        time."""
 
-    def truncate_log(self) -> None:
-        """Empty the write-ahead log, which still holds old versions of overwritten pages.
+    def scrub(self) -> None:
+        """Remove what was deleted from the files, where the database can.
 
         Raises:
             CatalogError: reads under way did not end in time.
         """
-        with self._writing, _translated():
-            busy, *_ = self._require_writer().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            raise CatalogError("the catalog's log is being read, and was not emptied; try again")
 
-    def _require_writer(self) -> sqlite3.Connection:
-        if self._writer is None:
-            raise CatalogNotStarted("call start() before the catalog is used")
-        return self._writer
+    def name(self, write: Connection, number: int, document: Document) -> None:
+        """Make a document findable by parts of its id and title, if that needs preparation."""
 
-    def _borrow(self) -> sqlite3.Connection:
-        with self._pooling:
-            self._require_writer()
-            if self._idle:
-                return self._idle.pop()
-        return self._connect()
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._pooling:
-            if self._writer is None:
-                connection.close()
-            else:
-                self._idle.append(connection)
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._path, timeout=self._wait_s, isolation_level=None, check_same_thread=False
-        )
-        connection.row_factory = sqlite3.Row
-        # SQLite's own lower() knows ASCII only.
-        connection.create_function("casefold", 1, str.casefold, deterministic=True)
-        connection.execute("PRAGMA foreign_keys = ON")
-        # An acknowledged document survives a power cut; embedding costs far more than this fsync.
-        connection.execute("PRAGMA synchronous = FULL")
-        # Deleted content is overwritten, and no copy of a page goes to a temporary file.
-        connection.execute("PRAGMA secure_delete = ON")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        return connection
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise CatalogError(f"the catalog failed: {error}") from error
+    def conditions(self, doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
+        """A WHERE condition over `documents`, and its values; for None it is always true."""

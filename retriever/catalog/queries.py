@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -19,12 +18,13 @@ from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadat
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.marks import Mark
 from retriever.scope import Scope
-from retriever.search import bm25
+from retriever.search.full_text import ChunkWords, FullText
+from retriever.sql.connection import Connection, Row
 
 INFO = """
     SELECT doc_id, revision, created, updated, num_chars, title, metadata, pinned,
            (SELECT count(*) FROM chunks WHERE chunks.document = documents.document) AS num_chunks,
-           (SELECT total(tokens) FROM chunks WHERE chunks.document = documents.document)
+           (SELECT coalesce(sum(tokens), 0) FROM chunks WHERE chunks.document = documents.document)
                AS num_tokens
     FROM documents
 """
@@ -42,6 +42,10 @@ def _place(document: str, start: str) -> str:
     return f"{page} AS page, {heading} AS heading"
 
 
+_MARKED = """
+    INSERT INTO marks VALUES (?, ?, ?, ?, ?) ON CONFLICT (document, is_heading, start)
+    DO UPDATE SET kind = excluded.kind, label = excluded.label
+"""
 CHUNK = f"""
     SELECT chunk_id, doc_id, ordinal, chunks.text AS text, title, char_start, char_end, tokens,
            revision, {_place("chunks.document", "char_start")}
@@ -66,7 +70,7 @@ class CarriedOver:
 
 
 def insert(
-    write: sqlite3.Connection,
+    write: Connection,
     scope_id: int,
     document: Document,
     *,
@@ -75,11 +79,13 @@ def insert(
     spans: Sequence[ChunkSpan],
     vectors: Vectors,
     space_id: int,
-) -> None:
-    """Store a new document with its chunks, vectors and index words."""
+    words: FullText,
+) -> int:
+    """Store a new document with its chunks, vectors and index words; returns its number."""
     inserted = write.execute(
         "INSERT INTO documents (scope_id, doc_id, revision, space_id, created, updated, "
-        "num_chars, pinned, title, metadata, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "num_chars, pinned, title, metadata, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "RETURNING document",
         (
             scope_id,
             document.doc_id,
@@ -88,73 +94,77 @@ def insert(
             kept.created,
             time.time(),
             len(document.text),
-            kept.pinned,
+            int(kept.pinned),
             document.title,
             canonical_metadata(document.metadata),
             document.text,
         ),
-    )
-    number = inserted.lastrowid
+    ).fetchone()
+    number = int(inserted["document"])
     write.executemany(
-        "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?)",
-        [(number, m.kind == "heading", m.start, m.kind, m.label) for m in document.marks],
+        _MARKED,
+        [(number, int(m.kind == "heading"), m.start, m.kind, m.label) for m in document.marks],
     )
-    words: list[bm25.ChunkWords] = []
+    indexed: list[ChunkWords] = []
     for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
         text = document.text[span.start : span.end]
         inserted = write.execute(
             "INSERT INTO chunks (document, ordinal, char_start, char_end, tokens, text) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "VALUES (?, ?, ?, ?, ?, ?) RETURNING chunk_id",
             (number, ordinal, span.start, span.end, span.tokens, text),
-        )
-        words.append((int(inserted.lastrowid or 0), document.title, text))
+        ).fetchone()
+        chunk_id = int(inserted["chunk_id"])
+        indexed.append((chunk_id, document.title, text))
         blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
-        write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (inserted.lastrowid, space_id, blob))
-    bm25.add(write, scope_id, words)
+        write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (chunk_id, space_id, blob))
+    words.add(write, scope_id, indexed)
+    return number
 
 
-def remove(write: sqlite3.Connection, scope_id: int, documents: Sequence[int]) -> list[int]:
+def remove(
+    write: Connection, scope_id: int, documents: Sequence[int], words: FullText
+) -> list[int]:
     """Remove documents by number, with everything stored for them; returns their chunk ids."""
     query = (
         "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
         "WHERE document"
     )
     rows = [tuple(row) for row in rows_where_in(write, query, documents)]
-    bm25.remove(write, scope_id, rows)
-    rows_where_in(write, "DELETE FROM documents WHERE document", documents)
+    words.remove(write, scope_id, rows)
+    change_where_in(write, "DELETE FROM documents WHERE document", documents)
     return sorted(chunk_id for chunk_id, *_ in rows)
 
 
-def find_scope(connection: sqlite3.Connection, scope: Scope) -> int | None:
+def find_scope(connection: Connection, scope: Scope) -> int | None:
     """The number of a scope, or None if it has no documents."""
     query = "SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?"
     row = connection.execute(query, (scope.tenant, scope.collection)).fetchone()
     return None if row is None else int(row["scope_id"])
 
 
-def make_scope(write: sqlite3.Connection, scope: Scope) -> int:
+def make_scope(write: Connection, scope: Scope) -> int:
     """The number of a scope, which is created if it does not exist."""
     if (found := find_scope(write, scope)) is not None:
         return found
     values = (scope.tenant, scope.collection)
-    made = write.execute("INSERT INTO scopes (tenant, collection) VALUES (?, ?)", values)
-    return int(made.lastrowid or 0)
+    insert = "INSERT INTO scopes (tenant, collection) VALUES (?, ?) RETURNING scope_id"
+    return int(write.execute(insert, values).fetchone()["scope_id"])
 
 
-def drop_if_empty(write: sqlite3.Connection, scope_id: int) -> None:
+def drop_if_empty(write: Connection, scope_id: int, words: FullText) -> None:
     """Remove a scope without documents, so that not even the tenant's name stays."""
     query = "SELECT 1 FROM documents WHERE scope_id = ?"
     if write.execute(query, (scope_id,)).fetchone() is None:
-        bm25.drop(write, scope_id)
+        words.drop(write, scope_id)
         write.execute("DELETE FROM scopes WHERE scope_id = ?", (scope_id,))
 
 
-def chunks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
+def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
     query = CHUNK + "WHERE scope_id = ? AND doc_id = ? ORDER BY ordinal"
     return [Chunk(**row) for row in connection.execute(query, (scope_id, doc_id))]
 
 
-def marks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) -> tuple[Mark, ...]:
+def marks_of(connection: Connection, scope_id: int | None, doc_id: str) -> tuple[Mark, ...]:
     query = (
         "SELECT start, kind, label FROM marks JOIN documents USING (document) "
         "WHERE scope_id = ? AND doc_id = ? ORDER BY start, is_heading"
@@ -163,11 +173,11 @@ def marks_of(connection: sqlite3.Connection, scope_id: int | None, doc_id: str) 
 
 
 def rows_where_in(
-    connection: sqlite3.Connection,
+    connection: Connection,
     query: str,
     values: Collection[str] | Collection[int],
     *before: object,
-) -> list[sqlite3.Row]:
+) -> list[Row]:
     """Run `query IN values` with a single parameter for all values.
 
     Args:
@@ -176,32 +186,47 @@ def rows_where_in(
         values: any number of values.
         before: the query's own parameters, which come first.
     """
-    found = connection.execute(
-        f"{query} IN (SELECT value FROM json_each(?))", (*before, json.dumps(list(values)))
-    )
-    return found.fetchall()
+    if not values:
+        return []
+    among = connection.in_texts if isinstance(next(iter(values)), str) else connection.in_numbers
+    return connection.execute(f"{query} {among}", (*before, connection.listed(values))).fetchall()
 
 
-def space_id(write: sqlite3.Connection, space: EmbeddingSpace) -> int:
+def change_where_in(
+    write: Connection,
+    statement: str,
+    values: Collection[str] | Collection[int],
+    *before: object,
+) -> None:
+    """Run an UPDATE or DELETE up to `WHERE column`, for these values."""
+    if values:
+        among = write.in_texts if isinstance(next(iter(values)), str) else write.in_numbers
+        write.execute(f"{statement} {among}", (*before, write.listed(values)))
+
+
+def space_id(write: Connection, space: EmbeddingSpace) -> int:
     """The number of an embedding space, which is created if it does not exist."""
     values = astuple(space)
-    write.execute("INSERT OR IGNORE INTO spaces (name, revision, dim) VALUES (?, ?, ?)", values)
+    insert = "INSERT INTO spaces (name, revision, dim) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+    write.execute(insert, values)
     query = "SELECT space_id FROM spaces WHERE name = ? AND revision = ? AND dim = ?"
     return int(write.execute(query, values).fetchone()["space_id"])
 
 
 def vectors(
-    connection: sqlite3.Connection, space: EmbeddingSpace, batch: int
+    connection: Connection, space: EmbeddingSpace, batch: int
 ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
     """All vectors of an embedding space: (scope, chunk ids `[n]`, vectors `[n, dim]`)."""
     query = (
         "SELECT tenant, collection, chunk_id, vector "
         "FROM vectors JOIN spaces USING (space_id) JOIN chunks USING (chunk_id) "
         "JOIN documents USING (document) JOIN scopes USING (scope_id) "
-        "WHERE name = ? AND spaces.revision = ? AND dim = ? ORDER BY chunk_id"
+        "WHERE name = ? AND spaces.revision = ? AND dim = ? AND chunk_id > ? "
+        "ORDER BY chunk_id LIMIT ?"
     )
-    stored = connection.execute(query, astuple(space))
-    while found := stored.fetchmany(batch):
+    last = 0
+    while found := connection.execute(query, (*astuple(space), last, batch)).fetchall():
+        last = found[-1]["chunk_id"]
         by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
         for tenant, collection, chunk_id, vector in found:
             by_scope[tenant, collection].append((chunk_id, vector))
@@ -212,18 +237,18 @@ def vectors(
             yield Scope(*names), ids, rows
 
 
-def state(connection: sqlite3.Connection) -> CatalogState:
+def state(connection: Connection) -> CatalogState:
     return CatalogState(**connection.execute("SELECT generation, token FROM state").fetchone())
 
 
-def advance(write: sqlite3.Connection) -> CatalogState:
+def advance(write: Connection) -> CatalogState:
     """Count a change; returns the new state."""
     token = secrets.token_hex(16)
     write.execute("UPDATE state SET generation = generation + 1, token = ?", (token,))
     return state(write)
 
 
-def info(row: sqlite3.Row) -> DocumentInfo:
+def info(row: Row) -> DocumentInfo:
     fields = dict(row)
     fields["metadata"] = json.loads(fields["metadata"])
     fields["pinned"] = bool(fields["pinned"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from retriever.documents import canonical_metadata
 from retriever.errors import CatalogUnsupported
 from retriever.search import bm25
+from retriever.sql.connection import SqliteConnection
 
 SCHEMA_VERSION = 4
 
@@ -136,7 +137,7 @@ DROP TABLE documents_1;
 """
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
+def prepare(connection: SqliteConnection, path: Path) -> None:
     """Create the schema in a new file, or upgrade an older one, in one transaction.
 
     Foreign keys are off meanwhile, because dropping a table would delete the rows that refer to it.
@@ -208,7 +209,7 @@ def _marks_from_outlines(connection: sqlite3.Connection) -> None:
         )
 
 
-def _index_words(connection: sqlite3.Connection) -> None:
+def _index_words(connection: SqliteConnection) -> None:
     query = (
         "SELECT scope_id, chunk_id, title, chunks.text FROM chunks JOIN documents USING (document)"
     )

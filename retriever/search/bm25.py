@@ -10,28 +10,25 @@ merged, so a scope from which something was removed is marked `stale` until `pur
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Collection, Iterable
 
-from retriever.search.fts5_text import indexed_text, match_expression
+from retriever.search.fts5_text import TOKENIZER, indexed_text, match_expression
+from retriever.search.full_text import ChunkWords
+from retriever.sql.connection import Connection
 
-# rowid, title, text
-ChunkWords = tuple[int, str, str]
 
-
-def add(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
+def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Index chunks; creates the scope's table if it does not exist."""
     table = _table(scope_id)
     write.execute(
         f"CREATE VIRTUAL TABLE IF NOT EXISTS {table} USING fts5("
-        "body, content = '', tokenize = 'porter unicode61 remove_diacritics 2')"
+        f"body, content = '', tokenize = '{TOKENIZER}')"
     )
     rows = ((chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks)
     write.executemany(f"INSERT INTO {table} (rowid, body) VALUES (?, ?)", rows)
 
 
-def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
+def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Remove chunks. Their texts must be those they were added with: FTS5 does not keep them."""
     table = _table(scope_id)
     rows = [("delete", chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
@@ -40,12 +37,12 @@ def remove(write: sqlite3.Connection, scope_id: int, chunks: Iterable[ChunkWords
         write.execute("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
 
 
-def drop(write: sqlite3.Connection, scope_id: int) -> None:
+def drop(write: Connection, scope_id: int) -> None:
     """Delete the table of a scope that has no documents any more."""
     write.execute(f"DROP TABLE IF EXISTS {_table(scope_id)}")
 
 
-def purge(write: sqlite3.Connection) -> None:
+def purge(write: Connection) -> None:
     """Merge the segments of stale scopes, so that no page holds words of removed chunks."""
     stale = write.execute("SELECT scope_id FROM scopes WHERE stale").fetchall()
     for row in stale:
@@ -55,7 +52,7 @@ def purge(write: sqlite3.Connection) -> None:
 
 
 def search(
-    connection: sqlite3.Connection,
+    connection: Connection,
     scope_id: int,
     query: str,
     k: int,
@@ -72,11 +69,12 @@ def search(
     if not expression or k <= 0:
         return []
     table = _table(scope_id)
-    among = "" if allowed_ids is None else "AND rowid IN (SELECT value FROM json_each(:ids))"
+    among = "" if allowed_ids is None else f"AND rowid {connection.in_numbers}"
+    ids = () if allowed_ids is None else (connection.listed(allowed_ids),)
     found = connection.execute(
-        f"SELECT rowid, -rank AS score FROM {table} WHERE {table} MATCH :expression {among} "
-        "ORDER BY rank, rowid LIMIT :k",
-        {"expression": expression, "ids": json.dumps(list(allowed_ids or ())), "k": k},
+        f"SELECT rowid, -rank AS score FROM {table} WHERE {table} MATCH ? {among} "
+        "ORDER BY rank, rowid LIMIT ?",
+        (expression, *ids, k),
     )
     return [(int(row["rowid"]), float(row["score"])) for row in found]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+TOKENIZER = "porter unicode61 remove_diacritics 2"
 # Further words of a query are ignored: a document pasted as a question would take seconds.
 MAX_QUERY_WORDS = 128
 
@@ -31,8 +32,15 @@ def indexed_text(title: str, text: str) -> str:
 def match_expression(query: str) -> str:
     """The query in FTS5's syntax, matching any of its words; empty if it has none.
 
-    Words consist of letters, digits and marks, and are quoted, so users cannot write operators.
+    The words are quoted, so users cannot write operators.
     """
+    return " OR ".join(
+        f'"{word}"*' if starts_pair(word) else f'"{word}"' for word in query_words(query)
+    )
+
+
+def query_words(query: str) -> list[str]:
+    """The query's distinct words, of letters, digits and marks, which the index may split."""
     folded = unicodedata.normalize("NFKC", query)
     words: list[str] = []
     position = 0
@@ -40,13 +48,12 @@ def match_expression(query: str) -> str:
         words += [*_words(folded[position : run.start()]), *(_pairs(run[0]) or [run[0]])]
         position = run.end()
     words += _words(folded[position:])
-    distinct = list(dict.fromkeys(words))[:MAX_QUERY_WORDS]
-    return " OR ".join(map(_quoted, distinct))
+    return list(dict.fromkeys(words))[:MAX_QUERY_WORDS]
 
 
-def _quoted(word: str) -> str:
-    start_of_a_pair = len(word) == 1 and _UNSPACED.match(word)
-    return f'"{word}"*' if start_of_a_pair else f'"{word}"'
+def starts_pair(word: str) -> bool:
+    """Whether it is a single character of an unspaced script: the start of words of two."""
+    return len(word) == 1 and _UNSPACED.match(word) is not None
 
 
 def _pairs(run: str) -> list[str]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from service import __version__
-from service.cli import completion, doctor, keys, model, serve, status, tune
+from service.cli import completion, doctor, keys, migrate, model, serve, status, tune
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _jobs(commands.add_parser("jobs", help="what became of accepted documents"))
     _documents(commands.add_parser("documents", help="what is stored: look, pin, delete"))
     _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
+    _migrate(commands.add_parser("migrate", help="copy a data folder to PostgreSQL"))
     _status(commands.add_parser("status", help="show how a running service is"))
     _model(commands.add_parser("model", help="models with names: list, fetch, path"))
     _tune(commands.add_parser("tune", help="measure which settings suit a model and documents"))
@@ -68,6 +69,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
         "computed as they come in (default: none)")  # fmt: skip
     add("--model-cache", help="where folders made of .gguf files are kept")
     add("--data-dir", help="where documents, jobs and KV are kept")
+    add("--database", help="PostgreSQL that gateways share, postgresql://user:password@host/name")
     add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0, or "
         "redis+cluster://a:6379,b:6379")  # fmt: skip
     add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
@@ -83,7 +85,8 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add("--device", help="auto, cpu, cuda or cuda:N")
     add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
     add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
-    add("--threads", type=int, help="CPU threads of the worker")
+    add("--workers", type=int, help="worker processes, each with the model; default: 1")
+    add("--threads", type=int, help="CPU threads of a worker")
     add("--tensor-parallel", type=int, help="processes that share the model, split by heads")
     add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
     add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
@@ -280,6 +283,18 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     ):
         add(name, type=int, help=help)
     parser.set_defaults(command=tune.run)
+
+
+def _migrate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copy catalog, jobs, deletions, receipts and keys of a data folder to PostgreSQL, all of "
+        "them or nothing. No service may run from the folder, which stays as it is."
+    )
+    parser.add_argument("--from", dest="from_", metavar="DIR", help="the service's data folder")
+    parser.add_argument("--to", metavar="URL", required=True, help="an empty database, "
+                        "postgresql://user:password@host/name")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.set_defaults(command=migrate.run)
 
 
 def _completion(parser: argparse.ArgumentParser, whole: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`kvstitch keys`: makes, lists and revokes API keys in the data folder's key store."""
+"""`kvstitch keys`: makes, lists and revokes API keys in the data folder, or in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from service.cli.service_client import WrongArgument
 from service.gateway.auth.key_text import SCOPES
 from service.gateway.auth.keys import KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits
+from service.gateway.databases import key_store
 from service.settings import default_data_dir, load
 
 DAY_S = 86_400
@@ -85,18 +86,15 @@ def revoke(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
-    folder = load(data_dir=args.data_dir).data_dir
-    if folder != default_data_dir() and not folder.is_dir():
+    settings = load(data_dir=args.data_dir)
+    folder = settings.data_dir
+    if not settings.database and folder != default_data_dir() and not folder.is_dir():
         raise WrongArgument(
             f"there is no folder {folder}, so no service would read keys from it: give the "
             "--data-dir of the service, or make the folder first"
         )
-    store = KeyStore(folder / "keys.sqlite3")
-    store.start()
-    try:
+    with key_store(settings) as store:
         yield store
-    finally:
-        store.close()
 
 
 def _fields(key: StoredKey) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
     model = fingerprint(str(folder), settings.quantize)
     out = Path(args.out) if args.out else settings.data_dir / TUNING_FOLDER
     adapter = load_model(
-        str(folder), dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+        str(folder), dtype=settings.dtype, device=settings.device_of(0), quantize=settings.quantize
     )
     facts = read_calibration(
         folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads

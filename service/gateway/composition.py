@@ -22,12 +22,10 @@ from service.gateway.answers.preparing.preparation import RequestPreparer
 from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
-from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
-from service.gateway.auth.secret_file import own_secret
 from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.data_folder import lock_folder, make_private
+from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
@@ -39,9 +37,8 @@ from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
-from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages import Stats
+from service.gateway.worker_client.supervisor import COMMAND
+from service.gateway.workers import ProcessOptions, Workers, WorkerState
 from service.settings import Settings
 from service.tracing import tracing
 
@@ -89,7 +86,7 @@ class Gateway:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
-        self._keys = KeyStore(settings.data_dir / "keys.sqlite3")
+        self._databases = databases(settings, self.disk)
         quotas = Quotas(
             Limits(
                 settings.tenant_max_documents,
@@ -98,27 +95,21 @@ class Gateway:
                 settings.tenant_tokens_per_minute,
             )
         )
-        self.access = Access(self._keys, quotas, allow_anonymous=settings.allow_anonymous)
-        self.worker = WorkerClient(
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            on_stats=self._on_stats,
-            on_change=self._on_change,
-            on_left=self.metrics.tokens_after_leaving.observe,
-        )
-        self._worker_address = worker_address
-        self._supervisor = Supervisor(
-            self.worker,
-            lambda address: settings.worker(
+        self.access = Access(self._databases.keys, quotas, allow_anonymous=settings.allow_anonymous)
+        self._workers = Workers(
+            settings,
+            ProcessOptions(worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s),
+            self.metrics,
+            worker_settings=lambda number, address: settings.worker(
                 model_folder,
                 address,
-                tenants_secret=own_secret(settings.data_dir),
+                number=number,
+                tenants_secret=self._databases.tenants_secret(),
                 calibration=None if calibrated is None else calibrated.path,
             ),
             on_refused=self.give_up,
-            on_restart=self.metrics.worker_restarts.inc,
-            command=worker_command,
-            backoff_s=restart_backoff_s,
         )
+        self.worker = self._workers.worker
         timed = TimedEmbedder(embedder or make_embedder(settings))
         reranker = make_reranker(settings)
         self._models = TextModels(timed, reranker)
@@ -128,6 +119,8 @@ class Gateway:
                 timed,
                 self.prompts.chunking(),
                 exact_up_to=settings.exact_vectors,
+                database=self._databases.catalog,
+                index=self._databases.index,
             ),
             timed,
             reranker,
@@ -136,7 +129,7 @@ class Gateway:
         )
         behind = PrecomputedBehind(self.prompts, self.retriever.companions, settings.companions)
         self.limiter = ConcurrencyLimiter(
-            max_running=settings.max_running,
+            max_running=settings.max_running * settings.workers,
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
             metrics=self.metrics,
@@ -160,9 +153,8 @@ class Gateway:
             self._models, self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
         self.embeddings = EmbeddingService(self._models, self.retriever, self.limiter, settings)
-        self._database = JobDatabase(settings.data_dir / "jobs.sqlite3", self.disk)
         self.corpus = Corpus(
-            database=self._database,
+            database=self._databases.jobs,
             retriever=self.retriever,
             worker=self.worker,
             prompts=self.prompts,
@@ -171,13 +163,17 @@ class Gateway:
             metrics=self.metrics,
             settings=settings,
             disk=self.disk,
+            catalog_lock=self._databases.catalog_lock,
         )
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
 
     @property
     def worker_pid(self) -> int | None:
-        return self._supervisor.pid
+        return self._workers.first_pid
+
+    def worker_states(self) -> list[WorkerState]:
+        return self._workers.states()
 
     def claim(self) -> None:
         """Take the data folder, for as long as this gateway is open.
@@ -195,8 +191,7 @@ class Gateway:
         self._tracing.start()
         self._lock = self._lock or lock_folder(self.settings.data_dir)
         make_private(self.settings.data_dir, beside=self.settings.kv_dir)
-        self._keys.start()
-        self._database.start()
+        self._databases.open()
         self.corpus.forget_unaccepted()
 
     async def start(self) -> None:
@@ -206,10 +201,8 @@ class Gateway:
             InvalidSetting: As `claim`.
         """
         self.claim()
-        if self._worker_address:
-            self.worker.connect(self._worker_address)
-        else:
-            await self._supervisor.start()
+        await self._workers.start()
+        self._databases.start(self.corpus, self.give_up)
         self._loading = asyncio.create_task(self._load())
 
     async def close(self) -> None:
@@ -217,13 +210,11 @@ class Gateway:
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self.corpus.close()
-        await self._supervisor.stop()
-        await self.worker.close()
+        await self._workers.close()
         self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
-        self._database.close()
-        self._keys.close()
+        await self._databases.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -260,11 +251,3 @@ class Gateway:
         except Exception as error:
             logger.exception("the document index cannot be opened")
             self.give_up(f"the document index cannot be opened: {error}")
-
-    def _on_stats(self, stats: Stats) -> None:
-        self.metrics.worker.update(stats.values)
-
-    def _on_change(self, up: bool) -> None:
-        self.metrics.worker_up.set(int(up))
-        if not up:
-            self.metrics.worker.forget()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,10 @@ from service.metrics import WORKER_LABEL, WORKER_METRICS, Declared, Sample
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Buckets = dict[str, float]  # upper bound as text to cumulative count
-SINGLE_WORKER = "0"  # label of the worker of a gateway that has one
+SINGLE_WORKER = "0"  # label of the worker of a gateway that has one, and of the first of several
+# Of what several workers share, each reports the whole, up to the moment of its report.
+OWN_TIER = "memory"
+SUMMED = ("evictions", "pending_deletes")
 
 
 class WorkerCollector(Collector):
@@ -47,16 +50,22 @@ class WorkerCollector(Collector):
         """Publish a worker's samples no more: it is gone, and its gauges would be wrong."""
         self._samples = {name: s for name, s in self._samples.items() if name != worker}
 
-    def tiers(self, worker: str = SINGLE_WORKER) -> dict[str, dict[str, float]]:
-        """Per tier: used and capacity bytes, entries, evictions and health, as last reported."""
-        out: dict[str, dict[str, float]] = {}
-        samples = self._samples.get(worker, {})
-        for name, metric in WORKER_METRICS.items():
-            if tuple(metric.labels) == ("tier",):
-                for (tier,), value in samples.get(name, {}).items():
-                    short = name.removeprefix("kvstitch_tier_").removesuffix("_total")
-                    out.setdefault(tier, {})[short] = value
-        return out
+    def tiers(self) -> dict[str, dict[str, float]]:
+        """Per tier: used and capacity bytes, entries, evictions and health, as last reported.
+
+        Every worker has a memory tier of its own; the others they share.
+        """
+        reports: dict[str, dict[str, list[float]]] = {}
+        for samples in self._samples.values():
+            for name, metric in WORKER_METRICS.items():
+                if tuple(metric.labels) == ("tier",):
+                    for (tier,), value in samples.get(name, {}).items():
+                        short = name.removeprefix("kvstitch_tier_").removesuffix("_total")
+                        reports.setdefault(tier, {}).setdefault(short, []).append(value)
+        return {
+            tier: {name: _combined(tier, name, values) for name, values in named.items()}
+            for tier, named in reports.items()
+        }
 
     def collect(self) -> Iterator[Family]:
         workers = sorted(self._samples.items())
@@ -75,6 +84,14 @@ class WorkerCollector(Collector):
                 for values, value in samples.get(name, {}).items():
                     family.add_metric([*values, worker], value)
             yield family
+
+
+def _combined(tier: str, name: str, values: Sequence[float]) -> float:
+    """One number of a tier for all workers."""
+    if name == "healthy":
+        return min(values)
+    sums = name in SUMMED or (tier == OWN_TIER and not name.startswith("estimated"))
+    return sum(values) if sums else max(values)
 
 
 def _labels_on_wire(metric: Declared) -> dict[str, tuple[str, ...]]:
@@ -166,6 +183,9 @@ class GatewayMetrics:
         self.webhooks = self._counter(declared.WEBHOOKS)
         self.worker_restarts = self._counter(declared.WORKER_RESTARTS)
         self.worker_up = self._gauge(declared.WORKER_UP)
+        self.workers_ready = self._gauge(declared.WORKERS_READY)
+        self.routed_documents = self._counter(declared.ROUTED_DOCUMENTS)
+        self.moved_requests = self._counter(declared.MOVED_REQUESTS)
         self.worker = WorkerCollector(self._counter(declared.SAMPLES_DROPPED))
         self.registry.register(self.worker)
         self.registry.register(DiskCollector(folders or {}))

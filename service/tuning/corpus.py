@@ -148,8 +148,13 @@ def of_collection(
     that is deleted later must be nowhere.
 
     Raises:
-        InvalidRequest: there is no such collection.
+        InvalidRequest: there is no such collection, or it is in a database that others share.
     """
+    if settings.database:
+        raise InvalidRequest(
+            "a collection in PostgreSQL cannot be tuned on: give its files with --documents",
+            field="collection",
+        )
     source = settings.data_dir / CATALOG
     if not source.is_file():
         raise InvalidRequest(f"{settings.data_dir} holds no documents", field="collection")

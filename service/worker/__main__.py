@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -55,6 +56,7 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
@@ -166,13 +168,17 @@ def _serve(
     )
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
+    held = HeldChunks()
     with ExitStack() as opened:
-        chosen = tiers(settings, pin=on_gpu)
+        chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
         store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
         prompts = None
-        # Stored prompts have all heads, and the pool here has some.
+        # Stored prompts have all heads, and the pool here may have some.
         stores = settings.prefix_cache and settings.tensor_parallel == 1
-        if settings.prompts_dir and stores:
+        if settings.prompts_dir and not (settings.prompts_bytes and stores):
+            # Of an earlier start with other settings: deletions would not reach them.
+            shutil.rmtree(settings.prompts_dir, ignore_errors=True)
+        elif settings.prompts_dir:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
             prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
@@ -184,7 +190,8 @@ def _serve(
             store,
             loader,
             facts=facts,
-            pool_tokens=settings.pool_tokens or default_pool_tokens(adapter, settings.max_running),
+            pool_tokens=settings.pool_tokens
+            or default_pool_tokens(adapter, settings.max_running, settings.workers),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
@@ -211,7 +218,7 @@ def _serve(
         link = Link(settings.address, inbox.receive)
         traces = tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
-            engine, store, loader, ready=ready, link=link, inbox=inbox, tracing=traces
+            engine, store, loader, held=held, ready=ready, link=link, inbox=inbox, tracing=traces
         )
         traces.start()
         loader.start()
@@ -262,19 +269,26 @@ def gate_settings(settings: WorkerSettings) -> GateSettings | None:
     return GateSettings(settings.gate_sample, bounds)
 
 
-def tiers(settings: WorkerSettings, *, pin: bool = False) -> list[Tier]:
+def tiers(
+    settings: WorkerSettings,
+    *,
+    pin: bool = False,
+    on_change: Callable[[str, bool], None] | None = None,
+) -> list[Tier]:
     """The store's tiers, fastest first.
 
     Args:
         settings: memory is used where it has bytes, SSD where a folder is set, Redis and S3
             where a URL is set.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
+        on_change: told of every chunk that the memory tier takes or gives up.
     """
     chosen: list[Tier] = []
     if settings.memory_tier_bytes:
-        chosen.append(MemoryTier(settings.memory_tier_bytes))
+        chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
-        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin))
+        member = settings.number if settings.workers > 1 else None
+        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
     if settings.s3_url:

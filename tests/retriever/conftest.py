@@ -12,7 +12,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
+from retriever.catalog.database import Database
+from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.catalog.sqlite_database import SqliteDatabase
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
+from retriever.sql.postgresql import Postgresql
 from retriever.testing import HashingEmbedder, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
@@ -71,13 +75,31 @@ def counters(byte_tokenizer: Tokenizer) -> dict[str, TokenCounter]:
 
 
 @pytest.fixture
-def open_retriever(tmp_path: Path) -> Iterator[OpenRetriever]:
-    """Start a retriever on this test's folder; called again after close() it is a restart."""
+def open_database(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[], Database]]:
+    """Opens this test's catalog again and again: an SQLite file, or a database of PostgreSQL."""
+    kind = getattr(request, "param", "sqlite")
+    if kind == "sqlite":
+        yield lambda: SqliteDatabase(tmp_path / "catalog.db")
+        return
+    pool = Postgresql(request.getfixturevalue("postgresql_url"), SCHEMA, connections=8)
+    yield lambda: PostgresqlDatabase(pool)
+    pool.close()
+
+
+@pytest.fixture
+def open_retriever(
+    open_database: Callable[[], Database], tmp_path: Path
+) -> Iterator[OpenRetriever]:
+    """Start a retriever on this test's catalog; called again after close() it is a restart."""
     opened: list[Retriever] = []
 
     def open_(embedder: Embedder | None = None, max_tokens: int = 32) -> Retriever:
         settings = ChunkSettings(WordCounter(), max_tokens)
-        retriever = Retriever.in_folder(tmp_path, embedder or HashingEmbedder(), settings)
+        retriever = Retriever.in_folder(
+            tmp_path, embedder or HashingEmbedder(), settings, database=open_database()
+        )
         retriever.start()
         opened.append(retriever)
         return retriever

@@ -111,8 +111,23 @@ def requests() -> Dashboard:
                     {
                         "left": rate("disconnects_total"),
                         "restarts": rate("worker_restarts_total"),
+                        "requests moved": rate("moved_requests_total"),
                     },
                     unit="cps",
+                ),
+            ],
+            "Workers": [
+                lines("Ready", {"workers": gauge("sum", "workers_ready")}),
+                lines(
+                    "Backlog",
+                    {"worker {{worker}}": gauge("max", "backlog_seconds", by="worker")},
+                    unit="s",
+                    text="Until a prompt that comes now could start, by the worker's estimate",
+                ),
+                lines(
+                    "Documents of requests by which memory tier held them",
+                    {"{{where}}": rate("routed_documents_total", by="where")},
+                    text="Of the chosen worker, only of others, of none; with one worker: nothing",
                 ),
             ],
             "Duration": [

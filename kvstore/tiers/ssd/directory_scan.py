@@ -20,7 +20,8 @@ TEMPORARY = "tmp"
 LOCK = ".lock"
 
 _PREFIX = re.compile(r"[0-9a-f]{2}")
-_TEMPORARY_NAME = re.compile(rf"{TEMPORARY}(-[1-9])?")
+# Processes that share a directory write in one of their own each: tmp-w0, tmp-w1, …
+_TEMPORARY_NAME = re.compile(rf"{TEMPORARY}(-[1-9]|-w[0-9]+)?")
 
 
 @dataclass
@@ -148,12 +149,16 @@ class DirectoryScan:
                     if self._is_file(entry):
                         yield Path(entry.path)
 
-    def _sweep(self, folder: os.DirEntry[str]) -> None:
-        """Remove the temporary files that a crash has left."""
-        _make_private(folder, DIRECTORY_MODE)
-        for entry in self._entries(Path(folder.path)):
+    def sweep_only(self, folder: Path) -> ScanReport:
+        """Remove the temporary files that a crash has left in one directory, and nothing else."""
+        for entry in self._entries(folder):
             if self._is_file(entry):
                 self._swept += self._unlink(Path(entry.path))
+        return ScanReport(0, 0, 0, self._swept, tuple(self._foreign))
+
+    def _sweep(self, folder: os.DirEntry[str]) -> None:
+        _make_private(folder, DIRECTORY_MODE)
+        self.sweep_only(Path(folder.path))
 
     def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
         try:

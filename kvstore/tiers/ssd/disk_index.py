@@ -5,6 +5,7 @@ It only keeps account; it never touches a file. It is not thread-safe.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from kvstore.errors import TierFull
 from kvstore.tiers.ssd.directory_scan import StoredFile
@@ -24,6 +25,14 @@ class DiskIndex:
         self._capacity = capacity_bytes
         self._files: OrderedDict[str, StoredFile] = OrderedDict()
         self.used = 0
+
+    def open(self) -> None:
+        """Do nothing: there is nothing to open."""
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Do nothing: there is no other process."""
+        yield
 
     def __contains__(self, key: str) -> bool:
         return key in self._files
@@ -78,21 +87,18 @@ class DiskIndex:
         else:
             self._files[key] = file
 
-    def enter_extra(self, key: str, name: str, nbytes: int) -> None:
-        """Add a file of extra tensors whose bytes are reserved, in place of an older one."""
-        extras = self._files[key].extras
-        self.release(extras.get(name, 0))
-        extras[name] = nbytes
+    def enter_extra(self, file: StoredFile, name: str, nbytes: int) -> None:
+        """Add extra tensors to a chunk, whose bytes are reserved, in place of older ones."""
+        self.release(file.extras.get(name, 0))
+        file.extras[name] = nbytes
 
     def remove_extra(self, key: str, name: str) -> None:
         self.release(self._files[key].extras.pop(name, 0))
 
-    def remove(self, key: str) -> StoredFile | None:
+    def remove(self, key: str, file: StoredFile) -> None:
         """Remove a chunk and its extra tensors from the index."""
-        file = self._files.pop(key, None)
-        if file is not None:
-            self.release(file.nbytes)
-        return file
+        del self._files[key]
+        self.release(file.nbytes)
 
     def clear(self) -> None:
         self._files.clear()

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -186,8 +187,11 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def lock_file(path: Path) -> int:
+def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
     """Lock a file; the lock lasts until the returned descriptor is closed.
+
+    Args:
+        kind: LOCK_EX, or LOCK_SH where several processes may hold it.
 
     Raises:
         OSError: another process holds it.
@@ -200,11 +204,40 @@ def lock_file(path: Path) -> int:
         # Something else has the name. Every process sees that, so all lock the directory instead.
         fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def lock_shared(path: Path, patience_s: float) -> tuple[int, bool]:
+    """Lock a file together with others that share it.
+
+    Args:
+        patience_s: how long one that has it alone, while it starts, is waited for.
+
+    Returns:
+        The descriptor that holds the lock, and whether nobody else does. If so, the lock is
+        exclusive; `share` lets the others in.
+
+    Raises:
+        OSError: one process keeps it for itself.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
+            try:
+                return lock_file(path, kind), kind == fcntl.LOCK_EX
+            except OSError:
+                if kind == fcntl.LOCK_SH and time.monotonic() > give_up_at:
+                    raise
+        time.sleep(0.05)
+
+
+def share(fd: int) -> None:
+    """Let others that share a lock in, too."""
+    fcntl.flock(fd, fcntl.LOCK_SH)
 
 
 def _read_cached(fd: int, buffer: memoryview, offset: int) -> bool:

@@ -1,6 +1,7 @@
 """Keeps chunks as files in one directory, bounded in bytes; the least recently used goes first.
 
     root/.lock                    locked while started: one owner per directory
+    root/.used                    bytes of all files, where several processes share the directory
     root/tmp/<key>.<n>            being written; removed at start
     root/ab/cd/<key>.safetensors  visible chunks whose keys start with "abcd"
     root/ab/cd/<key>.<name>.extra extra tensors of that chunk, deleted with it
@@ -10,6 +11,10 @@ crash a file is either whole or absent. Extra tensors are not fsynced: if a cras
 fail their checksum and are computed again. At start the index is rebuilt from the files: headers
 and sizes are checked, data are verified when they are read. The order is that of the modification
 times, which every read renews.
+
+Several processes can share a directory, each with a number (`member`). Then they hold `.lock`
+together, the files themselves are the index (`shared_index`), and each writes in a temporary
+directory of its own. The first to start scans the directory; the others find it scanned.
 
 Files are readable by this user alone. What is not a regular file is not ours: it is never opened,
 replaced or removed, the scan reports it, and a chunk whose place it takes is not stored.
@@ -47,16 +52,22 @@ from kvstore.tiers.ssd.disk_index import DiskIndex
 from kvstore.tiers.ssd.file_io import (
     DIRECTORY_MODE,
     lock_file,
+    lock_shared,
     make_directory,
     open_regular,
     read_fully,
     remove_regular,
     require_free_name,
+    share,
     write_atomically,
     write_file,
 )
+from kvstore.tiers.ssd.shared_index import SharedDiskIndex
 
 _log = logging.getLogger(__name__)
+
+# How long a process waits for another to finish its start in a directory that they share.
+START_PATIENCE_S = 60.0
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Something that is not ours has the name of a file or of a directory above it.
@@ -67,12 +78,15 @@ class SsdTier:
     """A directory of chunks that survives restarts.
 
     Args:
-        root: the directory; created at start. Only one process at a time may own it.
+        root: the directory; created at start. Only one process at a time may own it, unless all
+            have a `member`.
         capacity_bytes: bound on the sum of file sizes, files being written included.
         pin: read into pinned memory.
         streams: number of disk reads at the same time.
         fsync: turn it off only where losing recent chunks in a power cut does not matter.
         name: label in outcomes and metrics.
+        member: number of this process among those that share the directory, from 0; None if it
+            has the directory for itself.
 
     Attributes:
         scan: what the scan at start found.
@@ -89,6 +103,7 @@ class SsdTier:
         streams: int = 4,
         fsync: bool = True,
         name: str = "ssd",
+        member: int | None = None,
     ) -> None:
         self.name = name
         self.scan = ScanReport(0, 0, 0, 0)
@@ -97,7 +112,12 @@ class SsdTier:
         self._files = ChunkFileReader(pin=pin, streams=streams)
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._index = DiskIndex(capacity_bytes)
+        self._member = member
+        self._index: DiskIndex | SharedDiskIndex = (
+            DiskIndex(capacity_bytes)
+            if member is None
+            else SharedDiskIndex(self._root, capacity_bytes, member)
+        )
         self._evictions = 0
         self._temporary = itertools.count()
         self._temporary_root = self._root / TEMPORARY
@@ -115,8 +135,12 @@ class SsdTier:
         make_directory(self._root)
         with suppress(OSError):  # of another user, who let us in
             self._root.chmod(DIRECTORY_MODE)
+        alone = True
         try:
-            self._lock_fd = lock_file(self._root / LOCK)
+            if self._member is None:
+                self._lock_fd = lock_file(self._root / LOCK)
+            else:
+                self._lock_fd, alone = lock_shared(self._root / LOCK, START_PATIENCE_S)
         except OSError as error:
             raise TierUnavailable(
                 f"{self._root} is in use: give each process its own directory"
@@ -124,11 +148,17 @@ class SsdTier:
         try:
             with self._lock:
                 self._make_temporary_directory()
-                self.scan, found = DirectoryScan(self._root).run()
-                self._index.adopt(found)
-                self._make_room(0)
+                self._index.open()
+                if alone:
+                    self.scan, found = DirectoryScan(self._root).run()
+                    self._index.adopt(found)
+                    self._make_room(0)
+                else:  # what the others are writing must stay
+                    self.scan = DirectoryScan(self._root).sweep_only(self._temporary_root)
             self._files.start()
             self._log_scan()
+            if self._member is not None:
+                share(self._lock_fd)
         except BaseException:
             self.close()
             raise
@@ -187,12 +217,13 @@ class SsdTier:
         try:
             with self._reserved(nbytes):
                 write_file(temporary, [view_bytes(raw)], sync=False)
-                with self._lock:
-                    # Under the lock, so that no delete in between can leave the file behind.
-                    if key in self._index:
+                with self._lock, self._index.exclusive():
+                    # Under the locks, so that no delete in between can leave the file behind.
+                    file = self._index.get(key)
+                    if file is not None:
                         require_free_name(target)
                         os.replace(temporary, target)
-                        self._index.enter_extra(key, name, nbytes)
+                        self._index.enter_extra(file, name, nbytes)
                         return True
         finally:
             temporary.unlink(missing_ok=True)
@@ -262,7 +293,8 @@ class SsdTier:
 
     def _make_temporary_directory(self) -> None:
         """Make the directory for files being written, under another name if this one is taken."""
-        for name in (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10))):
+        names = (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10)))
+        for name in names if self._member is None else (f"{TEMPORARY}-w{self._member}",):
             self._temporary_root = self._root / name
             if self._temporary_root.is_symlink():
                 continue
@@ -319,8 +351,9 @@ class SsdTier:
 
     def _reserve(self, nbytes: int) -> None:
         """Reserve the bytes before writing, so that several writers together keep the bound."""
-        self._make_room(nbytes)
-        self._index.reserve(nbytes)
+        with self._index.exclusive():
+            self._make_room(nbytes)
+            self._index.reserve(nbytes)
 
     @contextmanager
     def _reserved(self, nbytes: int) -> Iterator[None]:
@@ -342,12 +375,14 @@ class SsdTier:
             self._evictions += 1
 
     def _remove(self, key: str) -> bool:
-        file = self._index.get(key)
-        if file is None:
-            return False
-        # The index last: if an unlink fails, the chunk is still counted and can be deleted again.
-        for name in file.extras:
-            remove_regular(extra_path(self._root, key, name))
-        remove_regular(chunk_path(self._root, key))
-        self._index.remove(key)
-        return True
+        with self._index.exclusive():
+            file = self._index.get(key)
+            if file is None:
+                return False
+            # The index last: if an unlink fails, the chunk is still counted and can be deleted
+            # again.
+            for name in file.extras:
+                remove_regular(extra_path(self._root, key, name))
+            remove_regular(chunk_path(self._root, key))
+            self._index.remove(key, file)
+            return True

@@ -32,7 +32,10 @@ def _model(settings: Settings) -> Finding:
                         f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
         set_threads(settings.threads)
         adapter = load_model(
-            str(folder), dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+            str(folder),
+            dtype=settings.dtype,
+            device=settings.device_of(0),
+            quantize=settings.quantize,
         )
         theirs, stitched = start_up_check(adapter)
         for name, lora in settings.loras.items():

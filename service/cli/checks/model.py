@@ -84,12 +84,13 @@ def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
         return
     files = sorted(folder.glob("*.safetensors"))
     total = sum(file.stat().st_size for file in files)
-    need, free = total + settings.memory_tier_mib * MIB, available_bytes()
+    need = settings.workers * total + settings.memory_tier_mib * MIB
+    free = available_bytes()
     if settings.device.startswith("cuda") or free is None or need <= free:
         yield ok("weights", f"{size(total)}, whole")
     else:
         yield warn(
             "weights",
             f"weights and memory tier may take {size(need)}, and {size(free)} of memory is free",
-            "on a CPU: lower --memory-tier-mib or take a smaller model",
+            "on a CPU: lower --memory-tier-mib or --workers, or take a smaller model",
         )

@@ -9,7 +9,8 @@ from service.cli.checks.data import served_by
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.errors import KvstitchError
 from service.gateway.auth.access import is_loopback
-from service.gateway.auth.keys import KeyStore, StoredKey
+from service.gateway.auth.keys import StoredKey
+from service.gateway.databases import key_store
 from service.gateway.server import listen
 from service.settings import Settings
 
@@ -31,17 +32,14 @@ def _port(settings: Settings) -> Finding:
 
 
 def _exposure(settings: Settings) -> Finding:
-    file = settings.data_dir / "keys.sqlite3"
     keys: list[StoredKey] = []
-    if file.is_file():
-        store = KeyStore(file)
+    if settings.database or (settings.data_dir / "keys.sqlite3").is_file():
         try:
-            store.start()
-            keys = store.all()
+            with key_store(settings) as store:
+                keys = store.all()
         except KvstitchError as error:
-            return fail("keys", error.message, "restore the file, or make new keys")
-        finally:
-            store.close()
+            what = "see that it can be reached" if settings.database else "restore the file"
+            return fail("keys", error.message, f"{what}, or make new keys")
     near = is_loopback(settings.host)
     if not keys or settings.allow_anonymous:
         if near:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
 from service.gateway.auth.key_text import KEY_PREFIX, SCOPES
-from service.gateway.auth.keys import KeyStore, StoredKey
+from service.gateway.auth.keys import StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
 
 _KEY_NEEDED: Final = (
@@ -52,10 +52,18 @@ class Principal:
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
 
-class Access:
-    """Looks every key up in the key store anew, so that a revoked key is refused at once."""
+class Keys(Protocol):
+    """What is asked of the keys: the key store itself, or a copy of a shared one."""
 
-    def __init__(self, keys: KeyStore, quotas: Quotas, *, allow_anonymous: bool) -> None:
+    def find(self, key: str) -> StoredKey | None: ...
+
+    def any(self) -> bool: ...
+
+
+class Access:
+    """Looks every key up anew, so that a revoked key is refused as soon as it is known."""
+
+    def __init__(self, keys: Keys, quotas: Quotas, *, allow_anonymous: bool) -> None:
         self._keys = keys
         self._quotas = quotas
         self._allow_anonymous = allow_anonymous

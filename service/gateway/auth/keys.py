@@ -1,32 +1,21 @@
-"""API keys in keys.sqlite3, without their secrets.
+"""API keys in a database, without their secrets.
 
 The gateway and the command line open the same file: a key that one revokes, the other refuses at
-once.
+once. In PostgreSQL it takes a second (key_cache.py).
 """
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.errors import InternalError, InvalidRequest, InvalidSetting, NotFound
+from retriever.sql.connection import Row
+from service.errors import InvalidRequest, NotFound
 from service.gateway.auth import key_text
+from service.gateway.auth.key_databases import KeyDatabase, SqliteKeyDatabase
 from service.gateway.auth.quotas import Limits
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS keys (
-    key_id TEXT PRIMARY KEY, secret_sha256 BLOB NOT NULL, name TEXT NOT NULL,
-    tenant TEXT NOT NULL, scopes TEXT NOT NULL, created REAL NOT NULL,
-    expires REAL, revoked REAL,
-    documents INTEGER, bytes INTEGER, requests_per_minute INTEGER, tokens_per_minute INTEGER,
-    adapter TEXT NOT NULL DEFAULT ''
-)
-"""
 MAX_NAME_CHARS = 64
 
 
@@ -52,41 +41,25 @@ class StoredKey:
 
 
 class KeyStore:
-    """Opened by start(). Thread-safe; a look-up reads one or two pages, which are in memory."""
+    """Opened by start(). Thread-safe; a look-up in a file reads pages that are in memory.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+    Args:
+        where: The database of the keys; a path: a file.
+    """
+
+    def __init__(self, where: KeyDatabase | Path) -> None:
+        self._database = SqliteKeyDatabase(where) if isinstance(where, Path) else where
 
     def start(self) -> None:
-        """Open the file, and create it if need be.
+        """Open it, and create it if need be.
 
         Raises:
             InvalidSetting: It cannot be used.
         """
-        if self._connection is not None:
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch(mode=0o600)
-            connection = sqlite3.connect(
-                self._path, check_same_thread=False, isolation_level=None, timeout=10
-            )
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(_SCHEMA)
-            _add_adapter(connection)
-        except (OSError, sqlite3.Error) as error:
-            raise InvalidSetting(f"the key store {self._path} cannot be used: {error}") from error
-        self._connection = connection
+        self._database.start()
 
     def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        self._database.close()
 
     def create(
         self,
@@ -126,7 +99,7 @@ class KeyStore:
                     f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
                 )
         key, key_id, digest = key_text.new_key()
-        with self._open() as connection:
+        with self._database.connection() as connection:
             connection.execute(
                 "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?)",
                 (
@@ -152,7 +125,7 @@ class KeyStore:
         if parsed is None:
             return None
         key_id, secret = parsed
-        with self._open() as connection:
+        with self._database.connection() as connection:
             row = connection.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
         # Compare for an unknown id too, so that it takes as long as a wrong secret.
         expected = row["secret_sha256"] if row is not None else bytes(32)
@@ -163,13 +136,19 @@ class KeyStore:
 
     def all(self) -> list[StoredKey]:
         """All keys, oldest first, including revoked and expired ones."""
-        with self._open() as connection:
+        with self._database.connection() as connection:
             rows = connection.execute("SELECT * FROM keys ORDER BY created, key_id").fetchall()
         return [_stored(row) for row in rows]
 
+    def with_digests(self) -> list[tuple[StoredKey, bytes]]:
+        """All keys, each with the SHA-256 of its secret."""
+        with self._database.connection() as connection:
+            rows = connection.execute("SELECT * FROM keys").fetchall()
+        return [(_stored(row), row["secret_sha256"]) for row in rows]
+
     def any(self) -> bool:
         """Whether a key was ever made; revoking the last one must not open the service."""
-        with self._open() as connection:
+        with self._database.connection() as connection:
             return connection.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None
 
     def revoke(self, key_id: str) -> StoredKey:
@@ -178,7 +157,7 @@ class KeyStore:
         Raises:
             NotFound: There is no such key.
         """
-        with self._open() as connection:
+        with self._database.connection() as connection:
             connection.execute(
                 "UPDATE keys SET revoked = coalesce(revoked, ?) WHERE key_id = ?",
                 (time.time(), key_id),
@@ -186,30 +165,14 @@ class KeyStore:
         return self._get(key_id)
 
     def _get(self, key_id: str) -> StoredKey:
-        with self._open() as connection:
+        with self._database.connection() as connection:
             row = connection.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
         if row is None:
             raise NotFound(f"there is no key {key_id!r}; `kvstitch keys list` shows them")
         return _stored(row)
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread at a time."""
-        with self._lock:
-            if self._connection is None:
-                raise InternalError("the key store is not open")
-            yield self._connection
 
-
-def _add_adapter(connection: sqlite3.Connection) -> None:
-    """Adds the column to a file that was made before there was one."""
-    connection.execute("BEGIN IMMEDIATE")
-    if "adapter" not in {row["name"] for row in connection.execute("PRAGMA table_info(keys)")}:
-        connection.execute("ALTER TABLE keys ADD COLUMN adapter TEXT NOT NULL DEFAULT ''")
-    connection.execute("COMMIT")
-
-
-def _stored(row: sqlite3.Row) -> StoredKey:
+def _stored(row: Row) -> StoredKey:
     return StoredKey(
         key_id=row["key_id"],
         name=row["name"],

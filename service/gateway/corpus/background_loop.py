@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from service.errors import DiskFull, Overloaded, WorkerUnavailable
+from service.errors import DatabaseUnavailable, DiskFull, Overloaded, WorkerUnavailable
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5  # pause after an expected failure
 RETRY_UNEXPECTED_S = 5.0
-RETRY_FULL_S = 2.0  # pause while the disk is full
+RETRY_FULL_S = 2.0  # pause while the disk is full, or the database away
 
 
 class BackgroundLoop:
@@ -54,7 +54,7 @@ class BackgroundLoop:
             except (WorkerUnavailable, Overloaded) as error:
                 logger.info("%s waits: %s", self._name, error)
                 await asyncio.sleep(RETRY_S)
-            except DiskFull as error:
+            except (DatabaseUnavailable, DiskFull) as error:
                 logger.warning("%s waits: %s", self._name, error)
                 await asyncio.sleep(RETRY_FULL_S)
             except Exception:

@@ -14,6 +14,8 @@ from service.gateway.corpus.background_loop import BackgroundLoop
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.deletion_store import DeletionStore
 from service.gateway.corpus.document_service import DocumentService
+from service.gateway.corpus.fleet.catalog_lock import CatalogLock
+from service.gateway.corpus.fleet.membership import Signs
 from service.gateway.corpus.indexing_loop import IndexingLoop
 from service.gateway.corpus.job_service import JobService
 from service.gateway.corpus.jobs.job_database import JobDatabase
@@ -60,6 +62,7 @@ class Corpus:
         metrics: GatewayMetrics,
         settings: Settings,
         disk: DiskGuard,
+        catalog_lock: CatalogLock,
     ) -> None:
         self.spool = SpoolFolder(settings.data_dir / "spool", disk)
         self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
@@ -71,7 +74,7 @@ class Corpus:
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
-        purges = PurgeQueue(deletions, retriever, worker, prompts, behind)
+        purges = PurgeQueue(deletions, retriever, worker, prompts, behind, catalog_lock)
         self._gauges = CorpusGauges(self._store, retriever, metrics)
         rate = TokenRate()
         self._precompute = PrecomputeLoop(
@@ -126,6 +129,13 @@ class Corpus:
     def forget_unaccepted(self) -> None:
         """Forget what a process that died had not accepted; before any request can come."""
         self._store.start()
+
+    def hear(self, signs: Signs) -> None:
+        """Other gateways have left work."""
+        if signs.pending:
+            self._indexing.wake()
+        if signs.indexed or signs.purges:
+            self._precompute.wake()
 
     async def start(self) -> None:
         """The retriever must have been started; the worker may come later."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 import time
 import uuid
 from array import array
@@ -18,7 +17,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from retriever.sql.connection import Connection, Row
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget, Receipt
+from service.gateway.corpus.fleet import membership
 from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.messages import Chunk
 
@@ -30,6 +31,7 @@ class DeletionStore:
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
+        self._shared = bool(database.gateway_id)
 
     # -- receipts --------------------------------------------------------------------------------
 
@@ -58,8 +60,8 @@ class DeletionStore:
             )
             write.execute(
                 "DELETE FROM sizes WHERE tenant = ? AND collection = ? "
-                "AND doc_id IN (SELECT value FROM json_each(?))",
-                (tenant, collection, json.dumps(list(doc_ids))),
+                f"AND doc_id {write.in_texts}",
+                (tenant, collection, write.listed(doc_ids)),
             )
             _insert_purges(write, targets, receipt_id)
         return receipt_id
@@ -71,8 +73,10 @@ class DeletionStore:
                 "AS owed FROM receipts r WHERE receipt_id = ? AND tenant = ?",
                 (receipt_id, tenant),
             ).fetchone()
-        if row is None:
-            return None
+            if row is None:
+                return None
+            silent = membership.silent_owing(read, receipt_id) if self._shared else []
+        unreached = [*json.loads(row["unreached"]), *(f"gateway {name}" for name in silent)]
         return Receipt(
             receipt_id=receipt_id,
             collection=row["collection"],
@@ -81,7 +85,7 @@ class DeletionStore:
             chunks=row["chunks"],
             kv=json.loads(row["kv"]),
             owed_chunks=row["owed"],
-            unreached=json.loads(row["unreached"]) if row["owed"] else [],
+            unreached=unreached if row["owed"] else [],
             created=row["created"],
             completed=row["completed"],
         )
@@ -94,30 +98,73 @@ class DeletionStore:
             _insert_purges(write, targets, None)
 
     def pending_purges(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
-        """The oldest purges; only those of one receipt if it is given."""
+        """The oldest purges that this gateway has not made; only those of one receipt if it is
+        given."""
+        where: list[str] = []
+        values: list[str] = []
+        if receipt_id is not None:
+            where.append("receipt_id = ?")
+            values.append(receipt_id)
+        if self._shared:
+            where.append(
+                "NOT EXISTS (SELECT 1 FROM confirmations "
+                "WHERE confirmations.number = purges.number AND gateway_id = ?)"
+            )
+            values.append(self._database.gateway_id)
         with self._database.transaction() as read:
             rows = read.execute(
-                "SELECT * FROM purges WHERE ?1 IS NULL OR receipt_id = ?1 ORDER BY number LIMIT ?2",
-                (receipt_id, limit),
+                f"SELECT * FROM purges WHERE {' AND '.join(where) or 'true'} "
+                "ORDER BY number LIMIT ?",
+                (*values, limit),
             ).fetchall()
         return [_pending(row) for row in rows]
 
     def settle(self, purges: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
-        """Remove purges that were made, or that are not needed after all.
+        """This gateway has made purges: remove those that no other still has to make.
 
         Args:
             purges: All of them of one receipt, or all of none.
             copies: Deleted copies of KV per tier.
         """
+        numbers = [purge.number for purge in purges]
         with self._database.transaction() as write:
-            write.executemany("DELETE FROM purges WHERE number = ?", [(p.number,) for p in purges])
-            for receipt_id in {p.receipt_id for p in purges if p.receipt_id is not None}:
-                _add_to_receipt(write, receipt_id, copies, [])
-                write.execute(
-                    "UPDATE receipts SET completed = ? WHERE receipt_id = ? AND completed IS NULL "
-                    "AND NOT EXISTS (SELECT 1 FROM purges WHERE receipt_id = receipts.receipt_id)",
-                    (time.time(), receipt_id),
-                )
+            if self._shared:
+                numbers = self._confirm(write, numbers)
+            self._remove(write, purges, numbers, copies)
+
+    def drop(self, purges: Sequence[PendingPurge]) -> None:
+        """Remove purges that are not needed after all, by nobody."""
+        with self._database.transaction() as write:
+            self._remove(write, purges, [purge.number for purge in purges], {})
+
+    def _confirm(self, write: Connection, numbers: list[int]) -> list[int]:
+        """Note that this gateway has made purges; returns those that all have made."""
+        rows = write.execute(
+            f"SELECT number FROM purges WHERE number {write.in_numbers} ORDER BY number"
+            f"{write.for_update}",
+            (write.listed(numbers),),
+        ).fetchall()
+        write.executemany(
+            "INSERT INTO confirmations VALUES (?, ?) ON CONFLICT DO NOTHING",
+            [(row["number"], self._database.gateway_id) for row in rows],
+        )
+        return membership.settle_made(write, numbers)
+
+    def _remove(
+        self,
+        write: Connection,
+        purges: Sequence[PendingPurge],
+        numbers: Sequence[int],
+        copies: Mapping[str, int],
+    ) -> None:
+        write.executemany("DELETE FROM purges WHERE number = ?", [(n,) for n in numbers])
+        for receipt_id in sorted({p.receipt_id for p in purges if p.receipt_id is not None}):
+            _add_to_receipt(write, receipt_id, copies, [])
+            write.execute(
+                "UPDATE receipts SET completed = ? WHERE receipt_id = ? AND completed IS NULL "
+                "AND NOT EXISTS (SELECT 1 FROM purges WHERE receipt_id = receipts.receipt_id)",
+                (time.time(), receipt_id),
+            )
 
     def record_unreached(
         self, receipt_id: str | None, copies: Mapping[str, int], tiers: Sequence[str]
@@ -133,7 +180,8 @@ class DeletionStore:
         """Remember the content of chunks, before their KV is stored."""
         with self._database.transaction() as write:
             write.executemany(
-                "INSERT OR REPLACE INTO contents VALUES (?, ?)",
+                "INSERT INTO contents VALUES (?, ?) "
+                "ON CONFLICT (chunk_id) DO UPDATE SET digest = excluded.digest",
                 [(target.chunk_id, _digest(target.tenant, target.ids)) for target in targets],
             )
 
@@ -155,7 +203,7 @@ class DeletionStore:
 
 
 def _insert_purges(
-    write: sqlite3.Connection, targets: Sequence[PurgeTarget], receipt_id: str | None
+    write: Connection, targets: Sequence[PurgeTarget], receipt_id: str | None
 ) -> None:
     write.executemany(
         "INSERT INTO purges (receipt_id, tenant, collection, doc_id, chunk_id, ids, copies) "
@@ -175,15 +223,16 @@ def _insert_purges(
     )
 
 
-def _pending(row: sqlite3.Row) -> PendingPurge:
+def _pending(row: Row) -> PendingPurge:
     copies = [Chunk(**copy) for copy in json.loads(row["copies"])]
     return PendingPurge(**{**dict(row), "ids": json.loads(row["ids"]), "copies": copies})
 
 
 def _add_to_receipt(
-    write: sqlite3.Connection, receipt_id: str, copies: Mapping[str, int], unreached: Sequence[str]
+    write: Connection, receipt_id: str, copies: Mapping[str, int], unreached: Sequence[str]
 ) -> None:
-    row = write.execute("SELECT kv FROM receipts WHERE receipt_id = ?", (receipt_id,)).fetchone()
+    query = "SELECT kv FROM receipts WHERE receipt_id = ?" + write.for_update
+    row = write.execute(query, (receipt_id,)).fetchone()
     counts = Counter(json.loads(row["kv"]))
     counts.update(copies)
     write.execute(

@@ -16,6 +16,7 @@ from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.corpus.corpus_gauges import CorpusGauges
 from service.gateway.corpus.indexing_loop import IndexingLoop
+from service.gateway.corpus.jobs.job_database import AlreadyAccepted
 from service.gateway.corpus.jobs.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
 from service.gateway.corpus.jobs.job_state import MAX_ERRORS
 from service.gateway.corpus.jobs.job_store import JobStore
@@ -83,7 +84,15 @@ class JobService:
                         return await self._repeated(principal, idempotency_key, known, digest)
                 count, size = await asyncio.to_thread(self._jobs.stored_by, tenant, job_id)
                 self._quotas.check_stored(principal.limits, count, size)
-                await asyncio.to_thread(self._jobs.accept, job_id, idempotency_key, digest)
+                try:
+                    await asyncio.to_thread(self._jobs.accept, job_id, idempotency_key, digest)
+                except AlreadyAccepted:  # by another gateway, since we looked
+                    assert idempotency_key is not None
+                    known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
+                    if known is None:  # and it was pruned since
+                        raise Conflict("send it again", retry_after_s=1.0) from None
+                    await asyncio.to_thread(self._jobs.drop, job_id)
+                    return await self._repeated(principal, idempotency_key, known, digest)
             except BaseException:
                 self._not_dropped.add(job_id)
                 await asyncio.shield(self._drop())

@@ -22,6 +22,7 @@ from functools import partial
 
 from retriever import Scope
 from service.errors import (
+    DatabaseUnavailable,
     DiskFull,
     KvstitchError,
     Overloaded,
@@ -190,7 +191,7 @@ class PrecomputeLoop:
                         progress.errors[number] = f"its KV was not stored: {error}"
                     if not progress.chunks_left[number]:
                         finished.add(number)
-        except (WorkerUnavailable, Overloaded):
+        except (WorkerUnavailable, Overloaded, DatabaseUnavailable):
             raise
         except KvstitchError as error:
             for number in sorted(set(numbers.values())):
@@ -241,7 +242,7 @@ class PrecomputeLoop:
         documents = await self._retriever.run_blocking(lambda: self._behind.open(limit))
         try:
             await self._store_all(documents, max_context)
-        except (Overloaded, DiskFull, TierUnreached):
+        except (Overloaded, DiskFull, TierUnreached, DatabaseUnavailable):
             raise
         except KvstitchError as error:
             self._failures.update(documents)

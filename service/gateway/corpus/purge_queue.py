@@ -20,6 +20,7 @@ from retriever import Scope
 from service.errors import TierUnreached
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget
 from service.gateway.corpus.deletion_store import DeletionStore
+from service.gateway.corpus.fleet.catalog_lock import CatalogLock
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -46,6 +47,7 @@ class PurgeQueue:
         worker: Worker,
         prompts: PromptBuilder,
         behind: PrecomputedBehind,
+        catalog_lock: CatalogLock,
     ) -> None:
         self._store = store
         self._behind = behind
@@ -53,7 +55,7 @@ class PurgeQueue:
         self._worker = worker
         self._prompts = prompts
         self._run_lock = asyncio.Lock()
-        self.catalog_lock = asyncio.Lock()
+        self.catalog_lock = catalog_lock
         # Chunks whose KV is being computed. A purge made meanwhile would come too early.
         self._being_stored: set[int] = set()
 
@@ -223,7 +225,7 @@ class PurgeQueue:
                 await self._retriever.change(partial(self._behind.forget, gone_ids))
                 numbers = {p.number for p in due}
                 not_needed = [p for p in pending if p.number not in numbers]
-                await asyncio.to_thread(self._store.settle, not_needed, {})
+                await asyncio.to_thread(self._store.drop, not_needed)
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
     async def _is_shared(self, purge: PendingPurge) -> bool:

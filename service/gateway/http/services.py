@@ -21,6 +21,7 @@ from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.protocol import Worker
+from service.gateway.workers import WorkerState
 from service.settings import Settings
 
 
@@ -71,7 +72,11 @@ class GatewayServices(Protocol):
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of a worker that the gateway started, None if there is none."""
+        """Process id of the first worker that the gateway started, None if there is none."""
+        ...
+
+    def worker_states(self) -> list[WorkerState]:
+        """What is known of every worker."""
         ...
 
     def not_ready(self) -> str | None:

@@ -45,6 +45,7 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
             "running": None if stats is None else stats.running,
             "waiting": None if stats is None else stats.waiting,
         },
+        "workers": [asdict(state) for state in gateway.worker_states()],
         "gate": None if stats is None else _gate_states(stats),
         "tiers": gateway.metrics.worker.tiers(),
     }

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from retriever.errors import EmbedderError, InvalidDocument, InvalidQuery, RetrieverError
-from service.errors import InternalError, InvalidRequest, KvstitchError
+from retriever.errors import (
+    CatalogUnreachable,
+    EmbedderError,
+    InvalidDocument,
+    InvalidQuery,
+    RetrieverError,
+)
+from service.errors import DatabaseUnavailable, InternalError, InvalidRequest, KvstitchError
 
 
 def service_error(error: RetrieverError, *, field: str | None = None) -> KvstitchError:
@@ -14,9 +20,12 @@ def service_error(error: RetrieverError, *, field: str | None = None) -> Kvstitc
         field: The request's field that caused it, if it is known.
 
     Returns:
-        InvalidRequest for what the client can correct, InternalError for everything else.
+        InvalidRequest for what the client can correct, DatabaseUnavailable while PostgreSQL does
+        not answer, InternalError for everything else.
     """
     if isinstance(error, InvalidDocument | InvalidQuery):
         return InvalidRequest(str(error), field=field)
+    if isinstance(error, CatalogUnreachable):
+        return DatabaseUnavailable(str(error), retry_after_s=2.0)
     failed = "embedder" if isinstance(error, EmbedderError) else "document index"
     return InternalError(f"the {failed} failed: {error}")

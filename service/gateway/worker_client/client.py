@@ -12,6 +12,7 @@ from service.gateway.worker_client.protocol import Event
 from service.messages import (
     Abort,
     AskGate,
+    AskHoldings,
     Chunk,
     Done,
     Explain,
@@ -72,6 +73,11 @@ class WorkerClient(WorkerConnection):
         """Send a hint; it is dropped silently if it cannot be sent."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self.send(message)
+
+    def ask_holdings(self) -> None:
+        """Ask what its memory tier holds; `on_holdings` is called from now on."""
+        with contextlib.suppress(WorkerUnavailable, Overloaded):
+            self.send(AskHoldings())
 
     async def precompute(
         self,

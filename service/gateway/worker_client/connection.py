@@ -28,6 +28,7 @@ from service.messages import (
     Failed,
     FromWorker,
     Hello,
+    Holdings,
     Message,
     Ready,
     Shutdown,
@@ -60,6 +61,7 @@ class WorkerConnection:
         on_stats: Callable[[Stats], None] = lambda stats: None,
         on_change: Callable[[bool], None] = lambda up: None,
         on_left: Callable[[int], None] = lambda tokens: None,
+        on_holdings: Callable[[Holdings], None] = lambda holdings: None,
     ) -> None:
         """Not connected yet.
 
@@ -70,12 +72,14 @@ class WorkerConnection:
             on_change: Called with True when the worker becomes ready, False when it is gone.
             on_left: Called for every request that was aborted early, with the number of tokens
                 that the worker still generated for it, by the worker's own count.
+            on_holdings: Called when the worker tells what its memory tier holds.
         """
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._hello_every_s = hello_every_s
         self._on_stats = on_stats
         self._on_change = on_change
         self._on_left = on_left
+        self._on_holdings = on_holdings
         self._left: dict[str, int] = {}  # id of an aborted request → tokens received until then
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -203,6 +207,8 @@ class WorkerConnection:
             case Stats():
                 self.stats = message
                 self._on_stats(message)
+            case Holdings():
+                self._on_holdings(message)
             case Ready():
                 if self.ready is None:
                     self.ready = message

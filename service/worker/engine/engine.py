@@ -27,6 +27,7 @@ from service.worker.engine.step_budget import StepBudget
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool
+from service.worker.loading.estimates import Line
 from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
@@ -47,9 +48,16 @@ from service.worker.sequences.sequence import Sequence
 
 log = logging.getLogger("kvstitch.engine")
 
+# Assumed seconds of a decode step, and of every sequence in it, before there was one.
+UNKNOWN_DECODE = (1e-2, 1e-3)
+
 
 class Engine:
     """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
+
+    Attributes:
+        estimator: estimates of read and prefill times, also where nothing is planned by them.
+        decode_times: seconds of a decode step by the number of its sequences.
 
     Args:
         pool_tokens: size of the KV pool in tokens.
@@ -91,16 +99,14 @@ class Engine:
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
         self.store = store
         self.streams = loader.streams
-        self._estimator = Planner(adapter, loader.streams.estimates)
-        self.planner = self._estimator if planner else None
+        self.estimator = Planner(adapter, loader.streams.estimates)
+        self.planner = self.estimator if planner else None
         chunks = ChunkPrefill(adapter, loader.load_chunk)
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self.prompts = prompts
-        restorer = (
-            Restorer(adapter, prompts, self._estimator, deciding=planner) if prompts else None
-        )
+        restorer = Restorer(adapter, prompts, self.estimator, deciding=planner) if prompts else None
         self._launcher = PrefillLauncher(
             adapter, self._facts, addressing, loader, missing, self.planner, restorer
         )
@@ -142,14 +148,20 @@ class Engine:
             adapter,
             self.admission,
             loader.streams,
-            self._estimator,
+            self.estimator,
             deciding=planner,
             look_up=self.prefix_cache.look_up,
             restorer=restorer,
         )
         self._events: list[Event] = []
         self._step_budget = StepBudget()
+        self.decode_times = Line(*UNKNOWN_DECODE)
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
+
+    @property
+    def adapter(self) -> DecoderAdapter:
+        """The model."""
+        return self._adapter
 
     @property
     def idle(self) -> bool:
@@ -304,7 +316,7 @@ class Engine:
         if sequence.reuse is not None:
             pass  # what was computed may be too little to tell how fast the device is
         elif self.planner is None:
-            self._estimator.compute.add(sequence.flops, sequence.computed_s)
+            self.estimator.compute.add(sequence.flops, sequence.computed_s)
         else:
             self.planner.finished(sequence.flops, sequence.computed_s, sequence.segments)
         self._launcher.stop_loading(sequence)
@@ -352,7 +364,9 @@ class Engine:
             for sequence in running:
                 self._fail(sequence, error)
             return
-        self._step_budget.decoded(time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self._step_budget.decoded(seconds)
+        self.decode_times.add(len(running), seconds)
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         if "first_token" in sequence.clock.stages:

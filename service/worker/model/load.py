@@ -168,11 +168,11 @@ def _cpu_has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def default_pool_tokens(adapter: DecoderAdapter, max_running: int) -> int:
+def default_pool_tokens(adapter: DecoderAdapter, max_running: int, workers: int = 1) -> int:
     """KV pool size in tokens when none is set.
 
-    A quarter of the free memory (half of a GPU's), at most what `max_running` sequences of full
-    length can use.
+    A quarter of the free memory (half of a GPU's), divided by the workers of the service, and at
+    most what `max_running` sequences of full length can use.
     """
     if adapter.device.type == "cuda":
         free = torch.cuda.mem_get_info(adapter.device)[0] // 2
@@ -180,4 +180,4 @@ def default_pool_tokens(adapter: DecoderAdapter, max_running: int) -> int:
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     most = max_running * adapter.max_context
-    return max(1024, min(most, free // adapter.kv_bytes_per_token))
+    return max(1024, min(most, free // workers // adapter.kv_bytes_per_token))

@@ -10,10 +10,12 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict
 
 from kvstore import TieredStore
 from service import messages as m
 from service import wire
+from service.chunk_ids import ChunkIds
 from service.errors import InvalidRequest, KvstitchError, WorkerFault
 from service.tracing import Tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
@@ -22,13 +24,16 @@ from service.worker.loading.loader import Loader
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
 from service.worker.server.event_sender import EventSender
+from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox, ReceivedMessage
 from service.worker.server.link import Link, Outlet
+from service.worker.server.load_meter import LoadMeter
 from service.worker.server.statistics import engine_values, store_values, tier_values
 
 log = logging.getLogger("kvstitch.worker")
 
 STATS_INTERVAL_S = 1.0
+HOLDINGS_INTERVAL_S = 0.1
 IDLE_WAIT_S = 0.5  # how long an idle engine waits for a message before it looks again
 FLUSH_TIMEOUT_S = 10.0
 
@@ -42,6 +47,7 @@ class WorkerServer:
         store: TieredStore,
         loader: Loader,
         *,
+        held: HeldChunks,
         ready: m.Ready,
         link: Link,
         inbox: Inbox,
@@ -50,11 +56,18 @@ class WorkerServer:
         self._engine = engine
         self._store = store
         self._loader = loader
+        self._held = held
         self._ready = ready
         self._link = link
         self._inbox = inbox
         self._sender = EventSender(tracing)
         self._gateways: set[bytes] = set()
+        self._meter = LoadMeter(engine)
+        self._load = self._meter.measure()
+        self._measured_at = time.monotonic()
+        self._received: dict[bytes, int] = {}  # requests, by gateway that asked for holdings
+        self._counted = dict(self._received)  # those that are in `_load`, or answered
+        self._holdings_sent = 0
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -72,11 +85,20 @@ class WorkerServer:
                 for received in self._inbox.messages(IDLE_WAIT_S if self._engine.idle else 0.0):
                     self._handle(outlet, received)
                 self._sender.send(outlet, self._engine.step())
+                self._measure()
         finally:
             self._stopping.set()
             outlet.close()
             reporter.join(timeout=STATS_INTERVAL_S * 5)
             self._store.flush(FLUSH_TIMEOUT_S)
+
+    def _measure(self) -> None:
+        """Measures the load now and then, and before the engine goes to sleep."""
+        now = time.monotonic()
+        interval_s = HOLDINGS_INTERVAL_S / 2 if self._held.asked else STATS_INTERVAL_S
+        if now - self._measured_at >= interval_s or self._engine.idle:
+            self._load, self._counted = self._meter.measure(), dict(self._received)
+            self._measured_at = now
 
     def _handle(self, outlet: Outlet, received: ReceivedMessage) -> None:
         gateway, message = received.gateway, received.message
@@ -87,6 +109,8 @@ class WorkerServer:
             case m.Generate():
                 self._sender.expect_answer(message.id, gateway, message.traceparent)
                 self._submit(outlet, message, received.arrived)
+                if gateway in self._received:
+                    self._received[gateway] += 1
             case m.Explain(request):
                 self._sender.expect_explanation(request.id, gateway)
                 self._submit(outlet, request, received.arrived, explain=True)
@@ -95,6 +119,7 @@ class WorkerServer:
             case m.Prefetch():
                 if reads_whole_chunks(message.fusion):
                     with suppress(InvalidRequest):  # of an adapter; the request itself will say so
+                        self._name(message)
                         found = self._addresses(message)
                         self._loader.prefetch(address for address in found if address is not None)
             case m.Precompute():
@@ -103,6 +128,10 @@ class WorkerServer:
                 outlet.send(gateway, wire.encode(self._purge(message)))
             case m.AskGate():
                 outlet.send(gateway, wire.encode(self._gate_states(message)))
+            case m.AskHoldings():
+                self._received.setdefault(gateway, 0)
+                self._counted = dict(self._received)
+                self._held.ask()
             case m.Shutdown():
                 self.stop()
 
@@ -112,6 +141,7 @@ class WorkerServer:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         del fields["traceparent"]
         try:
+            self._name(message)
             request = Request(**fields, arrived=arrived)
             self._engine.explain(request) if explain else self._engine.submit(request)
         except KvstitchError as error:
@@ -124,6 +154,7 @@ class WorkerServer:
     def _precompute(self, outlet: Outlet, gateway: bytes, message: m.Precompute) -> None:
         self._sender.expect_chunks(message.id, gateway, len(message.documents))
         try:
+            self._name(message)
             system, *documents = self._addresses(message)
         except InvalidRequest as error:
             self._sender.send(outlet, [FailedEvent.of(message.id, error)])
@@ -154,28 +185,66 @@ class WorkerServer:
             gate.reset(message.reset)
         return m.GateStates(message.id, True, gate.states())
 
-    def _addresses(self, message: m.Prefetch | m.Precompute) -> list[Address | None]:
+    def _name(self, message: m.Generate | m.Prefetch | m.Precompute) -> None:
+        """Tells the chunks of a message to `HeldChunks`, where somebody wants to know."""
+        if self._held.asked:
+            names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
+            self._held.name(
+                (address.key, names.of(chunk))
+                for chunk, address in zip(
+                    message.documents, self._addresses(message)[1:], strict=True
+                )
+                if address is not None
+            )
+
+    def _addresses(self, message: m.Generate | m.Prefetch | m.Precompute) -> list[Address | None]:
         return self._engine.admission.addresses(
             message.system, message.documents, message.prefix_mode, message.tenant, message.lora
         )
 
     def _report(self) -> None:
-        """The reporter's thread: sends counters to every gateway that has said hello."""
+        """The reporter's thread: sends counters to every gateway that has said hello.
+
+        Gateways that asked for it are told of changes in the memory tier meanwhile.
+        """
         outlet = self._link.outlet()
-        while not self._stopping.wait(STATS_INTERVAL_S):
-            started = time.monotonic()
-            scheduler = self._engine.scheduler
-            values = store_values(self._store.stats()) + engine_values(self._engine)
-            if self._engine.prompts is not None:
-                values += tier_values(self._engine.prompts.stats())
-            stats = m.Stats(
-                values=values,
-                running=len(scheduler.running) + len(scheduler.prefilling),
-                waiting=len(scheduler.waiting),
-                pool_free=self._engine.pool_free_share,
-            )
-            for gateway in list(self._gateways):
-                outlet.send(gateway, wire.encode(stats))
-            if (took := time.monotonic() - started) > STATS_INTERVAL_S:
-                log.warning("collecting counters took %.1f s: a tier answers slowly", took)
+        due = time.monotonic() + STATS_INTERVAL_S
+        last: m.WorkerLoad | None = None
+        while not self._stopping.wait(
+            HOLDINGS_INTERVAL_S if self._held.asked else STATS_INTERVAL_S
+        ):
+            if self._held.asked:
+                last = self._send_holdings(outlet, last)
+            if time.monotonic() >= due - HOLDINGS_INTERVAL_S / 2 or not self._held.asked:
+                self._send_counters(outlet)
+                due = time.monotonic() + STATS_INTERVAL_S
         outlet.close()
+
+    def _send_holdings(self, outlet: Outlet, last: m.WorkerLoad | None) -> m.WorkerLoad:
+        counted, load = self._counted, self._load
+        changes = self._held.changes()
+        if changes or load != last:
+            self._holdings_sent += 1
+            number, fields = self._holdings_sent, asdict(changes)
+            for gateway, count in counted.items():
+                message = m.Holdings(number=number, **fields, received=count, load=load)
+                outlet.send(gateway, wire.encode(message))
+        return load
+
+    def _send_counters(self, outlet: Outlet) -> None:
+        started = time.monotonic()
+        scheduler = self._engine.scheduler
+        values = store_values(self._store.stats()) + engine_values(self._engine)
+        if self._engine.prompts is not None:
+            values += tier_values(self._engine.prompts.stats())
+        values.append(("kvstitch_backlog_seconds", {}, self._load.backlog_s))
+        stats = m.Stats(
+            values=values,
+            running=len(scheduler.running) + len(scheduler.prefilling),
+            waiting=len(scheduler.waiting),
+            pool_free=self._engine.pool_free_share,
+        )
+        for gateway in list(self._gateways):
+            outlet.send(gateway, wire.encode(stats))
+        if (took := time.monotonic() - started) > STATS_INTERVAL_S:
+            log.warning("collecting counters took %.1f s: a tier answers slowly", took)

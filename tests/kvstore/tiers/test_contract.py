@@ -21,12 +21,14 @@ from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
 
-@pytest.fixture(params=["memory", "ssd", "redis", "cluster", "s3", "fake"])
+@pytest.fixture(params=["memory", "ssd", "ssd shared", "redis", "cluster", "s3", "fake"])
 def tier(request, tmp_path):
     if request.param == "memory":
         tier = MemoryTier(1 << 24)
     elif request.param == "ssd":
         tier = SsdTier(tmp_path, 1 << 24)
+    elif request.param == "ssd shared":
+        tier = SsdTier(tmp_path, 1 << 24, member=0, name="ssd shared")
     elif request.param == "redis":
         tier = RedisTier(request.getfixturevalue("redis_at").url, timeout_s=10)
     elif request.param == "cluster":

@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
+from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.chunking.chunker import ChunkSpan
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery
 from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
+from retriever.sql.postgresql import Postgresql
+from tests.conftest import DATABASES
 
 SPACE = EmbeddingSpace("none", "1", 2)
 ORDER = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
@@ -108,9 +111,16 @@ FILTERS = st.recursive(
 )
 
 
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(Path(tmp_path_factory.mktemp("filters")) / "catalog.db")
+@pytest.fixture(scope="module", params=DATABASES)
+def catalog(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Catalog]:
+    if request.param == "sqlite":
+        catalog = Catalog(Path(tmp_path_factory.mktemp("filters")) / "catalog.db")
+    else:
+        pool = Postgresql(request.getfixturevalue("postgresql_server").database(), SCHEMA)
+        request.addfinalizer(pool.close)
+        catalog = Catalog(PostgresqlDatabase(pool))
     catalog.start()
     yield catalog
     catalog.close()
@@ -128,7 +138,7 @@ def matching(catalog: Catalog, condition: Mapping[str, Any]) -> list[str]:
     return [info.doc_id for info in page.documents]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     metadata=st.lists(st.dictionaries(NAMES, VALUES, max_size=4), min_size=1, max_size=3),
     condition=FILTERS,

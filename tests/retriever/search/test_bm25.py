@@ -15,6 +15,8 @@ from retriever.search.fts5_text import MAX_QUERY_WORDS, match_expression
 from retriever.search.rank_fusion import reciprocal_rank_fusion
 from tests.retriever.conftest import OpenRetriever
 
+BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
+
 TEXTS = {
     "fox": "The red fox hunts mice at night.",
     "owl": "The owl hunts mice at night as well.",

@@ -26,9 +26,9 @@ def data() -> Iterator[Path]:
 
 
 @pytest.fixture
-def rig(folder: Path, data: Path) -> Iterator[Rig]:
+def rig(folder: Path, data: Path, database: str) -> Iterator[Rig]:
     """A fresh service with a fake worker, ready, without documents."""
-    with running(folder, data) as rig:
+    with running(folder, data, database=database) as rig:
         yield rig
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 
 def test_no_torch_in_the_gateway_until_an_embedder_starts() -> None:
@@ -13,6 +14,20 @@ def test_no_torch_in_the_gateway_until_an_embedder_starts() -> None:
         "print(sorted({'torch', 'transformers', 'kvstore', 'faiss'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_no_client_of_postgresql_without_its_address(folder: Path, tmp_path: Path) -> None:
+    """Neither when a gateway is built nor when it opens its databases."""
+    code = (
+        "import sys; from pathlib import Path; from service.settings import load; "
+        "from service.gateway.composition import Gateway; from retriever.testing import *; "
+        "gateway = Gateway(load(data_dir=Path(sys.argv[1]), model=sys.argv[2]), "
+        "Path(sys.argv[2]), embedder=HashingEmbedder()); gateway.claim(); "
+        "print([m for m in sys.modules if m.startswith('psycopg')])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "data"), str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "[]", run.stderr
 
 

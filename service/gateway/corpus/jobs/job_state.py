@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Sequence
 
+from retriever.sql.connection import Connection, Row
 from service.gateway.corpus.jobs.job_records import OPEN_STATES, DocumentError, Job
 
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 
 
-def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> list[str]:
+def lock_jobs(write: Connection, job_ids: Sequence[str]) -> None:
+    """Before documents of these jobs change: let nobody else compute the jobs' states meanwhile."""
+    write.execute(
+        f"SELECT 1 FROM jobs WHERE job_id {write.in_texts} ORDER BY job_id{write.for_update}",
+        (write.listed(job_ids),),
+    )
+
+
+def update_job_states(write: Connection, job_ids: Sequence[str]) -> list[str]:
     """Compute the states of jobs from those of their documents; returns those that end by it."""
     ended: list[str] = []
     for job_id in sorted(set(job_ids)):
@@ -28,7 +36,7 @@ def update_job_states(write: sqlite3.Connection, job_ids: Sequence[str]) -> list
     return ended
 
 
-def load_job(read: sqlite3.Connection, row: sqlite3.Row, max_errors: int = MAX_ERRORS) -> Job:
+def load_job(read: Connection, row: Row, max_errors: int = MAX_ERRORS) -> Job:
     """A job from its row in `jobs` and the rows of its documents, with so many of its errors."""
     job_id = row["job_id"]
     states = _counts(read, "state", job_id)
@@ -56,19 +64,19 @@ def load_job(read: sqlite3.Connection, row: sqlite3.Row, max_errors: int = MAX_E
     )
 
 
-def _tokens_ahead(read: sqlite3.Connection, job_id: str) -> int:
+def _tokens_ahead(read: Connection, job_id: str) -> int:
     """Tokens of the documents that are not done up to the job's last one: the oldest come first."""
     (tokens,) = read.execute(
-        "SELECT coalesce(sum(CASE state WHEN 'indexed' THEN tokens ELSE bytes / ?1 END), 0) "
+        "SELECT coalesce(sum(CASE state WHEN 'indexed' THEN tokens ELSE bytes / ? END), 0) "
         "FROM documents WHERE state IN ('pending', 'indexed') "
-        "AND number <= (SELECT max(number) FROM documents WHERE job_id = ?2)",
+        "AND number <= (SELECT max(number) FROM documents WHERE job_id = ?)",
         (BYTES_PER_TOKEN, job_id),
     ).fetchone()
     return int(tokens)
 
 
 def _counts(
-    connection: sqlite3.Connection, column: str, job_id: str, where: str = "true"
+    connection: Connection, column: str, job_id: str, where: str = "true"
 ) -> dict[str, int]:
     """How many of a job's documents have each value of a column."""
     rows = connection.execute(

@@ -11,13 +11,15 @@ documents' states in the same transaction that changes them.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from retriever.sql.connection import Connection
+from service.errors import DatabaseUnavailable
+from service.gateway.corpus.jobs import claims
 from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.corpus.jobs.job_records import (
     OPEN_STATES,
@@ -27,11 +29,17 @@ from service.gateway.corpus.jobs.job_records import (
     SpooledFile,
     UploadedDocument,
 )
-from service.gateway.corpus.jobs.job_state import MAX_ERRORS, load_job, update_job_states
+from service.gateway.corpus.jobs.job_state import (
+    MAX_ERRORS,
+    load_job,
+    lock_jobs,
+    update_job_states,
+)
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.gateway.corpus.jobs.webhook_events import add_events
 
 # Frees the space of a document that is no longer needed here.
+_MOST = 2**62
 _FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"
 
 
@@ -45,12 +53,17 @@ class JobStore:
         self._database = database
         self._spool = spool
         self._with_events = with_events
+        me = database.gateway_id
+        self._shared = bool(me)
+        # Others' documents are left alone.
+        self._mine = " AND owner = ?" if me else ""
+        self._me: tuple[str, ...] = (me,) if me else ()
 
     def start(self) -> None:
         """Forget what a process that died had not accepted; before there are uploads."""
         self._spool.start()
         with self._freeing() as write:
-            write.execute("DELETE FROM jobs WHERE state = 'spooling'")
+            write.execute(f"DELETE FROM jobs WHERE state = 'spooling'{self._mine}", self._me)
         with self._database.transaction() as read:
             rows = read.execute("SELECT spooled FROM documents WHERE spooled IS NOT NULL")
             self._spool.sweep({row["spooled"] for row in rows})
@@ -61,11 +74,7 @@ class JobStore:
         """Create a job that is invisible until `accept`; returns its id."""
         job_id, now = uuid.uuid4().hex, time.time()
         with self._database.transaction() as write:
-            write.execute(
-                "INSERT INTO jobs (job_id, number, tenant, state, created, updated) "
-                "SELECT ?, coalesce(max(number), 0) + 1, ?, 'spooling', ?, ? FROM jobs",
-                (job_id, tenant, now, now),
-            )
+            self._database.insert_job(write, job_id, tenant, now)
         return job_id
 
     def spool(self, job_id: str, documents: Sequence[UploadedDocument]) -> None:
@@ -75,21 +84,32 @@ class JobStore:
                 "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
                 "spooled, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooling')",
                 [
-                    (job_id, d.collection, d.doc_id, d.size, d.kind, d.meta, *_content(d))
+                    (job_id, d.collection, d.doc_id, d.size, d.kind, d.meta, *self._content(d))
                     for d in documents
                 ],
             )
         files = [d.content for d in documents if isinstance(d.content, SpooledFile)]
-        self._spool.claim(file.path.name for file in files)
+        if not self._shared:
+            self._spool.claim(file.path.name for file in files)
 
     def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
-        """Commit the job: from here on it is worked off, whatever happens to this process."""
+        """Commit the job: from here on it is worked off, whatever happens to this process.
+
+        Raises:
+            AlreadyAccepted: Another gateway has accepted a job with this key meanwhile.
+            DatabaseUnavailable: PostgreSQL does not answer, or has forgotten the job because this
+                gateway was silent for too long.
+        """
         with self._database.transaction() as write:
-            write.execute(
+            done = write.execute(
                 "UPDATE jobs SET idempotency_key = ?, digest = ?, state = 'queued' "
                 "WHERE job_id = ?",
                 (idempotency_key, digest, job_id),
             )
+            if not done.rowcount:
+                raise DatabaseUnavailable(
+                    "the upload was interrupted: send it again", retry_after_s=1.0
+                )
             write.execute("UPDATE documents SET state = 'pending' WHERE job_id = ?", (job_id,))
 
     def drop(self, job_id: str) -> None:
@@ -128,10 +148,10 @@ class JobStore:
         """Jobs, newest first, of those with a number below `before`."""
         with self._database.transaction() as read:
             rows = read.execute(
-                "SELECT * FROM jobs WHERE tenant = ?1 AND state != 'spooling' "
-                "AND (?2 IS NULL OR number < ?2) AND (?3 IS NULL OR state = ?3) "
-                "ORDER BY number DESC LIMIT ?4",
-                (tenant, before, state, limit + 1),
+                "SELECT * FROM jobs WHERE tenant = ? AND state != 'spooling' "
+                "AND number < coalesce(CAST(? AS BIGINT), ?) "
+                "AND state = coalesce(CAST(? AS TEXT), state) ORDER BY number DESC LIMIT ?",
+                (tenant, before, _MOST, state, limit + 1),
             ).fetchall()
             jobs = [load_job(read, row) for row in rows[:limit]]
         return JobPage(jobs, str(rows[limit - 1]["number"]) if len(rows) > limit else None)
@@ -166,17 +186,18 @@ class JobStore:
         Returns:
             The ids of those that were waiting.
         """
-        names = None if doc_ids is None else json.dumps(list(doc_ids))
         with self._freeing() as write:
+            named = "" if doc_ids is None else f"AND doc_id {write.in_texts}"
+            values = [] if doc_ids is None else [write.listed(doc_ids)]
             rows = write.execute(
                 "SELECT documents.number, job_id, doc_id FROM documents JOIN jobs USING (job_id) "
-                "WHERE documents.state = 'pending' AND tenant = ?1 AND collection = ?2 "
-                "AND (?3 IS NULL OR doc_id IN (SELECT value FROM json_each(?3)))",
-                (tenant, collection, names),
+                f"WHERE documents.state = 'pending' AND tenant = ? AND collection = ? {named}",
+                (tenant, collection, *values),
             ).fetchall()
+            lock_jobs(write, [row["job_id"] for row in rows])
             write.executemany(
                 f"UPDATE documents SET state = 'cancelled', {_FREE}, "
-                "error = 'deleted before it was indexed' WHERE number = ?",
+                "error = 'deleted before it was indexed' WHERE number = ? AND state = 'pending'",
                 [(row["number"],) for row in rows],
             )
             self._update_states(write, [row["job_id"] for row in rows])
@@ -196,9 +217,9 @@ class JobStore:
         """Those of the documents that are in this state; others may have been cancelled."""
         with self._database.transaction() as read:
             rows = read.execute(
-                "SELECT number FROM documents WHERE state = ? "
-                "AND number IN (SELECT value FROM json_each(?))",
-                (state, json.dumps(list(numbers))),
+                f"SELECT number FROM documents WHERE state = ? AND number {read.in_numbers}"
+                f"{self._mine}",
+                (state, read.listed(numbers), *self._me),
             )
             return {row["number"] for row in rows}
 
@@ -209,13 +230,16 @@ class JobStore:
             documents: (number, change, chunks, tokens); change is created, updated or unchanged.
         """
         values = [(*indexed, number) for number, *indexed in documents]
+        mine = self._mine.replace("owner", "documents.owner")
         with self._freeing() as write:
             write.executemany(
-                "INSERT OR REPLACE INTO sizes SELECT tenant, collection, doc_id, bytes "
-                "FROM documents JOIN jobs USING (job_id) WHERE documents.number = ?",
-                [(number,) for number, *_ in documents],
+                "INSERT INTO sizes SELECT tenant, collection, doc_id, bytes FROM documents "
+                f"JOIN jobs USING (job_id) WHERE documents.number = ?{mine} "
+                "ON CONFLICT (tenant, collection, doc_id) DO UPDATE SET bytes = excluded.bytes",
+                [(number, *self._me) for number, *_ in documents],
             )
-            assignment = f"state = 'indexed', {_FREE}, change = ?, chunks = ?, tokens = ?"
+            free = ", owner = ''" if self._shared else ""
+            assignment = f"state = 'indexed', {_FREE}, change = ?, chunks = ?, tokens = ?{free}"
             self._update_documents(write, assignment, values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
@@ -237,12 +261,12 @@ class JobStore:
         """(documents, bytes) that a tenant will have once this job is done, and all before it."""
         with self._database.transaction() as read:
             row = read.execute(
-                "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ?1 "
+                "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ? "
                 "UNION ALL SELECT collection, doc_id, bytes FROM documents JOIN jobs USING "
-                "(job_id) WHERE tenant = ?1 AND (documents.state = 'pending' OR job_id = ?2)) "
+                "(job_id) WHERE tenant = ? AND (documents.state = 'pending' OR job_id = ?)) "
                 "SELECT count(*), coalesce(sum(most), 0) FROM "
-                "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id)",
-                (tenant, job_id),
+                "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id) AS documents",
+                (tenant, tenant, job_id),
             ).fetchone()
         return row[0], row[1]
 
@@ -251,13 +275,15 @@ class JobStore:
         self._database.scrub()
 
     @contextmanager
-    def _freeing(self) -> Iterator[sqlite3.Connection]:
+    def _freeing(self) -> Iterator[Connection]:
         """A transaction after which the files that no row names any more are removed.
 
         Should the process die before they are, they are removed after the next one.
         """
         with self._database.transaction() as write:
             yield write
+            if self._shared:  # without files
+                return
             freed = [row["name"] for row in write.execute("SELECT name FROM freed_files")]
         if freed:
             self._spool.remove(freed)
@@ -267,22 +293,25 @@ class JobStore:
                 )
 
     def _update_documents(
-        self, write: sqlite3.Connection, assignment: str, values: Sequence[tuple[Any, ...]]
+        self, write: Connection, assignment: str, values: Sequence[tuple[Any, ...]]
     ) -> None:
         """Update documents that were not cancelled; the last value of each row is the number."""
+        if not values:
+            return
+        rows = write.execute(
+            f"SELECT DISTINCT job_id FROM documents WHERE number {write.in_numbers}",
+            (write.listed([row[-1] for row in values]),),
+        ).fetchall()
+        job_ids = [row["job_id"] for row in rows]
+        lock_jobs(write, job_ids)
         write.executemany(
             f"UPDATE documents SET {assignment} "
-            "WHERE number = ? AND state IN ('pending', 'indexed')",
-            values,
+            f"WHERE number = ? AND state IN ('pending', 'indexed'){self._mine}",
+            [(*row, *self._me) for row in values],
         )
-        rows = write.execute(
-            "SELECT DISTINCT job_id FROM documents "
-            "WHERE number IN (SELECT value FROM json_each(?))",
-            (json.dumps([row[-1] for row in values]),),
-        )
-        self._update_states(write, [row["job_id"] for row in rows.fetchall()])
+        self._update_states(write, job_ids)
 
-    def _update_states(self, write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+    def _update_states(self, write: Connection, job_ids: Sequence[str]) -> None:
         ended = update_job_states(write, job_ids)
         if self._with_events:
             add_events(write, ended)
@@ -290,12 +319,15 @@ class JobStore:
     def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
         out: list[SpooledDocument] = []
         total = 0
+        mine = self._mine.replace("owner", "documents.owner")
         with self._database.transaction() as read:
+            if self._shared:
+                claims.take(read, self._database.gateway_id, state, limit)
             rows = read.execute(
                 "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
                 "chunks, spooled, bytes FROM documents JOIN jobs USING (job_id) "
-                "WHERE documents.state = ? ORDER BY documents.number LIMIT ?",
-                (state, limit),
+                f"WHERE documents.state = ?{mine} ORDER BY documents.number LIMIT ?",
+                (state, *self._me, limit),
             )
             for row in rows:
                 total += row["bytes"]
@@ -308,8 +340,9 @@ class JobStore:
                 out.append(SpooledDocument(**fields, file=file))
         return out
 
-
-def _content(document: UploadedDocument) -> tuple[bytes | None, str | None]:
-    """The columns `content` and `spooled`."""
-    content = document.content
-    return (content, None) if isinstance(content, bytes) else (None, content.path.name)
+    def _content(self, document: UploadedDocument) -> tuple[bytes | None, str | None]:
+        """The columns `content` and `spooled`; other gateways cannot read our files."""
+        content = document.content
+        if isinstance(content, bytes):
+            return content, None
+        return (content.path.read_bytes(), None) if self._shared else (None, content.path.name)

@@ -7,15 +7,17 @@ up. So a crash loses none, and one that was delivered just before a crash is del
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retriever.sql.connection import Connection
 from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.corpus.jobs.job_records import Job
 from service.gateway.corpus.jobs.job_state import load_job
+
+LEASE_S = 300.0  # more than the attempts of a batch take
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Event:
     created: float
 
 
-def add_events(write: sqlite3.Connection, job_ids: Sequence[str]) -> None:
+def add_events(write: Connection, job_ids: Sequence[str]) -> None:
     """Owe an event for each of these jobs, which end in this transaction."""
     now = time.time()
     for job_id in job_ids:
@@ -52,13 +54,19 @@ class EventStore:
         self._database = database
 
     def due(self, now: float, limit: int) -> list[Event]:
-        """The events whose time has come, oldest first."""
-        with self._database.transaction() as read:
-            rows = read.execute(
+        """The events whose time has come, oldest first; other gateways leave them alone for
+        `LEASE_S`."""
+        with self._database.transaction() as write:
+            rows = write.execute(
                 "SELECT event_id, body, attempts, created FROM events WHERE due <= ? "
-                "ORDER BY created, event_id LIMIT ?",
+                f"ORDER BY created, event_id LIMIT ?{write.skip_locked}",
                 (now, limit),
             ).fetchall()
+            if self._database.gateway_id:
+                write.executemany(
+                    "UPDATE events SET due = ? WHERE event_id = ?",
+                    [(now + LEASE_S, row["event_id"]) for row in rows],
+                )
         return [Event(**row) for row in rows]
 
     def settle(self, event: Event) -> None:

@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 
 from retriever.testing import HashingEmbedder
-from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
+from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Precompute, Purge
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
+
+BOTH_DATABASES = True  # every test with the rig holds for each (see conftest.py)
 
 
 def fake(rig: Rig) -> FakeWorker:
@@ -119,7 +121,7 @@ def test_documents_that_come_in_while_the_index_is_loaded(folder: Path, data: Pa
 def test_what_was_not_accepted_is_forgotten_at_the_next_start(folder: Path, data: Path) -> None:
     with running(folder, data):
         pass
-    database = JobDatabase(data / "jobs.sqlite3")
+    database = SqliteJobDatabase(data / "jobs.sqlite3")
     database.start()
     JobStore(database, SpoolFolder(data / "spool")).begin("")
     database.close()
@@ -215,16 +217,12 @@ def test_deleting_by_filter_by_ids_and_a_whole_collection(rig: Rig) -> None:
 def test_a_document_that_waits_is_deleted_with_its_text(rig: Rig, data: Path) -> None:
     """Deleted after it was accepted and before it was indexed: it never appears."""
     lock = rig.gateway.corpus.documents._purges.catalog_lock
-    rig.call(lock.acquire)
+    rig.call(lock.__aenter__)
     text = "unmistakable-needle " * 3
     job_id = post(rig, [{"doc_id": "late", "text": text}]).json()["job_id"]
     deleting = threading.Thread(target=lambda: rig.http.delete("/admin/documents/late"))
     deleting.start()
-
-    async def release() -> None:
-        lock.release()
-
-    rig.call(release)
+    rig.call(lambda: lock.__aexit__(None, None, None))
     deleting.join()
     until(lambda: rig.http.get(f"/admin/jobs/{job_id}").json()["state"] != "running", "ended")
     assert rig.http.get("/admin/documents/late").status_code == 404
@@ -276,7 +274,7 @@ def test_jobs_of_the_first_release_go_on(tmp_path: Path) -> None:
             "VALUES ('one', 'd', 'done', 'created', 2)"
         )
     old.close()
-    database = JobDatabase(path)
+    database = SqliteJobDatabase(path)
     database.start()
     try:
         store = JobStore(database, SpoolFolder(tmp_path / "spool"))
@@ -318,27 +316,28 @@ def test_jobs_that_ended_long_ago_are_forgotten(folder: Path, data: Path) -> Non
     assert rows == 2, "its documents' rows went with it"
 
 
-def test_an_open_job_says_how_long_it_takes(rig: Rig) -> None:
+def test_an_open_job_says_how_long_it_takes(folder: Path, data: Path) -> None:
     """The worker takes its time for every chunk; a later job has to wait for the earlier one."""
-    fake(rig).on_chunk = lambda chunk: time.sleep(0.2)
-    many = [{"doc_id": str(n), "text": f"document {n} says {n}"} for n in range(12)]
-    first, second = (post(rig, part).json() for part in (many[:8], many[8:]))
-    assert first["eta_s"] is None
+    with running(folder, data) as rig:
+        fake(rig).on_chunk = lambda chunk: time.sleep(0.2)
+        many = [{"doc_id": str(n), "text": f"document {n} says {n}"} for n in range(12)]
+        first, second = (post(rig, part).json() for part in (many[:8], many[8:]))
+        assert first["eta_s"] is None
 
-    def eta(job: dict[str, Any]) -> float | None:
-        found: float | None = rig.http.get(f"/admin/jobs/{job['job_id']}").json()["eta_s"]
-        return found
+        def eta(job: dict[str, Any]) -> float | None:
+            found: float | None = rig.http.get(f"/admin/jobs/{job['job_id']}").json()["eta_s"]
+            return found
 
-    until(lambda: eta(first) is not None, "it is known how long the first job takes")
-    of_first, of_second = eta(first), eta(second)
-    assert of_second is not None and 0 < of_second < 60
-    assert of_first is None or of_first < of_second
-    ended = rig.finished(second["job_id"])
-    assert ended["state"] == "succeeded" and ended["eta_s"] is None
+        until(lambda: eta(first) is not None, "it is known how long the first job takes")
+        of_first, of_second = eta(first), eta(second)
+        assert of_second is not None and 0 < of_second < 60
+        assert of_first is None or of_first < of_second
+        ended = rig.finished(second["job_id"])
+        assert ended["state"] == "succeeded" and ended["eta_s"] is None
 
 
 def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
-    database = JobDatabase(tmp_path / "jobs.sqlite3")
+    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
     database.start()
     store = JobStore(database, SpoolFolder(tmp_path / "spool"))
     job_id = store.begin("")

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidSetting
-from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
+from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.corpus.jobs.webhook_events import EventStore
 from service.gateway.corpus.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
@@ -106,7 +106,7 @@ def test_a_restart_sends_what_is_owed(folder: Path, data: Path, receiver: Receiv
     with running(folder, data, **away) as rig:
         job = rig.ingest()
         until(lambda: rig.metric("kvstitch_webhooks_total", outcome="retried") == 1, "in vain")
-    database = JobDatabase(data / "jobs.sqlite3")
+    database = SqliteJobDatabase(data / "jobs.sqlite3")
     database.start()
     with database.transaction() as write:  # instead of waiting for five seconds
         write.execute("UPDATE events SET due = 0")
@@ -127,7 +127,7 @@ def test_without_a_webhook_nothing_is_owed(folder: Path, data: Path, receiver: R
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[EventStore]:
     """One job that has ended."""
-    database = JobDatabase(tmp_path / "jobs.sqlite3")
+    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
     database.start()
     store = JobStore(database, SpoolFolder(tmp_path / "spool"), with_events=True)
     job_id = store.begin("red")

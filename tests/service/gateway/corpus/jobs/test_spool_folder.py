@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.corpus.jobs.job_database import JobDatabase
 from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import INLINE_BYTES, SpoolFolder
+from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from tests.service.gateway.corpus.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running, until
 
@@ -171,7 +171,7 @@ def test_an_acknowledged_upload_survives_and_an_orphan_does_not(folder: Path, da
 
 
 async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path) -> None:
-    database = JobDatabase(tmp_path / "jobs.sqlite3")
+    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
     database.start()
     spool = SpoolFolder(tmp_path / "spool")
     store = JobStore(database, spool)

@@ -20,13 +20,17 @@ from tests.service.worker.tiny import (
     D1,
     D2,
     D3,
+    FAMILIES,
+    PLAIN_FAMILIES,
     PREFIXES,
+    ROPES,
     Q,
     S,
     Tiny,
     assert_close,
     assert_same,
     rope_of,
+    tiny,
 )
 
 IDS = [*S, *D1, *D2, *D3, *Q]
@@ -44,6 +48,18 @@ def test_pie_is_the_reference(other_family: Tiny, mode: str) -> None:
     prefix = PREFIXES[mode]
     expected = other_family.reference.pie(other_family.prompt(prefix=prefix))
     assert_same("pie", other_family.stitch(Pie(), prefix=prefix), expected)
+
+
+@pytest.mark.parametrize("rope", sorted(ROPES.keys() - {"yarn_untruncated"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - PLAIN_FAMILIES.keys() - {"phi3"}))
+def test_every_kind_of_rope_behind_every_prefix(family: str, rope: str) -> None:
+    """Phi-3 has `default` and longrope only (test_adapters.py), gpt-oss a yarn of its own."""
+    model = tiny(family, rope)
+    theirs = model.model(torch.tensor([IDS])).logits[0, -1]
+    assert_close("vanilla is transformers", model.stitch(Vanilla()).logits, theirs)
+    for prefix in PREFIXES.values():
+        expected = model.reference.pie(model.prompt(prefix=prefix))
+        assert_same("pie", model.stitch(Pie(), prefix=prefix), expected)
 
 
 @pytest.mark.parametrize("ratio", [0.15, 0.5])

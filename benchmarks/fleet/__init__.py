@@ -1,0 +1,1 @@
+"""Several workers: how requests are routed."""

@@ -1,0 +1,1 @@
+"""Several gateways over one database: who is there, and what they owe each other."""

@@ -1,0 +1,106 @@
+"""Which chunks each worker's memory tier holds, as far as the gateway has been told.
+
+It is soft state. Workers send numbered changes; after a gap nothing of that worker counts until a
+snapshot has come. A directory that is wrong costs time: the chosen worker then finds a chunk in a
+slower tier, or computes it, as always. Chunks go by their names of `service.chunk_ids`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from service.messages import Holdings
+
+# Names that are remembered to be in a slower tier; those seen first are forgotten first.
+MAX_STORED = 1_000_000
+MAX_EXPECTED = 10_000
+# Seconds for which a worker is expected to get a chunk that a request was sent to it with.
+EXPECTED_S = 10.0
+
+
+class Directory:
+    """Of several workers, by their numbers. For one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._holders: dict[bytes, set[int]] = {}
+        self._next: dict[int, int] = {}  # number of the next change of each worker that is told
+        self._stored: OrderedDict[bytes, None] = OrderedDict()
+        self._expected: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+
+    def apply(self, worker: int, holdings: Holdings) -> bool:
+        """Take over what a worker tells.
+
+        Returns:
+            False if changes are missing: the worker must be asked for a snapshot.
+        """
+        if holdings.snapshot:
+            self.forget(worker)
+        elif self._next.get(worker) != holdings.number:
+            self.forget(worker)
+            return False
+        self._next[worker] = holdings.number + 1
+        for name in holdings.removed:
+            self._drop(name, worker)
+        for name in holdings.added:
+            self._holders.setdefault(name, set()).add(worker)
+            self._expected.pop(name, None)
+        self.note_stored(holdings.added)
+        return True
+
+    def forget(self, worker: int) -> None:
+        """Nothing that a worker told counts any more."""
+        self._next.pop(worker, None)
+        for name in [n for n, holders in self._holders.items() if worker in holders]:
+            self._drop(name, worker)
+        for name in [n for n, (expected, _) in self._expected.items() if expected == worker]:
+            del self._expected[name]
+
+    def note_stored(self, names: Iterable[bytes]) -> None:
+        """Some worker has these chunks, and so has written them to every tier."""
+        for name in names:
+            self._stored[name] = None
+        while len(self._stored) > MAX_STORED:
+            self._stored.popitem(last=False)
+
+    def expect(self, worker: int, names: Iterable[bytes]) -> None:
+        """A worker is about to get these chunks, where nobody holds them."""
+        until = self._clock() + EXPECTED_S
+        for name in names:
+            if name not in self._holders:
+                self._expected[name] = worker, until
+                self._expected.move_to_end(name)
+        while len(self._expected) > MAX_EXPECTED:
+            self._expected.popitem(last=False)
+
+    def deleted(self, names: Iterable[bytes]) -> None:
+        """These chunks are in no tier any more."""
+        for name in names:
+            self._holders.pop(name, None)
+            self._stored.pop(name, None)
+            self._expected.pop(name, None)
+
+    def holders(self, name: bytes) -> frozenset[int]:
+        """Workers whose memory tier holds a chunk."""
+        return frozenset(self._holders.get(name, ()))
+
+    def expected_at(self, name: bytes) -> int | None:
+        """The worker that is about to get a chunk."""
+        worker, until = self._expected.get(name, (None, 0.0))
+        return worker if until > self._clock() else None
+
+    def is_stored(self, name: bytes) -> bool:
+        """Whether slower tiers were seen to get a chunk; they may have evicted it since."""
+        return name in self._stored
+
+    def held(self, worker: int) -> int:
+        """How many chunks a worker's memory tier holds."""
+        return sum(worker in holders for holders in self._holders.values())
+
+    def _drop(self, name: bytes, worker: int) -> None:
+        if (holders := self._holders.get(name)) is not None:
+            holders.discard(worker)
+            if not holders:
+                del self._holders[name]

@@ -1,0 +1,61 @@
+"""One worker of a pool: its connection, what it reported, and what it has been sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.gateway.fleet.backlog import Backlog
+from service.gateway.fleet.router import Candidate
+from service.gateway.worker_client.client import WorkerClient
+from service.gateway.worker_client.supervisor import Supervisor
+from service.messages import Chunk, Holdings
+from service.records import WorkerLoad
+
+
+class Member:
+    """What the pool knows of a worker.
+
+    Attributes:
+        number: from 0, as in metrics.
+        client: its connection.
+        load: what it reported last.
+        backlog: seconds of work that it has.
+        requests: ids of the requests that it has.
+        precompute_s: seconds of chunks that it computes ahead of requests.
+    """
+
+    def __init__(self, number: int, client: WorkerClient, supervisor: Supervisor) -> None:
+        self.number = number
+        self.client = client
+        self.load = WorkerLoad()
+        self.backlog = Backlog()
+        self.requests: set[str] = set()
+        self.precompute_s = 0.0
+        self._supervisor = supervisor
+        self._served_by: int | None = None  # the process that was ready last
+
+    @property
+    def candidate(self) -> Candidate:
+        """What a router is told of it."""
+        return Candidate(self.number, self.load, self.backlog.seconds, len(self.requests))
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether its process has ended, or is new: it has nothing that could be deleted."""
+        process = self._supervisor.pid
+        return self.client.ready is None and (process is None or process != self._served_by)
+
+    def compute_s(self, chunks: Sequence[Chunk]) -> float:
+        """Seconds that it takes to compute chunks."""
+        return sum(len(chunk.ids) for chunk in chunks) * self.load.token_s
+
+    def became_ready(self) -> None:
+        """It has connected; what was known of its predecessor does not count."""
+        self._served_by = self._supervisor.pid
+        self.backlog.reset()
+        self.client.ask_holdings()
+
+    def reported(self, holdings: Holdings) -> None:
+        """It says how busy it is."""
+        self.load = holdings.load
+        self.backlog.reported(holdings.load.backlog_s, holdings.received)

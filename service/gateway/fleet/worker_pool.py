@@ -1,0 +1,282 @@
+"""Several workers behind the gateway's `Worker` protocol.
+
+A request goes to the worker that the router chooses. If that worker dies before it has sent a
+token, the request moves to another, once; later it ends in an error. Purges and the gate's calls go
+to all workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+from service.chunk_ids import ChunkIds
+from service.errors import Overloaded, WorkerUnavailable
+from service.gateway.fleet import merged
+from service.gateway.fleet.cost import Work
+from service.gateway.fleet.directory import Directory
+from service.gateway.fleet.member import Member
+from service.gateway.fleet.prefixes import PrefixMap
+from service.gateway.fleet.router import Candidate, Choice, Policy, RoutedPrompt, Router
+from service.gateway.fleet.spread_precompute import spread_precompute
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.worker_client.connection import RETRY_AFTER_S
+from service.gateway.worker_client.protocol import Event
+from service.messages import (
+    Chunk,
+    Done,
+    Failed,
+    Forecast,
+    GateStates,
+    Generate,
+    Holdings,
+    Precompute,
+    Precomputed,
+    Prefetch,
+    Purged,
+    Ready,
+    Stats,
+)
+
+# Tokens that an answer is expected to have before there was one, and the weight of the newest.
+USUAL_ANSWER = 64.0
+ANSWER_WEIGHT = 0.05
+# Reasons for which a request that nothing was streamed of is sent to another worker.
+MOVED = (WorkerUnavailable.code, Overloaded.code)
+# A request may be what its worker died of: it must not take one after another with it.
+MOST_MOVES = 1
+
+
+class WorkerPool:
+    """The implementation of `worker_client.protocol.Worker` for several workers.
+
+    Attributes:
+        directory: what each holds in memory.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        policy: Policy,
+        metrics: GatewayMetrics,
+        *,
+        slower_tiers: bool,
+        kept_prompts: bool,
+    ) -> None:
+        """The arguments are those of `Router`, and where is counted what went where."""
+        self.members = list(members)
+        self.directory = Directory()
+        self._prefixes = PrefixMap()
+        self._router = Router(
+            policy,
+            self.directory,
+            self._prefixes,
+            slower_tiers=slower_tiers,
+            kept_prompts=kept_prompts,
+        )
+        self._metrics = metrics
+        self._answer_tokens = USUAL_ANSWER
+        self._open: set[str] = set()  # ids of requests that have not ended
+        self._at: dict[str, Member] = {}  # where each of them is, unless it is being moved
+        self._aborts: dict[str, str] = {}  # reasons that came while it moved
+
+    # -- what the connections report --------------------------------------------------------------
+
+    def changed(self, number: int, up: bool) -> None:
+        """A worker has become ready, or is gone."""
+        self.directory.forget(number)
+        self._prefixes.forget(number)
+        if up:
+            self.members[number].became_ready()
+
+    def told(self, number: int, holdings: Holdings) -> None:
+        """A worker tells what it holds, and how busy it is."""
+        member = self.members[number]
+        member.reported(holdings)
+        if not self.directory.apply(number, holdings):
+            member.client.ask_holdings()
+
+    # -- the protocol -----------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> Ready | None:
+        """What a worker said that is ready; all serve the same model."""
+        return next((m.client.ready for m in self.members if m.client.ready is not None), None)
+
+    @property
+    def stats(self) -> Stats | None:
+        known = [m.client.stats for m in self._ready_members() if m.client.stats is not None]
+        return merged.stats(known) if known else None
+
+    @property
+    def reason(self) -> str:
+        return self.members[0].client.reason
+
+    def require(self) -> Ready:
+        if (ready := self.ready) is None:
+            raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
+        return ready
+
+    async def wait_ready(self) -> Ready:
+        waiting = [asyncio.create_task(m.client.wait_ready()) for m in self.members]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        return self.require()
+
+    async def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
+        tried: set[int] = set()
+        self._open.add(request.id)
+        try:
+            while True:
+                begun = False
+                async with aclosing(self._attempt(request, tried)) as events:
+                    async for event in events:
+                        if not begun and self._may_move(event, tried):
+                            break
+                        begun = True
+                        yield event
+                    else:
+                        return
+                self._metrics.moved_requests.inc()
+        finally:
+            self._open.discard(request.id)
+            self._aborts.pop(request.id, None)
+
+    async def explain(self, request: Generate) -> Forecast:
+        choice = self._router.choose(self._routed(request), self._candidates())
+        return await self.members[choice.number].client.explain(request)
+
+    def abort(self, request_id: str, reason: str) -> None:
+        if request_id in self._open:
+            self._aborts[request_id] = reason
+        if (member := self._at.get(request_id)) is not None:
+            member.client.abort(request_id, reason)
+
+    def prefetch(self, message: Prefetch) -> None:
+        if not self._ready_members():
+            return
+        names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
+        prompt = RoutedPrompt(
+            Work([len(chunk.ids) for chunk in message.documents], 0, 0.0),
+            [names.of(chunk) for chunk in message.documents],
+        )
+        choice = self._router.choose(prompt, self._candidates())
+        self.directory.expect(choice.number, prompt.names)
+        self.members[choice.number].client.prefetch(message)
+
+    async def precompute(
+        self,
+        system: list[int],
+        chunks: Sequence[Chunk],
+        prefix_mode: str,
+        tenant: str,
+        lora: str = "",
+    ) -> AsyncGenerator[Precomputed, None]:
+        self.require()
+        message = Precompute("", system, list(chunks), prefix_mode, tenant, lora)
+        spread = spread_precompute(message, self._ready_members(), self._router, self.directory)
+        async with aclosing(spread) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def purge(
+        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
+    ) -> Purged:
+        """Delete the KV of chunks in every tier of every worker.
+
+        Raises:
+            WorkerUnavailable: A worker may still hold some; one whose process has ended holds none.
+        """
+        loras = ("", *(adapter.name for adapter in self.require().adapters))
+        holding = [member for member in self.members if not member.holds_nothing]
+        named = [ChunkIds(system, prefix_mode, tenant, lora) for lora in loras]
+        done = await asyncio.gather(
+            *(member.client.purge(system, chunks, prefix_mode, tenant) for member in holding)
+        )
+        self.directory.deleted(names.of(chunk) for names in named for chunk in chunks)
+        return merged.purged(done)
+
+    async def gate(self, *, reset: str | None = None) -> GateStates:
+        """The states at the worker that trusts a method least; a reset reaches all that are up."""
+        self.require()
+        calls = (member.client.gate(reset=reset) for member in self._ready_members())
+        return merged.gate_states(await asyncio.gather(*calls))
+
+    # -- routing ----------------------------------------------------------------------------------
+
+    async def _attempt(self, request: Generate, tried: set[int]) -> AsyncGenerator[Event, None]:
+        """Events of a worker that is not among `tried`, to which it is added.
+
+        Raises:
+            WorkerUnavailable: There is no other, or it was the last and takes nothing.
+            Overloaded: The same.
+        """
+        member = self._route(request, tried)
+        tried.add(member.number)
+        self._at[request.id] = member
+        member.requests.add(request.id)
+        try:
+            async with aclosing(member.client.submit(request)) as stream:
+                if (reason := self._aborts.get(request.id)) is not None:
+                    member.client.abort(request.id, reason)
+                async for event in stream:
+                    if isinstance(event, Done):
+                        self._learn(event)
+                    yield event
+        except (WorkerUnavailable, Overloaded) as error:
+            if not self._ready_members(tried):
+                raise
+            yield Failed(request.id, error.code, error.message)
+        finally:
+            member.requests.discard(request.id)
+            del self._at[request.id]
+
+    def _route(self, request: Generate, tried: set[int]) -> Member:
+        prompt = self._routed(request)
+        choice = self._router.choose(prompt, self._candidates(tried))
+        member = self.members[choice.number]
+        self._count(prompt, choice)
+        member.backlog.sent(choice.cost.prefill_s)
+        self._router.sent(prompt, choice.number)
+        return member
+
+    def _routed(self, request: Generate) -> RoutedPrompt:
+        return RoutedPrompt.of(
+            request, answer=self._answer_tokens, repair=self._repair_ratio(request)
+        )
+
+    def _repair_ratio(self, request: Generate) -> float:
+        """Share of stored tokens that its method computes anew, as far as its parameters tell."""
+        method = next((m for m in self.require().fusion if m.name == request.fusion.name), None)
+        schema = {} if method is None else method.parameters.get("ratio", {})
+        ratio = request.fusion.parameters.get("ratio", schema.get("default", 0.0))
+        return ratio if isinstance(ratio, float | int) else float(schema.get("default", 0.0))
+
+    def _candidates(self, tried: Iterable[int] = ()) -> list[Candidate]:
+        members = self._ready_members(tried)
+        if not members:
+            raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
+        return [member.candidate for member in members]
+
+    def _ready_members(self, tried: Iterable[int] = ()) -> list[Member]:
+        left_out = set(tried)
+        return [m for m in self.members if m.client.ready is not None and m.number not in left_out]
+
+    def _may_move(self, event: Event, tried: set[int]) -> bool:
+        """Whether a request that ends so at the last worker that was tried can go to another."""
+        failed = isinstance(event, Failed) and event.code in MOVED
+        return failed and len(tried) <= MOST_MOVES and bool(self._ready_members(tried))
+
+    def _count(self, prompt: RoutedPrompt, choice: Choice) -> None:
+        for name in prompt.names:
+            holders = self.directory.holders(name)
+            where = "here" if choice.number in holders else "elsewhere" if holders else "nowhere"
+            self._metrics.routed_documents.labels(where).inc()
+
+    def _learn(self, done: Done) -> None:
+        newest = done.report.completion_tokens
+        self._answer_tokens += ANSWER_WEIGHT * (newest - self._answer_tokens)

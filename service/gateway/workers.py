@@ -1,0 +1,165 @@
+"""The worker processes of one gateway: one, or several behind a pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from service.gateway.fleet.member import Member
+from service.gateway.fleet.worker_pool import WorkerPool
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.worker_client.client import WorkerClient
+from service.gateway.worker_client.protocol import Worker
+from service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from service.messages import Holdings, Stats
+from service.settings import Settings
+from service.worker_settings import WorkerSettings
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker process. Fields are None while they are not known.
+
+    Attributes:
+        pid: of the process.
+        reason: why it is not ready; None if it is.
+        pool_free: share of its KV pool that is free.
+        running: sequences that it computes.
+        waiting: sequences that wait for their start.
+    """
+
+    pid: int | None
+    reason: str | None
+    pool_free: float | None
+    running: int | None
+    waiting: int | None
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """How worker processes are started and watched.
+
+    Attributes:
+        command: starts one.
+        address: of a worker that runs already; empty: they are started and supervised.
+        heartbeat_timeout_s: silence after which one counts as gone.
+        restart_backoff_s: first and longest pause before one is started again.
+    """
+
+    command: Sequence[str] = COMMAND
+    address: str = ""
+    heartbeat_timeout_s: float = 10.0
+    restart_backoff_s: tuple[float, float] = (0.5, 30.0)
+
+
+class Workers:
+    """All workers of one gateway.
+
+    Attributes:
+        worker: what the rest of the gateway talks to.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: ProcessOptions,
+        metrics: GatewayMetrics,
+        *,
+        worker_settings: Callable[[int, str], WorkerSettings],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            worker_settings: Makes the settings of a worker from its number and its address.
+            on_refused: Called with the reason if workers will never start.
+        """
+        self._metrics = metrics
+        self._address = options.address
+        self._clients = [
+            WorkerClient(
+                heartbeat_timeout_s=options.heartbeat_timeout_s,
+                on_stats=partial(self._on_stats, number),
+                on_change=partial(self._on_change, number),
+                on_left=metrics.tokens_after_leaving.observe,
+                on_holdings=partial(self._on_holdings, number),
+            )
+            for number in range(settings.workers)
+        ]
+        self._supervisors = [
+            Supervisor(
+                client,
+                partial(worker_settings, number),
+                on_refused=on_refused,
+                on_restart=metrics.worker_restarts.inc,
+                command=options.command,
+                backoff_s=options.restart_backoff_s,
+            )
+            for number, client in enumerate(self._clients)
+        ]
+        pairs = enumerate(zip(self._clients, self._supervisors, strict=True))
+        self._pool = (
+            None
+            if settings.workers == 1
+            else WorkerPool(
+                [Member(number, client, supervisor) for number, (client, supervisor) in pairs],
+                settings.routing,
+                metrics,
+                slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
+                kept_prompts=settings.prefix_cache,
+            )
+        )
+        self.worker: Worker = self._pool or self._clients[0]
+
+    @property
+    def first_pid(self) -> int | None:
+        """Process id of the first worker; None if none was started."""
+        return self._supervisors[0].pid
+
+    def states(self) -> list[WorkerState]:
+        """What is known of every worker."""
+        states: list[WorkerState] = []
+        for client, supervisor in zip(self._clients, self._supervisors, strict=True):
+            stats = client.stats if client.ready is not None else None
+            states.append(
+                WorkerState(
+                    pid=supervisor.pid,
+                    reason=None if client.ready is not None else client.reason,
+                    pool_free=None if stats is None else stats.pool_free,
+                    running=None if stats is None else stats.running,
+                    waiting=None if stats is None else stats.waiting,
+                )
+            )
+        return states
+
+    async def start(self) -> None:
+        """Begin; does not wait until a worker is ready."""
+        if self._address:
+            self._clients[0].connect(self._address)
+            return
+        for supervisor in self._supervisors:
+            await supervisor.start()
+
+    async def close(self) -> None:
+        """Ask all to finish, and end those that do not."""
+        await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors))
+        for client in self._clients:
+            await client.close()
+
+    def _on_stats(self, number: int, stats: Stats) -> None:
+        self._metrics.worker.update(stats.values, str(number))
+
+    def _on_change(self, number: int, up: bool) -> None:
+        ready = sum(client.ready is not None for client in self._clients)
+        self._metrics.worker_up.set(int(ready > 0))
+        self._metrics.workers_ready.set(ready)
+        if not up:
+            self._metrics.worker.forget(str(number))
+        if self._pool is not None:
+            self._pool.changed(number, up)
+
+    def _on_holdings(self, number: int, holdings: Holdings) -> None:
+        if self._pool is not None:
+            self._pool.told(number, holdings)

@@ -1,0 +1,63 @@
+"""What holds for the catalog in an SQLite file alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retriever.catalog.catalog import Catalog
+from retriever.documents import Document
+from retriever.errors import CatalogError, CatalogNotStarted, CatalogUnsupported
+from tests.retriever.catalog.test_catalog import put, stored_vectors
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path / "catalog.db")
+    catalog.start()
+    yield catalog
+    catalog.close()
+
+
+def test_a_text_with_nul_comes_back_as_it_went_in(catalog: Catalog) -> None:
+    document = Document("d/1", "zero\x00byte and more words")
+    put(catalog, document)
+    stored = catalog.get("d/1")
+    assert stored is not None and stored.document == document
+
+
+def test_reads_go_on_while_a_write_is_open(catalog: Catalog, tmp_path: Path) -> None:
+    put(catalog, Document("a", "one"))
+    other = sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("DELETE FROM documents")
+    assert catalog.get("a") is not None
+    assert len(stored_vectors(catalog)) == 1
+    other.rollback()
+    other.close()
+
+
+def test_use_before_start_and_after_close(catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(CatalogNotStarted):
+        Catalog(tmp_path / "new.db").counts()
+    catalog.close()
+    with pytest.raises(CatalogNotStarted):
+        put(catalog, Document("a", "one"))
+
+
+def test_other_schema_version_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.close()
+    connection = sqlite3.connect(tmp_path / "catalog.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(CatalogUnsupported, match="99"):
+        catalog.start()
+
+
+def test_file_that_is_no_database_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "catalog.db").write_bytes(b"not a database" * 1000)
+    with pytest.raises(CatalogError):
+        Catalog(tmp_path / "catalog.db").start()

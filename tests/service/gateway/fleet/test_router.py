@@ -1,0 +1,125 @@
+"""Which worker is chosen: by cost and by the policies that it is compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from service.gateway.fleet.backlog import Backlog
+from service.gateway.fleet.directory import Directory
+from service.gateway.fleet.prefixes import PrefixMap
+from service.gateway.fleet.router import Candidate, Policy, RoutedPrompt, Router
+from service.messages import Chunk, Generate, Holdings, Method
+from service.records import WorkerLoad
+
+LOAD = WorkerLoad(token_s=1e-3, token_bytes=1e5, tiers={"ssd": (1e-4, 1e-9)})
+TEXTS = [Chunk(n, [n * 1000 + i for i in range(100)]) for n in range(12)]
+
+
+def prompt(*documents: Chunk) -> RoutedPrompt:
+    request = Generate("r", [1, 2], list(documents), [3, 4, 5], Method("a3"))
+    return RoutedPrompt.of(request, answer=16.0, repair=0.15)
+
+
+def worker(number: int, backlog_s: float = 0.0, in_flight: int = 0) -> Candidate:
+    return Candidate(number, LOAD, backlog_s, in_flight)
+
+
+def router(policy: Policy = "cost", **options: Any) -> tuple[Router, Directory]:
+    directory = Directory()
+    options = {"slower_tiers": True, "kept_prompts": True, **options}
+    return Router(policy, directory, PrefixMap(), **options), directory
+
+
+def hold(directory: Directory, number: int, *documents: Chunk) -> None:
+    names = prompt(*documents).names
+    directory.apply(number, Holdings(1, list(names), [], True, 0, LOAD))
+
+
+def test_the_largest_overlap_wins_in_any_order() -> None:
+    chosen, directory = router()
+    hold(directory, 0, TEXTS[0])
+    hold(directory, 1, *TEXTS[:3])
+    workers = [worker(0), worker(1), worker(2)]
+    assert chosen.choose(prompt(TEXTS[2], TEXTS[0], TEXTS[1]), workers).number == 1
+    assert chosen.choose(prompt(TEXTS[1], TEXTS[2], TEXTS[0]), workers).number == 1
+
+
+def test_a_backlog_longer_than_what_is_saved_sends_it_elsewhere() -> None:
+    chosen, directory = router()
+    hold(directory, 0, *TEXTS[:3])
+    asked = prompt(*TEXTS[:3])
+    loading_s = 3 * (1e-4 + 100 * 1e5 * 1e-9)
+    assert chosen.choose(asked, [worker(0, loading_s * 0.9), worker(1)]).number == 0
+    assert chosen.choose(asked, [worker(0, loading_s * 1.1), worker(1)]).number == 1
+
+
+def test_without_slower_tiers_what_is_held_is_worth_its_computing() -> None:
+    chosen, directory = router(slower_tiers=False)
+    hold(directory, 0, *TEXTS[:3])
+    saved_s = 0.3 - 0.15 * 0.3
+    asked = prompt(*TEXTS[:3])
+    assert chosen.choose(asked, [worker(0, saved_s * 0.95), worker(1)]).number == 0
+    assert chosen.choose(asked, [worker(0, saved_s * 1.05), worker(1)]).number == 1
+
+
+def test_unknown_documents_have_homes_and_go_where_one_was_sent() -> None:
+    chosen, _ = router()
+    workers = [worker(n) for n in range(4)]
+    first = {n: chosen.choose(prompt(TEXTS[n]), workers).number for n in range(12)}
+    assert len(set(first.values())) > 1
+    assert first == {n: chosen.choose(prompt(TEXTS[n]), workers).number for n in range(12)}
+    other = (first[0] + 1) % 4
+    chosen.sent(prompt(TEXTS[0]), other)  # as it may have gone for its company
+    assert chosen.choose(prompt(TEXTS[0]), workers).number == other
+
+
+def test_prompts_without_documents_are_spread() -> None:
+    chosen, _ = router(kept_prompts=False)
+    counts: Counter[int] = Counter()
+    for _ in range(40):
+        number = chosen.choose(prompt(), [worker(0), worker(1)]).number
+        chosen.sent(prompt(), number)
+        counts[number] += 1
+    assert counts == {0: 20, 1: 20}
+
+
+def test_a_kept_prompt_is_continued_where_it_is() -> None:
+    long = prompt(Chunk(1, list(range(640))))
+    for number in (0, 1):
+        chosen, _ = router()
+        chosen.sent(long, number)
+        chosen._directory.forget(number)  # only the prompt is left there
+        assert chosen.choose(long, [worker(0), worker(1)]).number == number
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_load", "longest_prefix"])
+def test_policies_for_comparison(policy: Policy) -> None:
+    chosen, directory = router(policy)
+    hold(directory, 1, *TEXTS[:3])
+    workers = [worker(0), worker(1, 0.001), worker(2)]
+    numbers = []
+    for order in ((0, 1, 2), (2, 1, 0), (0, 1, 2)):
+        asked = prompt(*(TEXTS[n] for n in order))
+        numbers.append(chosen.choose(asked, workers).number)
+        chosen.sent(asked, numbers[-1])
+    expected = {"round_robin": [0, 1, 2], "least_load": [0, 2, 0], "longest_prefix": [0, 2, 0]}
+    assert numbers == expected[policy]
+
+
+def test_a_backlog_between_two_reports() -> None:
+    now = 0.0
+    backlog = Backlog(lambda: now)
+    backlog.sent(0.3)
+    backlog.sent(0.4)
+    assert backlog.seconds == pytest.approx(0.7)
+    backlog.reported(0.25, received=1)  # the second request was on its way
+    assert backlog.seconds == pytest.approx(0.65)
+    now = 0.2
+    assert backlog.seconds == pytest.approx(0.45)
+    now = 9.0
+    assert backlog.seconds == pytest.approx(0.4)
+    backlog.reported(0.0, received=2)
+    assert backlog.seconds == 0.0

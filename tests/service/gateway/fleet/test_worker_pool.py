@@ -1,0 +1,168 @@
+"""The pool over fakes on real sockets: what moves, what goes to all, what is told of several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from service.errors import WorkerUnavailable
+from service.gateway.fleet import merged
+from service.gateway.fleet.member import Member
+from service.gateway.fleet.worker_pool import WorkerPool
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.worker_client.client import WorkerClient
+from service.gateway.worker_client.supervisor import Supervisor
+from service.gateway.worker_client.testing.fake_worker import FakeWorker
+from service.messages import Chunk, Done, Failed, Generate, Purge, Purged, Stats, TokenItem
+from service.worker_settings import WorkerSettings
+from tests.service.gateway.worker_client.test_client import request
+
+
+@asynccontextmanager
+async def pooled(
+    data: Path, *workers: FakeWorker
+) -> AsyncIterator[tuple[WorkerPool, list[FakeWorker], GatewayMetrics]]:
+    metrics, members = GatewayMetrics(), []
+    for number, worker in enumerate(workers):
+        worker.address = f"ipc://{data}/w{number}.sock"
+        client = WorkerClient(heartbeat_timeout_s=1.0, hello_every_s=0.05)
+        settings = WorkerSettings("", "", "")
+        supervisor = Supervisor(client, lambda address, s=settings: s, on_refused=print)
+        members.append(Member(number, client, supervisor))
+        await worker.start()
+        client.connect(worker.address)
+    pool = WorkerPool(members, "round_robin", metrics, slower_tiers=True, kept_prompts=True)
+    for member in members:
+        await asyncio.wait_for(member.client.wait_ready(), 5)
+    try:
+        yield pool, list(workers), metrics
+    finally:
+        for member in members:
+            await member.client.close()
+        for worker in workers:
+            await worker.stop()
+
+
+def moved(metrics: GatewayMetrics) -> float | None:
+    return metrics.registry.get_sample_value("kvstitch_moved_requests_total")
+
+
+async def test_what_has_not_begun_moves_and_what_has_begun_ends_in_an_error(data: Path) -> None:
+    slow = FakeWorker("", prefill_delay_s=30)
+    begun = FakeWorker("", token_delay_s=0.05)
+    third = FakeWorker("")
+    async with pooled(data, slow, begun, third) as (pool, _, metrics):
+
+        async def run(sent: Generate) -> list[TokenItem | Done | Failed]:
+            return [event async for event in pool.submit(sent)]
+
+        waiting, streaming = (
+            asyncio.create_task(run(request("first", 3))),
+            asyncio.create_task(run(request("second", 500))),
+        )
+        await asyncio.sleep(0.3)
+        assert [len(member.requests) for member in pool.members] == [1, 1, 0]
+        for member in pool.members[:2]:
+            member.client.disconnect("the worker was restarted")
+        events = await asyncio.wait_for(waiting, 5)
+        assert isinstance(events[-1], Done) and len(events) == 4
+        assert moved(metrics) == 1
+        events = await asyncio.wait_for(streaming, 5)
+        assert isinstance(events[-1], Failed) and events[-1].code == "worker_unavailable"
+        assert not pool.members[2].requests and moved(metrics) == 1
+
+
+async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
+    workers = [FakeWorker("", prefill_delay_s=30) for _ in range(2)]
+    async with pooled(data, *workers) as (pool, _, _metrics):
+
+        async def run() -> list[TokenItem | Done | Failed]:
+            return [event async for event in pool.submit(request("r", 3))]
+
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0.1)
+        for member in pool.members:
+            member.client.disconnect("gone")
+        (event,) = await asyncio.wait_for(task, 5)
+        assert isinstance(event, Failed) and event.code == "worker_unavailable"
+        with pytest.raises(WorkerUnavailable):
+            await anext(pool.submit(request("s")))
+        with pytest.raises(WorkerUnavailable):
+            await pool.purge([0], [Chunk(1, [1])], "none", "")
+
+
+async def test_an_abort_goes_where_the_request_is(data: Path) -> None:
+    workers = [FakeWorker("", token_delay_s=0.02) for _ in range(2)]
+    async with pooled(data, *workers) as (pool, _, _metrics):
+        streams = [pool.submit(request(name, 1000)) for name in ("r", "s")]
+        for stream in streams:
+            await anext(stream)
+        pool.abort("s", "stop")
+        pool.abort("unknown", "stop")
+        rest = [event async for event in streams[1]]
+        assert isinstance(rest[-1], Done) and rest[-1].finish_reason == "stop"
+        await streams[0].aclose()
+        assert workers[1].aborted == {"s": "stop"} and "s" not in workers[0].aborted
+        assert not pool._open and not pool._aborts
+
+
+async def test_precompute_is_spread_and_a_purge_reaches_all(data: Path) -> None:
+    async with pooled(data, FakeWorker(""), FakeWorker("")) as (pool, workers, _metrics):
+        chunks = [Chunk(n, [n, n, n]) for n in range(40)]
+        replies = [r async for r in pool.precompute([0], chunks, "none", "")]
+        assert sorted(reply.chunk_id for reply in replies) == list(range(40))
+        assert all(10 < len(worker.stored) < 30 for worker in workers)
+        assert sum(len(worker.stored) for worker in workers) == 40
+        assert all(member.precompute_s == 0 for member in pool.members)
+        purged = await pool.purge([0], chunks, "none", "")
+        assert purged.copies == {"memory": 40}
+        assert [len(worker.seen(Purge)) for worker in workers] == [1, 1]
+        assert not any(worker.stored for worker in workers)
+
+
+async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
+    data: Path,
+) -> None:
+    async with pooled(data, FakeWorker(""), FakeWorker("")) as (pool, workers, _metrics):
+        workers[1].unreached = ["redis"]
+        lost = pool.members[0]
+        lost.client.disconnect("gone")
+        assert lost.holds_nothing  # its supervisor has no process
+        done = await pool.purge([0], [Chunk(1, [1])], "none", "")
+        assert done.unreached == ["redis"] and not workers[0].seen(Purge)
+        process = await asyncio.create_subprocess_exec("sleep", "60")
+        try:
+            lost._supervisor._process = process
+            lost.became_ready()
+            assert not lost.holds_nothing  # silent, and alive
+            with pytest.raises(WorkerUnavailable):
+                await pool.purge([0], [Chunk(1, [1])], "none", "")
+        finally:
+            lost._supervisor._process = None
+            process.kill()
+            await process.wait()
+
+
+def test_several_statistics_are_one() -> None:
+    def part(running: int, free: float, state: float) -> Stats:
+        values = [
+            ("kvstitch_gate_state", {"method": "pie"}, state),
+            ("kvstitch_decode_steps_total", {}, 7.0),
+        ]
+        return Stats(values, running, 2 * running, free)
+
+    found = merged.stats([part(1, 0.5, 2.0), part(2, 1.0, 0.0)])
+    assert (found.running, found.waiting, found.pool_free) == (3, 6, 0.75)
+    assert found.values == [("kvstitch_gate_state", {"method": "pie"}, 2.0)]
+
+
+def test_several_purges_are_one() -> None:
+    one = Purged("a", {"memory": 2, "ssd": 3}, ["redis"])
+    other = Purged("b", {"memory": 1, "ssd": 0, "redis": 1})
+    assert merged.purged([one, other]) == Purged(
+        "a", {"memory": 3, "ssd": 3, "redis": 1}, ["redis"]
+    )
