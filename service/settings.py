@@ -126,6 +126,13 @@ class Settings(BaseSettings):
         "auto",
         description="auto, cpu, cuda or cuda:N; several by commas: one worker each, in turns",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes of this machine that share the model: each computes a part of every "
+        "layer's heads and holds their weights and KV; 1: the worker alone",
+    )
     quantize: Literal["off", "int8", "int4"] = Field(
         "off", description="weights of linear layers rounded to so many bits when they are loaded"
     )
@@ -458,6 +465,7 @@ class Settings(BaseSettings):
             kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
             dtype=self.dtype,
             device=self.device_of(number),
+            tensor_parallel=self.tensor_parallel,
             quantize=self.quantize,
             codec=self.codec,
             memory_tier_bytes=self.memory_tier_mib * MIB // self.workers,

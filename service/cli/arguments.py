@@ -87,6 +87,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
     add("--workers", type=int, help="worker processes, each with the model; default: 1")
     add("--threads", type=int, help="CPU threads of a worker")
+    add("--tensor-parallel", type=int, help="processes that share the model, split by heads")
     add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
     add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
     add("--top-k", type=int, help="passages per answer (default: the model folder's)")

@@ -43,6 +43,7 @@ from service.worker.engine.engine import Engine
 from service.worker.forward import lora_check, selfcheck
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
+from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import (
     add_folder,
@@ -99,20 +100,54 @@ def serve(settings: WorkerSettings) -> int:
     Raises:
         KvstitchError: the worker cannot be started with these settings.
     """
-    set_threads(settings.threads)
-    if settings.methods_dir:
-        add_folder(Path(settings.methods_dir))
-    adapter = load(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        quantize=settings.quantize,
-    )
-    differences = selfcheck.check(adapter)
+    with ExitStack() as stack:
+        return _serve(settings, *_load(settings, stack))
+
+
+def _load(
+    settings: WorkerSettings, stack: ExitStack
+) -> tuple[DecoderAdapter, Callable[..., KVPool]]:
+    """Loads and checks the model and its LoRA adapters.
+
+    Args:
+        stack: ends the processes that have parts of it.
+
+    Returns:
+        The adapter, and what makes the KV pool.
+    """
+    make_pool: Callable[..., KVPool] = KVPool
+    if settings.tensor_parallel > 1:
+        from service.worker.parallel.gang import Gang, refuse
+
+        refuse(settings)
+        gang = stack.enter_context(
+            Gang(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
+        )
+        make_pool = gang.make_pool
+        adapter, differences = gang.load(
+            settings.model, dtype=settings.dtype, threads=settings.threads
+        )
+    else:
+        set_threads(settings.threads)
+        if settings.methods_dir:
+            add_folder(Path(settings.methods_dir))
+        adapter = load(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            quantize=settings.quantize,
+        )
+        differences = selfcheck.check(adapter)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
         off, moved = lora_check.add(adapter, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
+    return adapter, make_pool
+
+
+def _serve(
+    settings: WorkerSettings, adapter: DecoderAdapter, make_pool: Callable[..., KVPool]
+) -> int:
     if adapter.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model, settings.quantize)
@@ -122,6 +157,7 @@ def serve(settings: WorkerSettings) -> int:
         heads=adapter.heads,
         kv_heads=adapter.kv_heads,
         first=Path(settings.calibration) if settings.calibration else None,
+        ranks=settings.tensor_parallel,
     )
     addressing = Addressing(
         adapter,
@@ -137,7 +173,9 @@ def serve(settings: WorkerSettings) -> int:
         chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
         store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
         prompts = None
-        if settings.prompts_dir and not (settings.prompts_bytes and settings.prefix_cache):
+        # Stored prompts have all heads, and the pool here may have some.
+        stores = settings.prefix_cache and settings.tensor_parallel == 1
+        if settings.prompts_dir and not (settings.prompts_bytes and stores):
             # Of an earlier start with other settings: deletions would not reach them.
             shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         elif settings.prompts_dir:
@@ -165,6 +203,7 @@ def serve(settings: WorkerSettings) -> int:
             grammars=Grammars(
                 Path(settings.model) / "tokenizer.json", adapter.vocabulary, adapter.end_ids
             ),
+            make_pool=make_pool,
         )
         ready = m.Ready(
             model=model_info(settings, adapter, model_fingerprint, engine.pool.tokens),
@@ -256,6 +295,12 @@ def tiers(
         place = S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region)
         chosen.append(S3Tier(place, pin=pin))
     return chosen
+
+
+def _end_at_once(why: str) -> None:
+    """Ends this process, whose threads may wait for another rank for ever; it is started again."""
+    log.critical("the worker ends, to start again: %s", why)
+    os._exit(1)
 
 
 def _written(settings: WorkerSettings, chosen: list[Tier]) -> list[str]:

@@ -120,7 +120,7 @@ def kv_pool(adapter: DecoderAdapter, tokens: int) -> KVPool:
     """A KV pool for `tokens` tokens of this model."""
     return KVPool(
         adapter.layers,
-        adapter.kv_heads,
+        adapter.own_kv_heads,
         adapter.head_dim,
         tokens,
         dtype=adapter.dtype,

@@ -36,7 +36,7 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
         for fresh, old in compared:
             gap = fresh[segment_rows[computed]].float() - old.to(fresh.device)[computed].float()
             deviation[segment.start + computed] += gap.square().sum((1, 2))
-    return deviation
+    return view.over_all_heads(deviation)
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
@@ -50,4 +50,4 @@ def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
         if stored is not None and not segment.uncached and segment.tokens:
             old = stored.layer(view.layer)[0 if keys else 1].to(norm.device).float()
             norm[segment.start : segment.end] = old.square().sum((1, 2))
-    return norm
+    return view.over_all_heads(norm)

@@ -11,6 +11,7 @@ from torch import Tensor
 from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.flops import FlopCount
 from service.worker.core.layout import PromptLayout
+from service.worker.core.ranks import Ranks
 
 
 class CachedSegment(Protocol):
@@ -60,6 +61,7 @@ class LayerView:
         attention_scores: attention that every token received in an earlier pass over the stitched
             cache `[n]` fp32, summed over layers; None if there was no such pass.
         memo: what a method keeps from layer to layer of this prompt, by names of its own.
+        ranks: the processes that have the other heads; None if all heads are here.
     """
 
     layer: int
@@ -78,3 +80,8 @@ class LayerView:
     rule: AttentionRule = PLAIN
     attention_scores: Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks | None = None
+
+    def over_all_heads(self, x: Tensor) -> Tensor:
+        """A sum over the heads that are here, summed over those of other processes too."""
+        return x if self.ranks is None else self.ranks.sum(x)

@@ -9,7 +9,7 @@ A prompt is the system segment S, then the documents D_1 .. D_k, then the questi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -151,6 +151,9 @@ class PromptLayout:
         """Every row except those of uncached segments, ascending."""
         cached = [self._rows(s) for s in self.segments if not s.uncached and s.tokens]
         return torch.cat([*cached, self.question_rows])
+
+    def to(self, device: torch.device | str) -> PromptLayout:
+        return replace(self, ids=self.ids.to(device))
 
     def count_rows(self, rows: Tensor) -> list[int]:
         """How many of the rows, ascending `[m]`, each segment has."""

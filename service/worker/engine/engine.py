@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -71,6 +71,7 @@ class Engine:
         prompts: where kept prompts are stored that are asked more than once; None: nowhere.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
+        make_pool: makes the KV pool.
         grammars: compiles what answers must match; None: no request may ask for that.
     """
 
@@ -92,6 +93,7 @@ class Engine:
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
+        make_pool: Callable[..., KVPool] = KVPool,
     ) -> None:
         self._adapter = adapter
         self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
@@ -108,9 +110,9 @@ class Engine:
         self._launcher = PrefillLauncher(
             adapter, self._facts, addressing, loader, missing, self.planner, restorer
         )
-        self.pool = KVPool(
+        self.pool = make_pool(
             adapter.layers,
-            adapter.kv_heads,
+            adapter.own_kv_heads,
             adapter.head_dim,
             pool_tokens,
             dtype=adapter.dtype,

@@ -75,6 +75,8 @@ class AttentionPass:
                     q, keys.k, keys.v, rows, self.weights(layer), adapter.scale,
                     key_rows=keys.rows, rule=rule,
                 )  # fmt: skip
+                if adapter.ranks is not None:
+                    layer_scores = adapter.ranks.sum(layer_scores)
                 scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
                 self.flops.score(float(len(rows)) * len(scored))
                 if self.sight.seen is not None or self.sight.scored is not None:

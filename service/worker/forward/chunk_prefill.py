@@ -45,7 +45,7 @@ class ScratchKV:
     """A KV cache with memory for one layer, because a full prefill never reads an earlier layer."""
 
     def __init__(self, adapter: DecoderAdapter, tokens: int) -> None:
-        shape = (adapter.kv_heads, tokens, adapter.head_dim)
+        shape = (adapter.own_kv_heads, tokens, adapter.head_dim)
         self._k = torch.empty(shape, dtype=adapter.dtype, device=adapter.device)
         self._v = torch.empty_like(self._k)
 
@@ -124,7 +124,13 @@ class ChunkPrefill:
             before += cost
         pin = adapter.device.type == "cuda"
         computed = []
-        chunks = yield from self._rows(adapter, addresses, parts, sketch)
+        if adapter.lead is None:
+            rows = self.rows(adapter, addresses, parts, sketch)
+        else:
+            rows = adapter.lead.steps(
+                rows_of_all_ranks, adapter=adapter, addresses=addresses, parts=parts
+            )
+        chunks = yield from rows
         for address, chunk in zip(addresses, chunks, strict=True):
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
             flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
@@ -180,7 +186,7 @@ class ChunkPrefill:
             yield reading
         return reading.result()
 
-    def _rows(
+    def rows(
         self,
         adapter: DecoderAdapter,
         addresses: Sequence[Address],
@@ -260,6 +266,19 @@ class ChunkPrefill:
             rule = self._adapter.rules[layer]
             chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale, rule))
         return kv
+
+
+def rows_of_all_ranks(
+    adapter: DecoderAdapter, addresses: Sequence[Address], parts: Sequence[CachedSegment]
+) -> Steps[list[Rows]]:
+    """`ChunkPrefill.rows` with each rank's own heads; on rank 0 the result has all heads."""
+    ranks = adapter.ranks
+    assert ranks is not None
+    chunks = yield from ChunkPrefill(adapter).rows(adapter, addresses, parts, sketch=False)
+    for chunk in chunks:
+        own = torch.stack([*chunk.k, *chunk.v])
+        chunk.k, chunk.v = map(list, ranks.to_first(own, dim=2).chunk(2))
+    return chunks
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:

@@ -118,15 +118,19 @@ class Batch:
         return self.numbers[2 * self.size :].view(self.layers, 2, -1)
 
 
-def decode_step(adapter: DecoderAdapter, sequences: Many[Decodable]) -> Tensor:
-    """Feeds every sequence its last token; all sequences must be of one pool.
+def decode_step(
+    adapter: DecoderAdapter,
+    sequences: Many[Decodable],
+    drafts: Many[Many[int]] | None = None,
+) -> Tensor:
+    """Feeds every sequence its last token and a draft; all sequences must be of one pool.
 
     Returns:
-        Logits `[sequences, vocabulary]` fp32.
+        Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence.
     """
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
-    batch = Batch.of(sequences, windows=adapter.windows)
+    batch = Batch.of(sequences, drafts, windows=adapter.windows)
     return compute(adapter, pool, batch.to(adapter.device))
 
 
@@ -156,7 +160,7 @@ def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
 
 def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
     """Whether a step runs entirely on a GPU, with operations that do not depend on the numbers."""
-    if adapter.device.type != "cuda":
+    if adapter.device.type != "cuda" or adapter.ranks is not None:
         return False
     if not all(rule.plain_weights for rule in adapter.rules):
         return False

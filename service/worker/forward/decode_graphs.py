@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.worker.forward.decode import Batch, Decodable, compute, stays_on_device
+from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
 from service.worker.kv.pool import KVPool
 from service.worker.model.adapters.base import DecoderAdapter
 
@@ -61,6 +61,10 @@ class Decoder:
             Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence, which the
             next step overwrites.
         """
+        if self._adapter.lead is not None:
+            return self._adapter.lead.call(
+                decode_step, adapter=self._adapter, sequences=sequences, drafts=drafts
+            )
         if self._record is None:
             return self._compute(Batch.of(sequences, drafts, windows=self._adapter.windows))
         rows = len(sequences) + sum(map(len, drafts or ()))

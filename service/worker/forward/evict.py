@@ -40,8 +40,34 @@ def evict(
     Returns:
         Share of the prompt's tokens that at least one head of one layer kept.
     """
+    if adapter.lead is not None:
+        assert on_kept is None, "it would see some of the heads"
+        return adapter.lead.call(
+            evict_own_heads, adapter=adapter, model=model, kv=kv, method=method, layout=layout,
+            observed=observed, room=room, original_tokens=original_tokens,
+        )  # fmt: skip
+    return evict_own_heads(
+        adapter, model, kv, method,
+        layout=layout, observed=observed, room=room, original_tokens=original_tokens,
+        on_kept=on_kept,
+    )  # fmt: skip
+
+
+def evict_own_heads(
+    adapter: DecoderAdapter,
+    model: ModelFacts,
+    kv: SequenceKV,
+    method: EvictionMethod,
+    *,
+    layout: PromptLayout,
+    observed: Sequence[Tensor],
+    room: int,
+    original_tokens: int | None = None,
+    on_kept: Callable[[int, Sequence[Tensor]], None] | None = None,
+) -> float:
+    """`evict` of the heads that this process computes."""
     if original_tokens is not None:
-        everything = [layout.all_rows] * adapter.kv_heads
+        everything = [layout.all_rows] * adapter.own_kv_heads
         for layer in range(adapter.layers):
             kv.keep(layer, everything, room)
         return layout.tokens / original_tokens
@@ -59,6 +85,7 @@ def evict(
             scale=adapter.scale,
             rule=adapter.rules[layer],
             model=model,
+            ranks=adapter.ranks,
         )
         kept = method.keep(prompt)
         kv.keep(layer, kept, room)
@@ -68,6 +95,8 @@ def evict(
             on_kept(layer, kept)
         kept_here = torch.zeros_like(kept_before)
         kept_here[torch.cat(kept)] = 1
+        if adapter.ranks is not None:
+            kept_here = adapter.ranks.largest(kept_here)
         # Not in place: earlier `PromptAttention`s hold the old tensor.
         kept_before = kept_before + kept_here
     return float((kept_before > 0).float().mean())

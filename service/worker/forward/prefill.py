@@ -91,6 +91,32 @@ def prefill(
         arrival: waits for a layer of stored KV; None if all of it is loaded.
         progress: resumed from, if an earlier run of this prompt left any, and updated.
     """
+    if adapter.lead is not None:
+        assert capture is None and on_pass is None, "they would see some of the heads"
+        return adapter.lead.steps(
+            prefill_own_heads, adapter=adapter, layout=layout, cached=cached, method=method, kv=kv,
+            eviction=eviction, arrival=arrival, progress=progress,
+        )  # fmt: skip
+    return prefill_own_heads(
+        adapter, layout, cached, method, kv,
+        eviction=eviction, capture=capture, on_pass=on_pass, arrival=arrival, progress=progress,
+    )  # fmt: skip
+
+
+def prefill_own_heads(
+    adapter: DecoderAdapter,
+    layout: PromptLayout,
+    cached: Sequence[CachedSegment | None],
+    method: DenseMethod,
+    kv: PromptKV,
+    *,
+    eviction: EvictionMethod | None = None,
+    capture: Capture | None = None,
+    on_pass: OnPass | None = None,
+    arrival: Arrival | None = None,
+    progress: Progress | None = None,
+) -> Steps[PrefillResult]:
+    """`prefill` of the heads that this process computes."""
     with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             adapter=adapter,
@@ -252,13 +278,14 @@ class PromptLoop:
             flops=self._flops,
             attention_scores=scores,
             memo=memo,
+            ranks=self.adapter.ranks,
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:
         """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
-        result = yield from prefill(self.adapter, shorter, nothing, Vanilla(), self.kv)
+        result = yield from prefill_own_heads(self.adapter, shorter, nothing, Vanilla(), self.kv)
         return replace(
             result,
             rows=kept[result.rows],

@@ -10,7 +10,9 @@ refused instead of answering wrongly. So two facts are tested on a probe prompt:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +26,10 @@ from service.worker.forward.prefill import prefill
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.rope import static_positions
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
-# Windows up to so many tokens are probed: D is then longer than the widest of them. A longer probe
+# A window of up to so many tokens is probed: D is then longer. A longer probe
 # would take minutes where a large model runs on a CPU.
 LARGEST_PROBED_WINDOW = 512
 # Bounds on ‖difference‖ / ‖logits‖, both centred: far above rounding errors, and far below the
@@ -51,8 +54,16 @@ class _Captured:
 
 
 @torch.inference_mode()
-def check(adapter: DecoderAdapter) -> tuple[float, float]:
+def check(
+    adapter: DecoderAdapter,
+    theirs: Tensor | None = None,
+    probe: Callable[[DecoderAdapter], tuple[Tensor, Tensor]] | None = None,
+) -> tuple[float, float]:
     """Runs the check.
+
+    Args:
+        theirs: logits of transformers' forward pass, where `adapter.model` is not whole any more.
+        probe: runs `probed`, where more than this process has to.
 
     Returns:
         The two relative differences: of full prefill from transformers, and of a stitched prompt
@@ -61,15 +72,45 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
     Raises:
         ModelRefused: one of them is too large.
     """
-    s, d, q = PROBE
-    probed = [window for window in adapter.windows if window and window <= LARGEST_PROBED_WINDOW]
-    d = min(max([d, *(window + d for window in probed)]), adapter.max_context - s - q)
-    random = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, adapter.vocabulary, (s + d + q,), generator=random).tolist()
+    if theirs is None:
+        theirs = transformers_logits(adapter.model)
+    ours, stitched = (probe or probed)(adapter)
+    against_theirs, against_full = (
+        _distance(ours, theirs.to(ours.device)),
+        _distance(stitched, ours),
+    )
+    by_library = getattr(adapter.config, "quantization_config", None) is not None
+    bound = TOLERANCE[adapter.dtype] * (OF_LIBRARIES if by_library else 1)
+    for difference, what in (
+        (against_theirs, "its full prefill differs from transformers' forward"),
+        (against_full, "a stitched prompt differs from its full prefill"),
+    ):
+        if not difference <= bound:
+            raise ModelRefused(
+                f"start-up check of {adapter.family} failed: {what} by {difference:.2g} "
+                f"(relative, at most {bound:g}); this model cannot be served correctly",
+                field="model",
+            )
+    return against_theirs, against_full
+
+
+@torch.inference_mode()
+def transformers_logits(model: Any) -> Tensor:
+    """Logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([_probe_ids(model.config)], device=device)
+    logits: Tensor = model(ids).logits[0, -1].float()
+    return logits
+
+
+@torch.inference_mode()
+def probed(adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
+    """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
+    ids = _probe_ids(adapter.model.config)
+    s, _, q = PROBE
+    d = len(ids) - s - q
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]
     device = adapter.device
-
-    theirs = adapter.model(torch.tensor([ids], device=device)).logits[0, -1].float()
     full = PromptLayout.of(system, [document], question, uncached=[True, True], device=device)
     captured = _Captured([], [])
 
@@ -91,22 +132,18 @@ def check(adapter: DecoderAdapter) -> tuple[float, float]:
         prefixes=[Prefix(system)],
         device=device,
     )
-    stitched = run(prefill(adapter, cached, parts, Pie(), scratch)).logits
+    return ours, run(prefill(adapter, cached, parts, Pie(), scratch)).logits
 
-    against_theirs, against_full = _distance(ours, theirs), _distance(stitched, ours)
-    by_library = getattr(adapter.config, "quantization_config", None) is not None
-    bound = TOLERANCE[adapter.dtype] * (OF_LIBRARIES if by_library else 1)
-    for difference, what in (
-        (against_theirs, "its full prefill differs from transformers' forward"),
-        (against_full, "a stitched prompt differs from its full prefill"),
-    ):
-        if not difference <= bound:
-            raise ModelRefused(
-                f"start-up check of {adapter.family} failed: {what} by {difference:.2g} "
-                f"(relative, at most {bound:g}); this model cannot be served correctly",
-                field="model",
-            )
-    return against_theirs, against_full
+
+def _probe_ids(config: Any) -> list[int]:
+    """The probe's S, D and Q, of a model with this configuration."""
+    s, d, q = PROBE
+    window = getattr(config, "sliding_window", None) or 0
+    if window <= LARGEST_PROBED_WINDOW:
+        d += window
+    d = min(d, static_positions(config) - s - q)
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(0, int(config.vocab_size), (s + d + q,), generator=random).tolist()
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -16,6 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from service.worker.core.ranks import Ranks
 from service.worker.kernels.cpu import huge_pages
 from service.worker.kv.extents import ExtentAllocator
 
@@ -24,7 +25,8 @@ class KVPool:
     """Memory for `tokens` tokens: `2 * layers * kv_heads * tokens * head_dim` elements.
 
     Attributes:
-        kv_heads: of the model.
+        kv_heads: of a layer, that are kept in this process.
+        ranks: the processes that keep the others; None if there are none.
         tokens: capacity.
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
@@ -43,8 +45,10 @@ class KVPool:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
         self.kv_heads = kv_heads
+        self.ranks = ranks
         self.tokens = tokens
         self.spare = kv_heads * tokens
         shape = (self.spare + 1, head_dim)
@@ -187,6 +191,10 @@ class SequenceKV:
         ]
         lengths = [len(index) for index in kept]
         capacity = [n + room for n in lengths]
+        if (ranks := self.pool.ranks) is not None:
+            # As many rows on every rank, so that a sequence fits on all of them or on none.
+            rows = sum(capacity)
+            capacity[-1] += int(ranks.largest(torch.tensor([rows]))) - rows
         assert sum(capacity) <= int(old_capacity.sum()), "room exceeds what was reserved"
         start = self.pool._replace(layer, old_start, old_capacity, capacity)
         starts = list(accumulate(capacity[:-1], initial=start))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ from service.worker.model.folder_checks import family_fault, read_config, rope_f
 from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
 from service.worker.model.quantised_linear import quantise
 
+Adapt = Callable[[Any, torch.device], DecoderAdapter]
+"""Makes the adapter of a model that was loaded on the CPU, for a device."""
+
 
 def load(
-    folder: str, *, dtype: str = "auto", device: str = "auto", quantize: str = "off"
+    folder: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    quantize: str = "off",
+    adapt: Adapt | None = None,
 ) -> DecoderAdapter:
     """Loads the model in `folder` for inference.
 
@@ -28,6 +37,7 @@ def load(
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
         quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
+        adapt: makes the adapter, and refuses quantised weights; by default that of the whole model.
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -63,9 +73,13 @@ def load(
             f"the weights of {folder} lack {', '.join(missing[:3])}: copy the model folder again",
             field="model",
         )
-    model = (model if quantised else model.to(place)).eval().requires_grad_(False)
+    model = model.eval().requires_grad_(False)
+    if adapt is not None:
+        return adapt(model, place)
     if quantised:
         _try(model, folder)
+    else:
+        model = model.to(place)
     if quantize != "off":
         quantise(model, quantize)
     return adapter_for(model)
@@ -162,6 +176,7 @@ def default_pool_tokens(adapter: DecoderAdapter, max_running: int, workers: int 
     """
     if adapter.device.type == "cuda":
         free = torch.cuda.mem_get_info(adapter.device)[0] // 2
+        free = free * adapter.kv_heads // adapter.own_kv_heads  # each rank has a GPU
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     most = max_running * adapter.max_context

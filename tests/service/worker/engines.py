@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from service.records import Chunk, ColdMode, Method, Report, Sampling, TokenLogp
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.engine.engine import Engine
+from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
@@ -126,6 +127,7 @@ def rig(
     checks: GateSettings | None = None,
     decode: bool = True,
     grammars: Grammars | None = None,
+    make_pool: Callable[..., KVPool] = KVPool,
 ) -> Iterator[Rig]:
     """An engine with a store.
 
@@ -160,6 +162,7 @@ def rig(
             draft_tokens=draft_tokens,
             checks=checks,
             grammars=grammars,
+            make_pool=make_pool,
         )
         try:
             yield Rig(engine, store)

@@ -20,6 +20,7 @@ from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
+from service.worker.core.ranks import Ranks
 from service.worker.core.topk import stable_topk
 from service.worker.model.attention import attention_probabilities
 
@@ -38,6 +39,7 @@ class PromptAttention:
         scale: factor of the attention scores before the softmax.
         model: sizes and calibration of the model.
         rule: what this layer adds to causal attention: a window, a soft cap, sinks.
+        ranks: the processes that have the other KV heads; None if all heads are here.
     """
 
     layer: int
@@ -48,6 +50,7 @@ class PromptAttention:
     scale: float
     model: ModelFacts
     rule: AttentionRule = PLAIN
+    ranks: Ranks | None = None
 
     def query_attention(self) -> Tensor:
         """Attention weights of the observed queries, mean over the query heads of each KV head.
@@ -126,7 +129,7 @@ class EvictionMethod:
         """Entries that each KV head of this layer has for unprotected tokens.
 
         Args:
-            scores: of the unprotected tokens `[kv_heads, competitors]`.
+            scores: of the unprotected tokens `[kv_heads, competitors]`, for all of its KV heads.
             room: the mean of these entries over the heads.
         """
         return [room] * scores.shape[0]
@@ -162,11 +165,19 @@ class EvictionMethod:
         room = max(0, self.budget - len(fixed))
         room = self.layer_room(prompt, room, len(open_rows))
         scores = self.score(prompt)[:, open_rows]
-        rooms = self.head_rooms(prompt, scores, room)
+        rooms = self._rooms_here(prompt, scores, room)
         return [
             torch.cat([fixed, open_rows[stable_topk(row, count)]]).sort().values
             for row, count in zip(scores, rooms, strict=True)
         ]
+
+    def _rooms_here(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
+        """`head_rooms` for the KV heads that are here."""
+        if (ranks := prompt.ranks) is None:
+            return self.head_rooms(prompt, scores, room)
+        first = ranks.rank * len(scores)
+        rooms = self.head_rooms(prompt, ranks.all_heads(scores.contiguous()), room)
+        return rooms[first : first + len(scores)]
 
     def warning(self, layout: PromptLayout) -> str | None:
         """A warning for the user if the budget is too small for this prompt; None otherwise."""

@@ -31,6 +31,7 @@ from service.parameters import parameter
 from service.worker.core.budget import exact
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
+from service.worker.core.model_facts import ModelFacts
 from service.worker.core.pooling import max_pool
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
@@ -60,6 +61,9 @@ class Method(EvictionMethod):
     @property
     def window_rows(self) -> int:
         return self.window
+
+    def check(self, model: ModelFacts) -> None:
+        model.require_all_heads("eviction", "kvec")
 
     def observe(self, view: LayerView) -> Tensor:
         """The queries of the longer window `[O', heads, head_dim]`."""

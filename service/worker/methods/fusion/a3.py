@@ -77,4 +77,7 @@ class Method(DenseMethod):
         view.flops.score_causally(rows)
         every_row = torch.ones(len(rows), device=rows.device)
         q = view.q[start:]
-        return attend_with_scores(q, view.k, view.v, rows, every_row, view.scale, rule=view.rule)[1]
+        scores = attend_with_scores(q, view.k, view.v, rows, every_row, view.scale, rule=view.rule)[
+            1
+        ]
+        return view.over_all_heads(scores)

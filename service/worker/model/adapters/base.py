@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from service.errors import ModelRefused
 from service.worker.core.attention_rule import PLAIN, AttentionRule
+from service.worker.core.ranks import Lead, Ranks
 from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear, quantised_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
@@ -51,6 +52,12 @@ class DecoderAdapter:
 
     `batch` in the methods below means that the rows belong to different sequences. How many there
     are must not change how they are computed, so that an answer does not depend on other requests.
+
+    Attributes:
+        heads: query heads of a layer; `own_heads` of them are computed in this process.
+        kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
+        ranks: the processes that compute the other heads; None if there are none.
+        lead: makes them compute what this process does; None if nobody follows it.
     """
 
     family = "llama"
@@ -62,6 +69,9 @@ class DecoderAdapter:
         self.layers = int(config.num_hidden_layers)
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads or self.heads)
+        self.own_heads, self.own_kv_heads = self.heads, self.kv_heads
+        self.ranks: Ranks | None = None
+        self.lead: Lead | None = None
         self.hidden = int(config.hidden_size)
         self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
         self.vocabulary = int(config.vocab_size)
@@ -208,15 +218,13 @@ class DecoderAdapter:
         """Queries, keys and values of x `[m, hidden]`, before RoPE and after any norm of q and k.
 
         Returns:
-            q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
+            q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`: this process's own heads.
         """
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
-        first_v = self.heads + self.kv_heads
-        q, k = self.normalise(
-            block.self_attn, heads[:, : self.heads], heads[:, self.heads : first_v]
-        )
+        first_k, first_v = self.own_heads, self.own_heads + self.own_kv_heads
+        q, k = self.normalise(block.self_attn, heads[:, :first_k], heads[:, first_k:first_v])
         if self.head_order is not None:
             q, k = q[..., self.head_order], k[..., self.head_order]
         return q, k, heads[:, first_v:]
@@ -302,18 +310,26 @@ def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
 
 
 def adapter_for(model: Any) -> DecoderAdapter:
-    """The adapter for a transformers model: the file named after its config's `model_type`.
+    """The adapter for a transformers model.
+
+    Raises:
+        ModelRefused: its family is not served.
+    """
+    return family_adapter(str(model.config.model_type))(model)
+
+
+def family_adapter(name: str) -> type[DecoderAdapter]:
+    """The adapter of a family: the class in the file that is named after its `model_type`.
 
     Raises:
         ModelRefused: there is no such file.
     """
     from importlib import import_module
 
-    name = str(model.config.model_type)
     if name not in families():
         raise ModelRefused(
             f"model_type {name!r} has no adapter; served families: {', '.join(sorted(families()))}",
             field="model",
         )
-    adapter: DecoderAdapter = import_module(f"service.worker.model.adapters.{name}").Adapter(model)
-    return adapter
+    family: type[DecoderAdapter] = import_module(f"service.worker.model.adapters.{name}").Adapter
+    return family
