@@ -58,6 +58,10 @@ class LoraDecoder:
     def _own(self, pairs: Many[tuple[LoraDecodable, Many[int]]]) -> Tensor:
         """Logits of sequences that all have an adapter, row by row."""
         names = [sequence.lora for sequence, draft in pairs for _ in range(1 + len(draft))]
-        batch = Batch.of([sequence for sequence, _ in pairs], [draft for _, draft in pairs])
+        batch = Batch.of(
+            [sequence for sequence, _ in pairs],
+            [draft for _, draft in pairs],
+            windows=self._adapter.windows,
+        )
         adapter = self._adapter.with_loras(names)
         return compute(adapter, self._pool, batch.to(adapter.device))

@@ -13,7 +13,13 @@ from service.worker.forward.decode_loras import LoraDecoder
 from service.worker.kv.pool import KVPool
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.lora_folders import ALL, merged, with_loras, write_lora
-from tests.service.worker.tiny import Tiny, assert_close, difference, random_model, tiny_config
+from tests.service.worker.tiny import (
+    Tiny,
+    assert_close,
+    difference,
+    random_model,
+    tiny_config,
+)
 
 LENGTHS = (9, 40, 4, 20, 9)
 NAMES = ("one", "", "two", "", "one")
@@ -81,3 +87,19 @@ def test_each_row_has_its_own_adapter(model: Tiny, tmp_path: Path) -> None:
     expected = decoded(whole, [0, 4], none)
     assert_close("decoding with LoRA", together[:, [0, -1]], expected)
     assert difference(together[:, 0], decoded(model, [0], none)[:, 0]) > 0.1
+
+
+def test_windows_hold_with_an_adapter_too(tmp_path: Path) -> None:
+    config = tiny_config(
+        "qwen3",
+        use_sliding_window=True,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+    )
+    base = random_model(config)
+    one = write_lora(tmp_path / "one", base, rank=4)
+    whole = merged(base, one, dict.fromkeys(ALL, 3.0))
+    model = with_loras(base, one=one)
+    assert model.adapter.windows
+    ours = decoded(model, [3, 4], ("one",) * len(NAMES))
+    assert_close("windows with LoRA", ours, decoded(whole, [3, 4], ("",) * len(NAMES)))
