@@ -204,7 +204,7 @@ WORKERS_READY = _gauge("workers_ready", "Workers that are ready.")
 ROUTED_DOCUMENTS = _counter(
     "routed_documents_total",
     "Documents of requests, where there are several workers, by whose memory tier held them when a "
-    "worker was chosen: its own (here), only others' (elsewhere), or none (nowhere).",
+    "worker was chosen: that worker's (here), only others' (elsewhere), or none (nowhere).",
     where=("here", "elsewhere", "nowhere"),
 )
 MOVED_REQUESTS = _counter(
@@ -230,7 +230,15 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
         ),
         *(WAITING_TOKENS, WAITING_TOKENS_LIMIT, REJECTED, DISCONNECTS, TOKENS_AFTER_LEAVING),
         *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
-        *(FULL_PREFILL_FLOPS, KEPT_RATIO, COVERAGE_RATIO, RECOMPUTED_RATIO, DOCUMENTS, CHUNKS),
+        *(
+            FULL_PREFILL_FLOPS,
+            KEPT_RATIO,
+            COVERAGE_RATIO,
+            RECOMPUTED_RATIO,
+            INDEX_RECALL,
+            DOCUMENTS,
+            CHUNKS,
+        ),
         *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
         *(WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS),
     )

@@ -20,6 +20,10 @@ from tests.redis_server import redis_server
 # Where an expression stands, to why it may be empty.
 MAY_BE_EMPTY: dict[str, str] = {
     "kvstitch-service / Answers by LoRA adapter / A": "no adapter is served here",
+    "kvstitch-cache / Prompts continued / A": "no prompt comes again here",
+    "kvstitch-cache / Prompts continued / B": "nor is one stored",
+    "kvstitch-cache / Servers of shared tiers / A": "a lone Redis says nothing of servers",
+    "kvstitch-cache / Servers of shared tiers / B": "a lone Redis says nothing of servers",
 }
 RECORDED = 'count(last_over_time({__name__=~"kvstitch:slo_burn:.*"}[1m]))'
 

@@ -119,7 +119,7 @@ def test_no_route_tells_a_tenant_of_anothers_documents(
         (collection,) = http.get("/admin/collections").json()["collections"]
         assert collection["documents"] == 1
         metrics = http.get("/metrics").text
-        assert 'tenant="' not in metrics and "own" not in metrics and '"red"' not in metrics
+        assert 'tenant="' not in metrics and '"own"' not in metrics and '"red"' not in metrics
         acting(service, red)
         assert http.get("/admin/documents/secret").json()["text"] == secret["text"]
         found = service.ask("What is the vault code of Oslo?", top_k=1, max_tokens=2)

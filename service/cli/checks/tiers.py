@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import redis
 
-from kvstore import S3Place, S3Tier, TierError
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
@@ -39,6 +38,8 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _s3(settings: Settings) -> Finding:
+    from kvstore import S3Place, S3Tier, TierError  # imports torch
+
     tier = S3Tier(S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region))
     try:
         tier.start()

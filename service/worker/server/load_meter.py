@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.messages import Chunk, WorkerLoad
+from service.records import Chunk, WorkerLoad
 from service.worker.core.flops import full_prefill
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes

@@ -12,7 +12,7 @@ from tests.e2e.console.browser import Console, tallies
 from tests.e2e.service import Service
 
 QUESTION = "Which colour does the family wear?"
-SOURCES = ("memory", "ssd", "redis", "recomputed", "cold", "question")
+SOURCES = ("memory", "ssd", "redis", "s3", "recomputed", "cold", "question")
 
 
 def expected(done: dict[str, Any]) -> list[dict[str, int]]:

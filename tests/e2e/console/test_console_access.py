@@ -86,7 +86,7 @@ def test_the_counts_are_there_without_colours(console: Console) -> None:
             return [style.borderBottomStyle, style.textDecorationLine].join(" ");
         })"""
     )
-    assert len(styles) == len(set(styles)) == 7
+    assert len(styles) == len(set(styles)) == 8
     heads = console.panel.get_by_role("table").last.get_by_role("columnheader").all_text_contents()
     assert heads[0] == "Segment" and heads[-2:] == ["Evicted", "KV kept"]
 

@@ -29,14 +29,14 @@ def lose_a_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def gemma(folder: Path) -> None:
+def gpt2(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
-    [(truncate, "is damaged: "), (lose_a_tensor, "lack model."), (gemma, "gemma2 of")],
+    [(truncate, "is damaged: "), (lose_a_tensor, "lack model."), (gpt2, "gpt2 of")],
 )
 def test_it_ends_at_once(
     tmp_path: Path, model: Path, damage: Callable[[Path], None], says: str

@@ -54,7 +54,7 @@ def test_figures_of_a_run() -> None:
     assert figures["output_throughput"] == pytest.approx(1.2)
     assert figures["total_token_throughput"] == pytest.approx(45.2)
     assert figures["median_ttft_ms"] == pytest.approx(200.0)
-    assert figures["hit_tokens"] == {"memory": 320, "ssd": 0, "redis": 0}
+    assert figures["hit_tokens"] == {"memory": 320, "ssd": 0, "redis": 0, "s3": 0}
     assert figures["token_hit_rate"] == 0.8 and figures["recomputed_tokens"] == 60
     # The four without an answer wait until the run ends.
     assert figures["max_concurrent_requests"] == 5
