@@ -4,7 +4,7 @@
 
 Costs of a worker are assumptions about one GPU with an 8B model (see `GPU`), not measurements; what
 is compared is how the policies of `service.gateway.fleet.router` divide the same requests. The
-simulator is held against real runs by `benchmarks.fleet.validation`.
+simulator has not been held against real runs yet.
 """
 
 from __future__ import annotations
