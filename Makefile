@@ -11,7 +11,7 @@ VENV := .venv/bin
 # Without this, waiting threads keep shared cores busy 10 to 500 times longer.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo serve test check dashboards bench loadtest chaos clean
+.PHONY: setup demo serve tools test check dashboards bench loadtest chaos clean
 
 setup: .venv/.ready
 
@@ -25,7 +25,8 @@ demo: setup
 serve: setup
 	$(VENV)/kvstitch serve
 
-test: setup
+# What tests need besides Python packages; quick where it is there.
+tools: setup
 	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
 	scripts/install-redis.sh
 	scripts/install-postgresql.sh
@@ -34,6 +35,8 @@ test: setup
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 	scripts/install-clients.sh
+
+test: tools
 	$(VENV)/python -m pytest -n 3 --dist loadfile
 
 check: setup

@@ -28,7 +28,10 @@ class IndexKeeper:
             self._thread.start()
 
     def close(self) -> None:
-        """Gives up what is under way: the next start begins again. Blocks for a second or two."""
+        """Gives up what is under way: the next start begins again.
+
+        Blocks until the step under way is done: some seconds with a million vectors.
+        """
         self._closing.set()
         if self._thread is not None:
             self._thread.join()

@@ -42,6 +42,7 @@ def full(world: World, chance: random.Random) -> None:
     """No byte is left for a while, with everybody going on."""
     if not world.volume.can_be_filled:
         return
+    world.ensure_ready(chance)  # a start without room is refused, as it should be
     world.volume.fill()
     time.sleep(chance.uniform(1, 4))
     world.volume.release()

@@ -157,7 +157,7 @@ def running(
         folder,
         embedder=embedder or HashingEmbedder(),
         worker_address="" if command else address,
-        heartbeat_timeout_s=1.0,
+        heartbeat_timeout_s=4.0,  # a busy machine may leave the fake worker waiting for a second
         restart_backoff_s=(0.05, 0.2),
         **options,
     )
