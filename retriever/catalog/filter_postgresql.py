@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from retriever.catalog.filter_conditions import COMPARISON, Condition, joined
 from retriever.documents import DocFilter
-from retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
-
-_COMPARISON = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-_OPPOSITE = {"ne": "eq", "nin": "in"}
+from retriever.filters import FieldTest, Scalar
 
 
-def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
+def conditions(doc_filter: DocFilter | None) -> Condition:
     """A WHERE condition and its values; for None the condition is always true."""
     if doc_filter is None:
         return "true", []
-    condition, values = _sql(doc_filter.where)
+    condition, values = joined(doc_filter.where, _found)
     if doc_filter.named:
         part = doc_filter.named.casefold()
         condition = f"(strpos(folded_id, ?) > 0 OR strpos(folded_title, ?) > 0) AND {condition}"
@@ -32,31 +30,7 @@ def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
     return condition, values
 
 
-def _sql(part: Filter) -> tuple[str, list[Any]]:
-    match part:
-        case FieldTest():
-            return _test(part)
-        case Not():
-            condition, values = _sql(part.part)
-            return f"NOT {condition}", values
-        case And() | Or():
-            pieces = [_sql(inner) for inner in part.parts]
-            word, empty = (" AND ", "true") if isinstance(part, And) else (" OR ", "false")
-            condition = word.join(condition for condition, _ in pieces) or empty
-            return f"({condition})", [value for _, values in pieces for value in values]
-
-
-def _test(test: FieldTest) -> tuple[str, list[Any]]:
-    if (opposite := _OPPOSITE.get(test.operator)) is not None:
-        condition, values = _found(test, opposite)
-        return f"NOT {condition}", values
-    condition, values = _found(test, test.operator)
-    if test.operator == "exists" and not test.operand:
-        condition = f"NOT {condition}"
-    return condition, values
-
-
-def _found(test: FieldTest, operator: str) -> tuple[str, list[Any]]:
+def _found(test: FieldTest, operator: str) -> Condition:
     """A condition, never NULL, that the field exists and its value passes the operator."""
     field = "fields" + " -> CAST(? AS text)" * len(test.path)
     condition, values = _passes(operator, test.operand)
@@ -65,7 +39,7 @@ def _found(test: FieldTest, operator: str) -> tuple[str, list[Any]]:
     return passes, [*values, *test.path]
 
 
-def _passes(operator: str, operand: Any) -> tuple[str, list[Any]]:
+def _passes(operator: str, operand: Any) -> Condition:
     """A condition over the field's value `f`."""
     match operator:
         case "exists":
@@ -81,7 +55,7 @@ def _passes(operator: str, operand: Any) -> tuple[str, list[Any]]:
             )
         case "prefix":
             return "jsonb_typeof(f) = 'string' AND starts_with(f #>> '{}', ?)", [operand]
-    sign = _COMPARISON[operator]
+    sign = COMPARISON[operator]
     if isinstance(operand, str):
         return (
             f"CASE jsonb_typeof(f) WHEN 'string' THEN (f #>> '{{}}') COLLATE \"C\" {sign} ? END",

@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from retriever.catalog.filter_conditions import COMPARISON, Condition, joined
 from retriever.documents import DocFilter
-from retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
-
-_COMPARISON = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-_OPPOSITE = {"ne": "eq", "nin": "in"}
+from retriever.filters import FieldTest, Scalar
 
 
-def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
+def conditions(doc_filter: DocFilter | None) -> Condition:
     """A WHERE condition and its values; for None the condition is always true."""
     if doc_filter is None:
         return "1", []
-    condition, values = _sql(doc_filter.where)
+    condition, values = joined(doc_filter.where, _found)
     if doc_filter.named:
         part = doc_filter.named.casefold()
         condition = f"(instr(casefold(doc_id), ?) OR instr(casefold(title), ?)) AND {condition}"
@@ -30,31 +28,7 @@ def conditions(doc_filter: DocFilter | None) -> tuple[str, list[Any]]:
     return condition, values
 
 
-def _sql(part: Filter) -> tuple[str, list[Any]]:
-    match part:
-        case FieldTest():
-            return _test(part)
-        case Not():
-            condition, values = _sql(part.part)
-            return f"NOT {condition}", values
-        case And() | Or():
-            pieces = [_sql(inner) for inner in part.parts]
-            word, empty = (" AND ", "1") if isinstance(part, And) else (" OR ", "0")
-            condition = word.join(condition for condition, _ in pieces) or empty
-            return f"({condition})", [value for _, values in pieces for value in values]
-
-
-def _test(test: FieldTest) -> tuple[str, list[Any]]:
-    if (opposite := _OPPOSITE.get(test.operator)) is not None:
-        condition, values = _found(test, opposite)
-        return f"NOT {condition}", values
-    if test.operator == "exists":
-        condition, values = _found(test, "exists")
-        return condition if test.operand else f"NOT {condition}", values
-    return _found(test, test.operator)
-
-
-def _found(test: FieldTest, operator: str) -> tuple[str, list[Any]]:
+def _found(test: FieldTest, operator: str) -> Condition:
     """A condition that the field exists and its value passes the operator."""
     tables, where, values = [], [], []
     inside = "metadata"
@@ -74,7 +48,7 @@ def _found(test: FieldTest, operator: str) -> tuple[str, list[Any]]:
     return f"EXISTS (SELECT 1 FROM {sources} WHERE {condition})", [*values, *more]
 
 
-def _passes(field: str, operator: str, operand: Any) -> tuple[str, list[Any]]:
+def _passes(field: str, operator: str, operand: Any) -> Condition:
     match operator:
         case "exists":
             return "1", []
@@ -88,10 +62,10 @@ def _passes(field: str, operator: str, operand: Any) -> tuple[str, list[Any]]:
                 operand,
             ]
     types = "'text'" if isinstance(operand, str) else "'integer', 'real'"
-    return f"({field}.type IN ({types}) AND {field}.value {_COMPARISON[operator]} ?)", [operand]
+    return f"({field}.type IN ({types}) AND {field}.value {COMPARISON[operator]} ?)", [operand]
 
 
-def _among(field: str, operands: tuple[Scalar, ...]) -> tuple[str, list[Any]]:
+def _among(field: str, operands: tuple[Scalar, ...]) -> Condition:
     """A condition that type and value equal one operand; in SQL, JSON true and 1 are both 1."""
     words = {None: "null", True: "true", False: "false"}
     types = {words[value] for value in operands if value is None or isinstance(value, bool)}
