@@ -265,3 +265,21 @@ def test_a_document_is_deleted_only_when_that_is_meant(console: Console, stocked
     page.get_by_text("The collection doomed is deleted").wait_for()
     collections = stocked.http.get("/admin/collections").json()["collections"]
     assert "doomed" not in [of["collection"] for of in collections]
+
+
+def test_a_question_that_is_asked_again_at_once_is_heard(
+    console: Console, stocked: Service
+) -> None:
+    """A dialog tells only later that it was closed; the next question must not take that for its
+    answer, or what is then confirmed would be ignored."""
+    page = console.page
+    stocked.ingest([{"doc_id": "twice", "text": "Asked twice.", "collection": "twice"}])
+    page.get_by_role("button", name="Refresh").press("Enter")
+    page.locator("#documents-collection option[value=twice]").wait_for(state="attached")
+    page.locator("#documents-collection").select_option("twice")
+    status(page, "1 document")
+    page.get_by_role("button", name="Delete twice").evaluate(
+        "(remove) => { remove.click(); document.querySelector('dialog[open]').close(); remove.click(); }"
+    )
+    page.get_by_role("dialog").get_by_role("button", name="Delete").press("Enter")
+    page.get_by_role("region", name="Receipt of the deletion").wait_for()
