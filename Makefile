@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY := PASSIVE
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
-	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel,postgresql
+	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel,postgresql,ray
 	@touch $@
 
 demo: setup
