@@ -51,8 +51,8 @@ from service.worker.methods.registry import (
     eviction_methods,
     fusion_methods,
 )
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars

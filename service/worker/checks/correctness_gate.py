@@ -33,8 +33,8 @@ from service.worker.gate.policy import Bounds
 from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import Sequence
 

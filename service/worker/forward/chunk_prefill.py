@@ -29,8 +29,8 @@ from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import KVPlacer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
+from service.worker.model.decoder.base import DecoderAdapter
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.
