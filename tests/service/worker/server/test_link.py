@@ -92,5 +92,7 @@ def test_over_tcp_only_gateways_of_the_fleet_are_let_in() -> None:
 
 
 def test_an_address_that_others_reach_is_refused_without_a_secret() -> None:
+    link = Link("tcp://0.0.0.0:0", print)
     with pytest.raises(InvalidSetting, match="KVSTITCH_FLEET_SECRET"):
-        Link("tcp://0.0.0.0:0", print).start()
+        link.start()
+    link.close()
