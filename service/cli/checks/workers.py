@@ -37,5 +37,5 @@ def _reached(address: str) -> Finding:
         socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S).close()
     except OSError as error:
         return warn("workers", f"{address} does not take connections: {error}",
-                    "start it with `kvstitch worker`; it listens once its model is loaded")  # fmt: skip
+                    "start it: kvstitch worker; it listens when its model is loaded")  # fmt: skip
     return ok("workers", f"{address} takes connections")
