@@ -64,8 +64,7 @@ def _serve(settings: Settings) -> str | None:
     from service.gateway.server import listen, serve
 
     # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
-    own = not settings.worker_addresses  # else it is loaded elsewhere
-    _refuse((model.unloadable(folder, settings) if own else None) or loras.unservable(settings))
+    _refuse(model.unloadable(folder, settings) or loras.unservable(settings))
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)
     port = bound.getsockname()[1]
