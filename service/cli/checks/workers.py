@@ -23,7 +23,8 @@ def check(settings: Settings) -> Iterator[Finding]:
         return
     addresses = listed.split(",")
     if listed.startswith("dns://"):
-        addresses = asyncio.run(DnsName(listed).look_up()) or []
+        found = asyncio.run(DnsName(listed).look_up())
+        addresses = found or []
         if not addresses:
             yield fail("workers", f"{listed} has no addresses", "start workers, or mend the name")
     for address in addresses:
