@@ -262,12 +262,12 @@ class TieredStore:
         What shared tiers hold stays there.
 
         Returns:
-            Whether all of it is gone; if not, deleting it is tried again in the background.
+            Whether all of it is gone; if not, call it again.
         """
         self._deletions.advance()  # a read under way will not store what it found
         self._writer.discard_all()
         own = [tier for tier in self._tiers if tier.kind != "shared"]
-        return all([tier.delete(tier.keys()) is not None for tier in own])
+        return all([tier.delete_all() for tier in own])
 
     @property
     def keeps_on_disk(self) -> bool:

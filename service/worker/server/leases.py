@@ -71,6 +71,10 @@ class Leases:
         self._write(now)
         return over
 
+    def again(self) -> None:
+        """Not everything could be dropped: `over` says so once more."""
+        self._over = True
+
     def emptied(self) -> None:
         """Nothing is left beside the note that could have been deleted."""
         self._noted = float("-inf")

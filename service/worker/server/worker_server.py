@@ -170,6 +170,7 @@ class WorkerServer:
             if self._store.delete_own():
                 self._leases.emptied()
             else:
+                self._leases.again()
                 log.error("what only this worker holds could not be deleted; it is tried again")
 
     def _measure(self) -> None:
