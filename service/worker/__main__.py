@@ -172,8 +172,6 @@ def _serve(
     inbox = Inbox()
     held = HeldChunks()
     leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None) if settings.shared else None
-    if settings.kv_dir and settings.shared:
-        folder_seat.empty_if_over(Path(settings.kv_dir))
     with ExitStack() as opened:
         chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
         store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))

@@ -2,7 +2,7 @@
 
     Hello, Ping ──> lease of the gateway's domain ──over──> everything that only this worker holds
                           │                                 is dropped
-                          └──> a note beside the SSD tier, for the next process there
+                          └──> a note beside the SSD tier: the next process goes on with it
 
 A domain is the place where deletions are noted: one gateway, or all that share a database, of which
 any renews the lease. A lease counts from the moment when the worker sent the counters that a `Ping`
@@ -12,6 +12,7 @@ worker knows when it will have dropped everything.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -22,6 +23,7 @@ log = logging.getLogger("kvstitch.worker")
 
 NOTE = ".lease"  # the SSD tier leaves hidden files alone
 NOTES_PER_LEASE = 20
+UNREADABLE = "unreadable"
 
 
 def uptime() -> float:
@@ -30,7 +32,9 @@ def uptime() -> float:
 
 
 class Leases:
-    """For one thread.
+    """For one thread. Reads the note of an earlier process at once.
+
+    Workers that share a folder share its note; the same gateways must use them.
 
     Args:
         kv_dir: of the SSD tier; None: there is none.
@@ -47,8 +51,11 @@ class Leases:
         self._wall = wall
         self._until: dict[str, float] = {}
         self._over = False
-        self._noted = float("-inf")
+        self._noted: dict[str, float] = {}  # as `_until`, when the note was written
         self._note_every_s = 0.0
+        for domain, until in self._read().items():
+            # One that is over is found by `over`, before anything is served.
+            self._until[domain] = self._noted[domain] = clock() + until - wall()
 
     def begin(self, domain: str, lease_s: float) -> None:
         """A gateway of a domain says Hello. That renews no lease, but begins one."""
@@ -61,25 +68,22 @@ class Leases:
         self._extend(domain, min(clock, self._clock()) + lease_s, lease_s)
 
     def over(self) -> bool:
-        """Whether a lease has ended since the last call. Also writes the note when it is due."""
+        """Whether a lease has ended since the last call: then everything must be dropped."""
         now = self._clock()
         for domain in [domain for domain, until in self._until.items() if until <= now]:
             log.warning("nothing was heard for a lease of gateways that may delete documents")
             del self._until[domain]
             self._over = True
         over, self._over = self._over, False
-        self._write(now)
         return over
+
+    def note(self) -> None:
+        """Write the note if it is due; after what had to be dropped is gone."""
+        self._write(self._clock())
 
     def again(self) -> None:
         """Not everything could be dropped: `over` says so once more."""
         self._over = True
-
-    def emptied(self) -> None:
-        """Nothing is left beside the note that could have been deleted."""
-        self._noted = float("-inf")
-        if self._note is not None and not self._until:
-            self._note.unlink(missing_ok=True)
 
     def _extend(self, domain: str, until: float, lease_s: float) -> None:
         known = self._until.get(domain)
@@ -89,30 +93,34 @@ class Leases:
         self._note_every_s = lease_s / NOTES_PER_LEASE
 
     def _write(self, now: float) -> None:
-        if self._note is None or not self._until:
+        """Note the ends of leases, if one has moved far enough since, or is over and dropped."""
+        moved = self._until.keys() != self._noted.keys() or any(
+            until - self._noted[domain] > self._note_every_s
+            for domain, until in self._until.items()
+        )
+        if self._note is None or self._over or not moved:
             return
-        left_s = min(self._until.values()) - now
-        until = self._wall() + left_s
-        if until - self._noted < self._note_every_s:
-            return
+        ended = self._noted.keys() - self._until.keys()
+        ahead = self._wall() - now
+        others = {domain: until for domain, until in self._read().items() if domain not in ended}
+        for domain, until in self._until.items():
+            others[domain] = max(until + ahead, others.get(domain, 0.0))
         temporary = self._note.with_name(f"{NOTE}.{os.getpid()}")
         try:
-            temporary.write_text(str(until), encoding="ascii")
+            temporary.write_text(json.dumps(others), encoding="utf-8")
             os.replace(temporary, self._note)
-            self._noted = until
+            self._noted = dict(self._until)
         except OSError as error:
             log.warning("%s cannot be written: %s", self._note, error)
 
-
-def is_over(kv_dir: Path, wall: Callable[[], float] = time.time) -> bool:
-    """Whether what an earlier process left in a folder may hold what was deleted since.
-
-    A folder without a note was one gateway's own, which has deleted there what had to be.
-    """
-    note = kv_dir / NOTE
-    try:
-        return float(note.read_text(encoding="ascii")) <= wall()
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
-        return True
+    def _read(self) -> dict[str, float]:
+        """Ends of leases by the wall clock; none where one gateway had the folder for itself, which
+        has deleted there what had to be."""
+        try:
+            text = "{}" if self._note is None else self._note.read_text(encoding="utf-8")
+            return {str(domain): float(until) for domain, until in json.loads(text).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read: %s", self._note, error)
+            return {UNREADABLE: 0.0}  # over

@@ -79,7 +79,7 @@ class WorkerServer:
         self._leases = leases
         self._gateways: set[bytes] = set()
         self._pinged: dict[bytes, float] = {}  # when gateways were heard that ping
-        self._looked_at_leases = 0.0
+        self._looked_at_leases = float("-inf")
         self._draining = threading.Event()
         self._gave_back_at: float | None = None  # when what waited went back
         self._meter = LoadMeter(engine)
@@ -107,6 +107,7 @@ class WorkerServer:
         reporter = threading.Thread(target=self._report, name="reporter", daemon=True)
         reporter.start()
         try:
+            self._look_at_leases(outlet)  # those of an earlier process may be over
             while not self._ended:
                 for received in self._inbox.messages(self._wait_s):
                     self._handle(outlet, received)
@@ -167,11 +168,10 @@ class WorkerServer:
             self._counted = dict(self._received)
         if self._leases.over():
             self._engine.forget_all()
-            if self._store.delete_own():
-                self._leases.emptied()
-            else:
+            if not self._store.delete_own():
                 self._leases.again()
                 log.error("what only this worker holds could not be deleted; it is tried again")
+        self._leases.note()
 
     def _measure(self) -> None:
         """Measures the load now and then, and before the engine goes to sleep."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
@@ -147,9 +148,9 @@ def test_a_drain_gives_back_what_waits_and_ends_what_runs(
     if not on_disk:
         return
     note = Path(settings.kv_dir) / ".lease"
-    assert float(note.read_text()) < time.time() + LEASE_S
+    assert json.loads(note.read_text())["a"] < time.time() + LEASE_S
     assert any(Path(settings.kv_dir).glob("??/??/*.safetensors"))
-    note.write_text(str(time.time() - 1))  # deletions may have been missed
+    note.write_text(json.dumps({"a": time.time() - 1}))  # deletions may have been missed
     with worker(settings, "a") as (a,):
         _, done = a.generate("one")
         assert tiers(done) == ["cold"] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.worker.server import folder_seat
-from service.worker.server.leases import NOTE, Leases, is_over
+from service.worker.server.leases import NOTE, Leases
 
 
 class Clock:
@@ -73,49 +74,73 @@ def test_every_domain_has_a_lease_of_its_own() -> None:
     assert not leases.over()
 
 
-def test_the_note_says_until_when_the_folder_can_be_trusted(tmp_path: Path) -> None:
+def test_the_next_process_goes_on_with_the_leases_of_the_folder(tmp_path: Path) -> None:
     clock, wall = Clock(), Clock()
-    leases = Leases(tmp_path, clock, wall)
-    assert not leases.over() and not (tmp_path / NOTE).exists()
-    assert not is_over(tmp_path, wall)  # nothing is known: one gateway's own folder
+
+    def process() -> Leases:
+        return Leases(tmp_path, clock, wall)
+
+    first = process()
+    first.note()
+    assert not first.over() and not (tmp_path / NOTE).exists()
+    first.begin("a", 60)
+    first.begin("b", 30)
+    first.note()
+    clock.now += 20
+    wall.now += 20
+    second = process()
+    second.renew("a", 60, clock.now)
+    assert not second.over()
+    clock.now += 11
+    wall.now += 11
+    assert process().over()  # of b, and so does one that starts now
+    assert second.over()
+    second.note()
+    assert not process().over()  # what had to go is gone
+    assert set(json.loads((tmp_path / NOTE).read_text())) == {"a"}
+
+
+def test_a_note_is_not_written_before_what_had_to_go_is_gone(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = Leases(tmp_path, clock, clock)
     leases.begin("a", 60)
-    leases.begin("b", 30)
-    leases.over()
-    wall.now += 29
-    assert not is_over(tmp_path, wall)
-    wall.now += 2
-    assert is_over(tmp_path, wall)
-    (tmp_path / NOTE).write_text("")
-    assert is_over(tmp_path, lambda: 0.0)
-    clock.now += 100
+    leases.note()
+    clock.now += 61
     assert leases.over()
-    leases.emptied()
-    assert not (tmp_path / NOTE).exists()
+    leases.again()
+    leases.note()
+    assert Leases(tmp_path, clock, clock).over()
+    assert leases.over()
+    leases.note()
+    assert not Leases(tmp_path, clock, clock).over()
 
 
-def test_a_folder_is_emptied_unless_another_process_has_a_seat(tmp_path: Path) -> None:
+def test_two_processes_share_a_note_and_one_that_is_spoiled_is_over(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = Leases(tmp_path, clock, clock), Leases(tmp_path, clock, clock)
+    one.begin("a", 60)
+    one.note()
+    other.begin("b", 60)
+    other.note()
+    assert set(json.loads((tmp_path / NOTE).read_text())) == {"a", "b"}
+    (tmp_path / NOTE).write_text("[")
+    spoiled = Leases(tmp_path, clock, clock)
+    assert spoiled.over()
+    spoiled.note()
+    assert not Leases(tmp_path, clock, clock).over()
+
+
+def test_a_seat_is_free_again_when_its_process_has_ended(tmp_path: Path) -> None:
     assert folder_seat.take(tmp_path) == 0
-    chunk = tmp_path / "ab" / "cd" / "x.safetensors"
-    chunk.parent.mkdir(parents=True)
-    chunk.write_bytes(b"KV")
-    (tmp_path / NOTE).write_text("0")
     code = (
         "import sys; from pathlib import Path; from service.worker.server import folder_seat as s;"
-        "p = Path(sys.argv[1]); s.empty_if_over(p); print(s.take(p))"
+        "print(s.take(Path(sys.argv[1])))"
     )
-    taken = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert taken.stdout.strip() == "1" and chunk.exists()
-    other = tmp_path / "other"
-    chunk = other / "ab" / "x"
-    chunk.parent.mkdir(parents=True)
-    chunk.write_bytes(b"KV")
-    folder_seat.empty_if_over(other)
-    assert chunk.exists()  # no note
-    (other / NOTE).write_text("0")
-    folder_seat.empty_if_over(other)
-    assert not chunk.exists() and not (other / NOTE).exists()
+    for _ in range(2):
+        taken = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+        )
+        assert taken.stdout.strip() == "1"
 
 
 def test_a_folder_has_so_many_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
