@@ -28,7 +28,7 @@ LOADING_S = 240  # of a process that loads torch beside many others
 class Gateway(Peer):
     """A peer that says Hello with a lease, and pings when it is told to."""
 
-    def __init__(self, address: str, domain: str) -> None:
+    def __init__(self, address: str, domain: str, lease_s: float) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         own = fleet_secret.curve_keys(SECRET, "gateway")
@@ -36,10 +36,10 @@ class Gateway(Peer):
         self._socket.curve_serverkey = fleet_secret.curve_keys(SECRET, "worker").public
         self._socket.connect(address)
         self.stats: m.Stats | None = None
-        self.domain = domain
+        self.domain, self.lease_s = domain, lease_s
 
     def ready(self) -> m.Ready:
-        self.send(m.Hello(self.domain, LEASE_S))
+        self.send(m.Hello(self.domain, self.lease_s))
         assert self._socket.poll(LOADING_S * 1000), "the worker did not start"
         message = self.receive()
         assert isinstance(message, m.Ready)
@@ -48,7 +48,7 @@ class Gateway(Peer):
     def ping_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.send(m.Ping(self.domain, LEASE_S, self.next_stats().clock))
+            self.send(m.Ping(self.domain, self.lease_s, self.next_stats().clock))
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,11 @@ def settings(model_folder: Path, tmp_path: Path) -> WorkerSettings:
 
 
 @contextmanager
-def worker(settings: WorkerSettings, *domains: str) -> Iterator[list[Gateway]]:
+def worker(
+    settings: WorkerSettings, *domains: str, lease_s: float = 600.0
+) -> Iterator[list[Gateway]]:
     process = spawn(settings)
-    peers = [Gateway(settings.address, domain) for domain in domains]
+    peers = [Gateway(settings.address, domain, lease_s) for domain in domains]
     for peer in peers:
         peer.process = process
     try:
@@ -94,7 +96,7 @@ def worker(settings: WorkerSettings, *domains: str) -> Iterator[list[Gateway]]:
 
 
 def test_what_may_have_been_deleted_is_dropped_after_the_lease(settings: WorkerSettings) -> None:
-    with worker(settings, "a", "b") as (a, b):
+    with worker(settings, "a", "b", lease_s=LEASE_S) as (a, b):
         a.precompute()
         a.send(m.Shutdown())  # it is not one gateway's to end
         for _ in range(3):  # longer than a lease
@@ -148,7 +150,7 @@ def test_a_drain_gives_back_what_waits_and_ends_what_runs(
     if not on_disk:
         return
     note = Path(settings.kv_dir) / ".lease"
-    assert json.loads(note.read_text())["a"] < time.time() + LEASE_S
+    assert json.loads(note.read_text())["a"] < time.time() + 600
     assert any(Path(settings.kv_dir).glob("??/??/*.safetensors"))
     note.write_text(json.dumps({"a": time.time() - 1}))  # deletions may have been missed
     with worker(settings, "a") as (a,):
