@@ -287,7 +287,8 @@ def tiers(
     if settings.memory_tier_bytes:
         chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
-        member = settings.number if settings.workers > 1 else None
+        shared = settings.workers > 1 or settings.shared_kv_dir
+        member = settings.number if shared else None
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
