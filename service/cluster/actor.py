@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import socket
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ from service.cluster.addresses import free_address
 from service.cluster.names import name_of
 from service.cluster.plan import WorkerPlan
 from service.cluster.supervision import SupervisedWorker
+from service.gateway.data_folder import UMASK
 
 
 class WorkerActor:
@@ -28,6 +30,7 @@ class WorkerActor:
             plan: A WorkerPlan as JSON.
         """
         ray = _ray()
+        os.umask(UMASK)  # the worker inherits it
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         host: str = ray.util.get_node_ip_address()
         given = WorkerPlan.from_json(plan)
@@ -38,8 +41,8 @@ class WorkerActor:
                 version=__version__,
                 plan=given.digest,
             ),
-            lambda: given.prepared(number).at,
-            lambda: free_address(host, given.ports),
+            given.prepared,
+            lambda before: free_address(host, given.ports, before),
         )
         self._running = asyncio.get_running_loop().create_task(self._worker.run())
 

@@ -21,8 +21,9 @@ Phase = Literal[
 
 # A worker that may take requests: what is less than this many is made good.
 COUNTED: tuple[Phase, ...] = ("waiting", "preparing", "loading", "ready", "restarting", "refused")
-# The process is there, and may have streams that a gateway must not cut off.
-REACHABLE: tuple[Phase, ...] = ("loading", "ready", "draining")
+# The process is there, or another will be at its address; a gateway that loses the address cuts off
+# the streams.
+REACHABLE: tuple[Phase, ...] = ("loading", "ready", "restarting", "draining")
 
 
 @dataclass(frozen=True)

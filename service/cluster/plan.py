@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from service import calibration
+from service.fleet_secret import require_secret
+from service.gateway.auth.secret_file import own_secret
 from service.models.model_finder import ModelFinder
 from service.settings import Settings, load
 from service.worker_settings import WorkerSettings
@@ -85,7 +87,7 @@ class WorkerPlan:
         values["ports"] = tuple(values["ports"]) if values.get("ports") else None
         return cls(**values)
 
-    def prepared(self, number: int) -> PreparedWorker:
+    def prepared(self) -> PreparedWorker:
         """Finds the model on this machine, and fetches or converts it if need be. Takes long.
 
         Raises:
@@ -109,13 +111,24 @@ class PreparedWorker:
 
     settings: Settings = field(repr=False)
     folder: Path
-    number: int
     calibration: Path | None
 
+    @property
+    def secret(self) -> str:
+        """Of the fleet; empty: there is none, which only loopback addresses allow."""
+        return self.settings.fleet_secret
+
     def at(self, address: str) -> WorkerSettings:
-        """The process's settings for an address."""
-        made = self.settings.worker(
-            self.folder, address, number=self.number, calibration=self.calibration
+        """The process's settings for an address.
+
+        Raises:
+            InvalidSetting: Others could reach it, and there is no fleet secret.
+        """
+        require_secret(address, self.secret)
+        return self.settings.worker(
+            self.folder,
+            address,
+            shared=True,
+            tenants_secret="" if self.secret else own_secret(self.settings.data_dir),
+            calibration=self.calibration,
         )
-        # Other workers of this machine share the SSD tier; stored prompts would be each one's own.
-        return dataclasses.replace(made, shared_kv_dir=True, prompts_bytes=0)

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -50,16 +51,14 @@ def connect(address: str) -> Iterator[RayCluster]:
     # Without these Ray prints advice, and sends statistics to its makers.
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _require_listener(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
     ray: Any = importlib.import_module("ray")
     try:
         ray.init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
         )
     except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
-        raise ClusterError(
-            f"no Ray cluster answers at {address}: {_first_line(error)}. Start one with "
-            "`ray start --head`, or give --address"
-        ) from error
+        raise _no_cluster(address, _first_line(error)) from error
     try:
         yield RayCluster(ray)
     finally:
@@ -200,6 +199,29 @@ class RayCluster:
             return ActorState(name, "failed", reason=_last_line(error))
         except exceptions.RayError as error:
             return ActorState(name, "failed", reason=_last_line(error))
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself waits for two minutes where nobody listens.
+
+    Raises:
+        ClusterError: Nobody does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `auto`, or something that Ray refuses at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REPLY_S).close()
+    except OSError as error:
+        raise _no_cluster(address, error.strerror or str(error)) from error
+
+
+def _no_cluster(address: str, why: str) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster answers at {address}: {why}. Start one with `ray start --head`, or give "
+        "another --address; where the cluster wants a token, set RAY_AUTH_MODE=token and "
+        "RAY_AUTH_TOKEN_PATH"
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """Keeps one worker process alive on a TCP address, and tells what it does. Knows nothing of Ray.
 
 As the gateway's supervisor, it is connected to its process, so that one that hangs is replaced.
-Unlike it, it can be asked to drain, and every process gets a new port: gateways take a new address
-for a new worker, and nothing meant for the old one reaches it.
+Unlike it, it can be asked to drain. A process that is started again has its predecessor's address
+where that is free, so gateways need no new list: they see the connection break and say Hello again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from service import openmp
 from service.cluster.actor_state import ActorState
@@ -29,7 +29,18 @@ log = logging.getLogger("kvstitch.cluster")
 _TAIL_BYTES = 8192
 _TERMINATED_S = 5.0  # for a process that hangs, between SIGTERM and SIGKILL
 
-MakeSettings = Callable[[str], WorkerSettings]
+
+class Prepared(Protocol):
+    """A worker whose model is there."""
+
+    @property
+    def secret(self) -> str:
+        """Of the fleet."""
+        ...
+
+    def at(self, address: str) -> WorkerSettings:
+        """The process's settings for an address."""
+        ...
 
 
 class SupervisedWorker:
@@ -43,8 +54,8 @@ class SupervisedWorker:
     def __init__(
         self,
         state: ActorState,
-        prepare: Callable[[], MakeSettings],
-        new_address: Callable[[], str],
+        prepare: Callable[[], Prepared],
+        next_address: Callable[[str], str],
         *,
         command: Sequence[str] = COMMAND,
         backoff_s: tuple[float, float] = (0.5, 30.0),
@@ -54,8 +65,8 @@ class SupervisedWorker:
 
         Args:
             state: name, node and version; the rest is kept by this object.
-            prepare: finds the model, on a thread; returns what makes settings for an address.
-            new_address: of the next process.
+            prepare: finds the model; called on a thread.
+            next_address: of the next process, from that of the one before; empty: none was.
             command: starts the worker process.
             backoff_s: first and longest pause between two starts.
             heartbeat_timeout_s: silence after which a process counts as hanging.
@@ -63,30 +74,35 @@ class SupervisedWorker:
         self.state = state
         self.revision = 0
         self._prepare = prepare
-        self._new_address = new_address
+        self._next_address = next_address
         self._command = tuple(command)
         self._backoff_s = backoff_s
         self._changed = asyncio.Condition()
         self._draining = asyncio.Event()
         self._process: Process | None = None
-        self._connection = WorkerConnection(
-            heartbeat_timeout_s=heartbeat_timeout_s, on_change=self._ready_or_not
-        )
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._notices: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Supervises until the worker is drained or refused; never raises KvstitchError."""
         self._tell(phase="preparing", reason="the model is looked for")
+        connection: WorkerConnection | None = None
         try:
-            make_settings = await asyncio.to_thread(self._prepare)
-            await self._run(make_settings)
+            prepared = await asyncio.to_thread(self._prepare)
+            connection = WorkerConnection(
+                heartbeat_timeout_s=self._heartbeat_timeout_s,
+                on_change=lambda up: self._ready_or_not(up, connection),
+                secret=prepared.secret,
+            )
+            await self._run(prepared, connection)
         except KvstitchError as error:
             self._tell(phase="refused", reason=error.message, address="", pid=None)
         except Exception as error:
             log.exception("the worker cannot be started")
             self._tell(phase="refused", reason=f"it cannot be started: {error}", address="")
         finally:
-            await self._connection.close()
+            if connection is not None:
+                await connection.close()
 
     async def changed(self, seen: int, patience_s: float) -> tuple[int, ActorState]:
         """The state once it is not that of revision `seen`, or after `patience_s` as it is."""
@@ -107,12 +123,12 @@ class SupervisedWorker:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _run(self, make_settings: MakeSettings) -> None:
+    async def _run(self, prepared: Prepared, connection: WorkerConnection) -> None:
         pause, longest = self._backoff_s
         loop = asyncio.get_running_loop()
         while not self._draining.is_set():
             began = loop.time()
-            code, last_line = await self._run_once(make_settings)
+            code, last_line = await self._run_once(prepared, connection)
             if self._draining.is_set():
                 break
             reason = last_line or f"the process ended with code {code} and gave no reason"
@@ -125,7 +141,6 @@ class SupervisedWorker:
             self._tell(
                 phase="restarting",
                 reason=f"the process ended (code {code}): {reason}",
-                address="",
                 pid=None,
                 restarts=self.state.restarts + 1,
             )
@@ -134,9 +149,9 @@ class SupervisedWorker:
             pause = min(2 * pause, longest)
         self._tell(phase="ended", reason="it was drained", address="", pid=None)
 
-    async def _run_once(self, make_settings: MakeSettings) -> tuple[int, str]:
+    async def _run_once(self, prepared: Prepared, connection: WorkerConnection) -> tuple[int, str]:
         """Runs the worker once; returns its exit code and the last line of its stderr."""
-        settings = make_settings(self._new_address())
+        settings = prepared.at(self._next_address(self.state.address))
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=PIPE,
@@ -156,9 +171,9 @@ class SupervisedWorker:
             address=settings.address,
             pid=process.pid,
         )
-        self._connection.connect(settings.address)
+        connection.connect(settings.address)
         exited = asyncio.create_task(process.wait())
-        silence = asyncio.create_task(self._connection.silent.wait())
+        silence = asyncio.create_task(connection.silent.wait())
         try:
             await asyncio.wait({exited, silence}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
@@ -167,15 +182,15 @@ class SupervisedWorker:
         finally:
             silence.cancel()
             self._process = None
-            self._connection.disconnect("the worker process has ended")
+            connection.disconnect("the worker process has ended")
 
-    def _ready_or_not(self, up: bool) -> None:
+    def _ready_or_not(self, up: bool, connection: WorkerConnection | None) -> None:
         if self._draining.is_set() or self._process is None:
             return
         if up:
             self._tell(phase="ready", reason="")
-        else:
-            self._tell(phase="loading", reason=self._connection.reason)
+        elif connection is not None:
+            self._tell(phase="loading", reason=connection.reason)
 
     def _tell(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)

@@ -1,1 +1,1 @@
-"""Where workers are: sources of addresses, each of which yields the whole list when it changed."""
+"""Where the workers are that run by themselves."""
