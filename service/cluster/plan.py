@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from service import calibration
+from service.errors import InvalidSetting
 from service.fleet_secret import require_secret
 from service.gateway.auth.secret_file import own_secret
+from service.gateway.data_folder import FOLDER_MODE
 from service.models.model_finder import ModelFinder
 from service.settings import Settings, load
 from service.worker_settings import WorkerSettings
@@ -100,9 +102,13 @@ class WorkerPlan:
         calibrated = calibration.find(settings, folder)
         if calibrated is not None:
             settings = calibrated.settings(settings)
-        return PreparedWorker(
-            settings, folder, number, None if calibrated is None else calibrated.path
-        )
+        try:
+            settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetting(
+                f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
+            ) from error
+        return PreparedWorker(settings, folder, None if calibrated is None else calibrated.path)
 
 
 @dataclass(frozen=True)
