@@ -36,8 +36,11 @@ def why_no_place(
         return f"{needs}, and no machine is so large: {have}"
     short = [name for name, amount in demand.items() if free.get(name, 0) < amount]
     if short:
-        return f"{needs}, and of {', '.join(short)} too little is free ({_amounts(free, demand)})"
-    return f"{needs}, which is free ({_amounts(free, demand)}): Ray starts it, or it is scattered"
+        return (
+            f"{needs}, and of {', '.join(short)} too little is free ({_amounts(free, demand)}), "
+            "unless Ray is starting it right now"
+        )
+    return f"{needs}, which is free ({_amounts(free, demand)}), perhaps not on one machine"
 
 
 def _amounts(found: Mapping[str, float], names: Mapping[str, float]) -> str:

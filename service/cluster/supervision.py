@@ -137,6 +137,8 @@ class SupervisedWorker:
                 return
             if loop.time() - began > HEALTHY_AFTER_S:
                 pause = self._backoff_s[0]
+            # Not before `close`, which must wait for what the connection has running.
+            connection.disconnect("the worker process has ended")
             log.error("the worker ended (code %s); again in %.1f s: %s", code, pause, last_line)
             self._tell(
                 phase="restarting",
@@ -182,7 +184,6 @@ class SupervisedWorker:
         finally:
             silence.cancel()
             self._process = None
-            connection.disconnect("the worker process has ended")
 
     def _ready_or_not(self, up: bool, connection: WorkerConnection | None) -> None:
         if self._draining.is_set() or self._process is None:
