@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, with a folder, a port and a token of its own.
 
-Ray takes them from the environment, so they are set for as long as the cluster lives. No token of the
-user's HOME is read or made.
+Ray takes them from the environment, so they are set for as long as the cluster lives. Without a
+token of its own, Ray would make one in the user's HOME, which later clusters there would ask for.
 """
 
 from __future__ import annotations

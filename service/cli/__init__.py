@@ -1,7 +1,7 @@
 """The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | model | …`.
 
 `serve` runs the service, `keys` and `doctor` work on its data folder, `model` on the model cache,
-and the other commands speak HTTP to a running service. Arguments are in arguments.py, each command
+`cluster` on a Ray cluster, and the other commands speak HTTP to a running service. Arguments are in arguments.py, each command
 is in the file of its name.
 """
 

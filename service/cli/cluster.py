@@ -72,6 +72,8 @@ def autoscale(args: argparse.Namespace) -> int:
 
     scaler = Autoscaler(args.min, args.max, args.target_backlog_seconds, args.settle_s)
     with _rollout(args) as (cluster, rollout), _metrics_client() as http:
+        if not args.once:
+            scaler.begin(time.monotonic(), len(cluster.names()))
         while True:
             count = sum(state.phase in COUNTED for state in cluster.states())
             backlogs = busiest([b for url in args.metrics_url if (b := _backlogs(http, url))])

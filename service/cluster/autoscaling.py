@@ -46,6 +46,10 @@ class Autoscaler:
         if self.target_s <= 0:
             raise InvalidSetting("--target-backlog-seconds must be more than 0")
 
+    def begin(self, now: float, count: int) -> None:
+        """What is there counts as wanted now: a loop that starts knows no past, and waits."""
+        self._wanted.append((now, count))
+
     def decide(self, now: float, backlogs: Sequence[float], count: int) -> int:
         """How many workers there should be.
 

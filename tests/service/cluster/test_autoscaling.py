@@ -37,6 +37,13 @@ def test_fewer_only_when_fewer_were_wanted_all_along() -> None:
     assert autoscaler.decide(101, [0.0] * 6, 6) == 1
 
 
+def test_a_loop_that_starts_drains_nothing_at_once() -> None:
+    autoscaler = scaler()
+    autoscaler.begin(0, 4)
+    assert autoscaler.decide(1, [0.0] * 4, 4) == 4
+    assert autoscaler.decide(101, [0.0] * 4, 4) == 1
+
+
 def test_the_fewest_are_brought_back_at_once() -> None:
     assert scaler(least=3).decide(0, [], 0) == 3
 
