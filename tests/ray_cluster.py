@@ -1,67 +1,134 @@
-"""A Ray cluster of several nodes on this machine, with a folder, a port and a token of its own.
+"""A Ray cluster of several nodes on this machine, in a process of its own.
 
-Ray takes them from the environment, so they are set for as long as the cluster lives. Without a
-token of its own, Ray would make one in the user's HOME, which later clusters there would ask for.
+It has a folder and a token of its own, which Ray takes from the environment and reads once, when it
+is imported. Without a token of its own, Ray would make one in the user's HOME, which every later
+cluster of that user would ask for.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 
 
-@contextmanager
-def ray_cluster(*, nodes: int, environment: dict[str, str]) -> Iterator[Any]:
-    """A head that runs no worker, and `nodes` others with three CPUs each, as Ray counts them.
+@dataclass
+class RayCluster:
+    """A cluster that runs.
 
-    Args:
-        nodes: Besides the head.
-        environment: Of Ray's processes and of this one, while the cluster lives.
-
-    Yields:
-        ray.cluster_utils.Cluster; its address is in RAY_ADDRESS.
+    Attributes:
+        environment: With which commands find it.
+        folder: Of its logs and sockets.
     """
+
+    environment: dict[str, str]
+    folder: Path
+    _input: IO[str]
+    _output: IO[str]
+
+    def lose_node_of(self, pid: int) -> None:
+        """Kill the node that a process belongs to, as a machine that loses its power."""
+        self._input.write(f"{pid}\n")
+        self._input.flush()
+        assert _reply(self._output)["lost"], f"no node has started process {pid}"
+
+
+@contextmanager
+def ray_cluster(nodes: int) -> Iterator[RayCluster]:
+    """A head that runs no worker, and `nodes` others with three CPUs each, as Ray counts them."""
     folder = Path(tempfile.mkdtemp(prefix="kvr-", dir="/tmp"))  # sockets' paths must be short
     (folder / "ray").mkdir()
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("KVSTITCH_", "RAY_"))]:
-            patch.delenv(name)
-        for name, value in {
-            "RAY_TMPDIR": str(folder),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_DISABLE_IMPORT_WARNING": "1",
-            # A lost node is noticed within seconds.
-            "RAY_health_check_initial_delay_ms": "1000",
-            "RAY_health_check_period_ms": "1000",
-            "RAY_health_check_failure_threshold": "3",
-            "PYTHONPATH": str(ROOT),
-            **environment,
-        }.items():
-            patch.setenv(name, value)
-        from ray.cluster_utils import Cluster
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVSTITCH_", "RAY_"))}
+    environment = {
+        **kept,
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        # A lost node is noticed within seconds.
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_failure_threshold": "5",
+        "PYTHONPATH": str(ROOT),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    log = folder / "cluster.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ray_cluster", str(nodes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        started = _reply(process.stdout)
+        assert started, log.read_text(errors="replace")[-3000:]
+        environment["RAY_ADDRESS"] = started["address"]
+        yield RayCluster(environment, folder, process.stdin, process.stdout)
+    finally:
+        process.stdin.close()  # it shuts the cluster down
+        process.wait()
+        process.stdout.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
-        options = {"object_store_memory": 80 << 20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
-        try:
-            for _ in range(nodes):
-                cluster.add_node(num_cpus=3, **options)
-            patch.setenv("RAY_ADDRESS", cluster.address)
-            yield cluster
-        finally:
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+
+def _reply(output: IO[str]) -> dict[str, Any]:
+    """The next line that is ours; Ray prints others. Nothing if the process has ended."""
+    for line in output:
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return {}
+
+
+def main(nodes: int) -> None:
+    """Keep a cluster until the input ends; each line of it is a process whose node is lost."""
+    from ray.cluster_utils import Cluster
+
+    options = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=3, **options)
+        print(json.dumps({"address": cluster.address}), flush=True)
+        for line in sys.stdin:
+            ancestors = set(_ancestors(int(line)))
+            lost = [
+                node
+                for node in cluster.worker_nodes
+                if node.all_processes["raylet"][0].process.pid in ancestors
+            ]
+            for node in lost:
+                cluster.remove_node(node, allow_graceful=False)
+            print(json.dumps({"lost": len(lost)}), flush=True)
+    finally:
+        cluster.shutdown()
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        yield pid
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,11 @@ class WorkerPlan:
     def of(cls, settings: Settings, **resources: Any) -> WorkerPlan:
         """A plan with what a worker takes of `settings`, and no default."""
         dumped = settings.model_dump(mode="json", include=settings.model_fields_set & _OF_WORKERS)
+        for name in ("data_dir", "model_cache", "methods_dir"):
+            if dumped.get(name):  # actors have another working directory
+                dumped[name] = os.path.abspath(os.path.expanduser(dumped[name]))
+        if Path(settings.model).exists() and dumped.get("model"):
+            dumped["model"] = os.path.abspath(settings.model)
         return cls(settings=dumped, **resources)
 
     @property

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -54,9 +54,15 @@ def connect(address: str) -> Iterator[RayCluster]:
     _require_listener(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
     ray: Any = importlib.import_module("ray")
     try:
-        ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
-        )
+        # Ray puts the working directory first on the actors' path, on all machines: a checkout that
+        # lies there would run in the place of what is installed, or of an upgrade.
+        with chdir("/"):
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
         raise _no_cluster(address, _first_line(error)) from error
     try:

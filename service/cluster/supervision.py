@@ -159,7 +159,7 @@ class SupervisedWorker:
             stdin=PIPE,
             stderr=PIPE,
             start_new_session=True,
-            env={**os.environ, **openmp.ENVIRONMENT},
+            env=_environment(),
         )
         self._process = process
         if self._draining.is_set():
@@ -203,6 +203,12 @@ class SupervisedWorker:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _environment() -> dict[str, str]:
+    """Of the worker process: it loads the same kvstitch as this one, wherever that was started."""
+    search_path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **openmp.ENVIRONMENT, **search_path}
 
 
 async def _kill(process: Process) -> None:

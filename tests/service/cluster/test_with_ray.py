@@ -7,23 +7,24 @@ gateway are the real ones, with the demo model.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
-
 from service.settings import demo_model
 from tests.e2e.service import Service
-from tests.ray_cluster import ROOT, ray_cluster
+from tests.ray_cluster import ROOT, RayCluster, ray_cluster
+
+# Not imported here: Ray has a process of its own.
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
 
 SECRET = "fleet-secret-that-nobody-may-read-in-a-log"
 LONG_S = 300.0
@@ -33,7 +34,7 @@ DOCUMENT = {"doc_id": "keltov", "text": "Upper Keltov is famous for its bridge o
 
 @dataclass
 class Fleet:
-    cluster: Any
+    cluster: RayCluster
     folder: Path
 
     def run(self, action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +44,7 @@ class Fleet:
             capture_output=True,
             text=True,
             timeout=LONG_S,
-            env={**os.environ, "KVSTITCH_FLEET_SECRET": SECRET},
+            env={**self.cluster.environment, "KVSTITCH_FLEET_SECRET": SECRET},
         )
 
     def states(self, action: str = "status", *arguments: str) -> dict[str, dict[str, Any]]:
@@ -60,7 +61,10 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    with ray_cluster(nodes=2, environment={"OMP_WAIT_POLICY": "PASSIVE"}) as cluster:
+    with ray_cluster(nodes=2) as cluster, pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            if name.startswith("RAY_"):
+                patch.setenv(name, value)  # for the gateway
         yield Fleet(cluster, folder)
 
 
@@ -104,7 +108,7 @@ def test_a_gateway_answers_with_workers_that_ray_has_placed(
 
 
 def test_the_secret_is_in_no_log_of_ray_and_in_no_process_list(fleet: Fleet) -> None:
-    logs = [path for path in Path(os.environ["RAY_TMPDIR"]).rglob("*") if path.is_file()]
+    logs = [path for path in fleet.cluster.folder.rglob("*") if path.is_file()]
     assert any("kvstitch.worker" in path.read_text(errors="replace") for path in logs)
     assert [path for path in logs if SECRET.encode() in path.read_bytes()] == []
     lines = list(_command_lines())
@@ -114,8 +118,7 @@ def test_the_secret_is_in_no_log_of_ray_and_in_no_process_list(fleet: Fleet) -> 
 
 def test_a_worker_whose_node_is_lost_comes_back_on_another(fleet: Fleet, gateway: Service) -> None:
     before = fleet.states()
-    lost = _node_of(fleet, before["kvstitch-worker-1"]["pid"])
-    fleet.cluster.remove_node(lost, allow_graceful=False)
+    fleet.cluster.lose_node_of(before["kvstitch-worker-1"]["pid"])
 
     def back() -> bool:
         now = fleet.states()
@@ -180,16 +183,3 @@ def _command_lines() -> Iterator[bytes]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             yield path.read_bytes()
-
-
-def _node_of(fleet: Fleet, pid: int) -> Any:
-    """The node whose raylet is an ancestor of a process."""
-    ancestors = set()
-    while pid > 1:
-        ancestors.add(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    for node in fleet.cluster.worker_nodes:
-        (raylet,) = node.all_processes["raylet"]
-        if raylet.process.pid in ancestors:
-            return node
-    raise AssertionError("no raylet has started it")
