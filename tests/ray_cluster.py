@@ -60,10 +60,7 @@ def ray_cluster(nodes: int) -> Iterator[RayCluster]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
-        # A lost node is noticed within seconds.
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_failure_threshold": "5",
+        "RAY_raylet_start_wait_time_s": "180",  # of machines that are busy
         "PYTHONPATH": str(ROOT),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
