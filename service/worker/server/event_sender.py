@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from service import messages as m
@@ -51,14 +51,6 @@ class EventSender:
     def open_calls(self) -> list[str]:
         """Ids of precompute calls that have not ended."""
         return list(self._open_chunks)
-
-    def forget(self, ids: Iterable[str]) -> None:
-        """Nobody waits for these any more."""
-        for id in ids:
-            self._gateways.pop(id, None)
-            self._open_chunks.pop(id, None)
-            if (span := self._spans.pop(id, None)) is not None:
-                span.end(error="disconnect")
 
     def send(self, outlet: Outlet, events: Sequence[Event]) -> None:
         """Sends events in order, but all tokens first: one message per gateway."""

@@ -18,7 +18,7 @@ from kvstore import TieredStore
 from service import messages as m
 from service import wire
 from service.chunk_ids import ChunkIds
-from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerFault
+from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerFault, WorkerUnavailable
 from service.tracing import Tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
 from service.worker.engine.engine import Engine
@@ -40,8 +40,9 @@ HOLDINGS_INTERVAL_S = 0.1
 IDLE_WAIT_S = 0.5  # how long an idle engine waits for a message before it looks again
 FLUSH_TIMEOUT_S = 10.0
 DRAIN_S = 1.0  # in which requests that gateways had sent before they knew arrive, and go back
-SILENT_S = 15.0  # after which what a gateway that used to ping has asked for is dropped
+SILENT_S = 30.0  # after which what a gateway that used to ping has asked for is dropped
 LEASES_EVERY_S = 0.5
+UNHEARD = WorkerUnavailable("the worker had not heard of the gateway for too long")
 DRAINING = Overloaded("the worker is shutting down: send the request again", retry_after_s=1.0)
 
 
@@ -111,7 +112,7 @@ class WorkerServer:
                     self._handle(outlet, received)
                 if self._draining.is_set() and self._gave_back_at is None:
                     self._give_back(outlet)
-                self._look_at_leases()
+                self._look_at_leases(outlet)
                 self._sender.send(outlet, self._engine.step())
                 self._measure()
         finally:
@@ -146,7 +147,7 @@ class WorkerServer:
         self._sender.send(outlet, [FailedEvent.of(id, DRAINING) for id in calls])
         self._engine.give_back_waiting(DRAINING)
 
-    def _look_at_leases(self) -> None:
+    def _look_at_leases(self, outlet: Outlet) -> None:
         """Drops what may have been deleted, and what gateways that are gone had asked for."""
         now = time.monotonic()
         if self._leases is None or now - self._looked_at_leases < LEASES_EVERY_S:
@@ -158,7 +159,8 @@ class WorkerServer:
             for id in asked:
                 self._engine.abort(id, "disconnect")
             self._engine.precompute_queue.cancel(asked)
-            self._sender.forget(asked)
+            # It may be there after all, and only have been slow: then it is told.
+            self._sender.send(outlet, [FailedEvent.of(id, UNHEARD) for id in asked])
             del self._pinged[gateway]
             self._gateways.discard(gateway)
             self._received.pop(gateway, None)
@@ -190,6 +192,7 @@ class WorkerServer:
             case m.Ping(domain, lease_s, clock):
                 if self._leases is not None:
                     self._leases.renew(domain, lease_s, clock)
+                    self._gateways.add(gateway)
                     self._pinged[gateway] = time.monotonic()
             case m.Generate() | m.Precompute() if self._gave_back_at is not None:
                 failed = m.Failed(message.id, DRAINING.code, DRAINING.message)

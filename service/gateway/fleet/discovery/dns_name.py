@@ -32,13 +32,14 @@ class DnsName:
         """Yield all addresses, sorted, whenever they have changed."""
         last: list[str] | None = None
         while True:
-            found = await self._look_up()
+            found = await self.look_up()
             if found is not None and found != last:
                 last = found
                 yield list(found)
             await asyncio.sleep(self._every_s)
 
-    async def _look_up(self) -> list[str] | None:
+    async def look_up(self) -> list[str] | None:
+        """All addresses now; None: the resolver does not answer."""
         loop = asyncio.get_running_loop()
         try:
             infos = await loop.getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
