@@ -14,13 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
+START_ATTEMPTS = 4
 
 
 @dataclass
@@ -60,7 +62,6 @@ def ray_cluster(nodes: int) -> Iterator[RayCluster]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
-        "RAY_raylet_start_wait_time_s": "180",  # of machines that are busy
         "PYTHONPATH": str(ROOT),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
@@ -102,10 +103,10 @@ def main(nodes: int) -> None:
     from ray.cluster_utils import Cluster
 
     options = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
+    cluster = Cluster()
     try:
-        for _ in range(nodes):
-            cluster.add_node(num_cpus=3, **options)
+        for cpus in (0, *[3] * nodes):
+            _patiently(partial(cluster.add_node, num_cpus=cpus, **options))
         print(json.dumps({"address": cluster.address}), flush=True)
         for line in sys.stdin:
             ancestors = set(_ancestors(int(line)))
@@ -119,6 +120,17 @@ def main(nodes: int) -> None:
             print(json.dumps({"lost": len(lost)}), flush=True)
     finally:
         cluster.shutdown()
+
+
+def _patiently(add_node: Callable[[], object]) -> None:
+    """Ray gives a node 30 s to start, which is little on a machine that is busy."""
+    for left in reversed(range(START_ATTEMPTS)):
+        try:
+            add_node()
+            return
+        except Exception:
+            if not left:
+                raise
 
 
 def _ancestors(pid: int) -> Iterator[int]:
