@@ -62,6 +62,9 @@ def ray_cluster(nodes: int) -> Iterator[RayCluster]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
+        # Processes that wait for work, one per CPU and node, take most of a start.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
         "PYTHONPATH": str(ROOT),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
