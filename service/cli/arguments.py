@@ -13,7 +13,18 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from service import __version__
-from service.cli import completion, doctor, keys, migrate, model, serve, status, tune, worker
+from service.cli import (
+    cluster_arguments,
+    completion,
+    doctor,
+    keys,
+    migrate,
+    model,
+    serve,
+    status,
+    tune,
+    worker,
+)
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
@@ -48,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     _migrate(commands.add_parser("migrate", help="copy a data folder to PostgreSQL"))
     _status(commands.add_parser("status", help="show how a running service is"))
     _model(commands.add_parser("model", help="models with names: list, fetch, path"))
+    cluster_arguments.configure(
+        commands.add_parser("cluster", help="workers on several machines, with Ray")
+    )
     _tune(commands.add_parser("tune", help="measure which settings suit a model and documents"))
     _doctor(commands.add_parser("doctor", help="look for what is wrong, and say what to do"))
     _completion(commands.add_parser("completion", help="complete commands in a shell"), made)
