@@ -137,7 +137,6 @@ class SupervisedWorker:
                 return
             if loop.time() - began > HEALTHY_AFTER_S:
                 pause = self._backoff_s[0]
-            # Not before `close`, which must wait for what the connection has running.
             connection.disconnect("the worker process has ended")
             log.error("the worker ended (code %s); again in %.1f s: %s", code, pause, last_line)
             self._tell(

@@ -110,6 +110,7 @@ class WorkerConnection:
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()  # cancelled; some have a socket to close
         self._calls: dict[str, asyncio.Queue[FromWorker | TokenItem]] = {}
         self._changed = asyncio.Condition()
         self.heard = 0.0
@@ -142,6 +143,8 @@ class WorkerConnection:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
         self._tasks = []
         if self._socket is not None:
             self._socket.close()
@@ -163,9 +166,8 @@ class WorkerConnection:
 
     async def close(self) -> None:
         """Drop the connection and the sockets' context."""
-        tasks = self._tasks
         self.disconnect("the service is shutting down")
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
         if self._context is not None:
             self._context.term()
             self._context = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,3 +107,20 @@ async def test_garbage_from_the_socket_is_dropped(data: Path) -> None:
         for peer in worker._peers:
             await worker._socket.send_multipart([peer, b"\x00garbage"])
         assert [e async for e in client.submit(request("r", 1))]
+
+
+def test_closing_waits_for_what_a_disconnect_has_cancelled() -> None:
+    """Over TCP a task watches the socket with one of its own; a context ends when all are closed,
+    and until then it would block the event loop."""
+
+    async def leave() -> None:
+        client = WorkerClient()
+        client.connect("tcp://127.0.0.1:9")
+        await asyncio.sleep(0.05)
+        client.disconnect("gone")
+        await client.close()
+
+    leaving = threading.Thread(target=lambda: asyncio.run(leave()), daemon=True)
+    leaving.start()
+    leaving.join(30)
+    assert not leaving.is_alive()
