@@ -56,6 +56,7 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.server import folder_seat
 from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox
 from service.worker.server.link import Link
@@ -214,8 +215,9 @@ def _serve(
                 m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
                 for each in adapter.loras.values()
             ],
+            protocol=m.PROTOCOL,
         )
-        link = Link(settings.address, inbox.receive)
+        link = Link(settings.address, inbox.receive, settings.fleet_secret)
         traces = tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
             engine, store, loader, held=held, ready=ready, link=link, inbox=inbox, tracing=traces
@@ -226,7 +228,7 @@ def _serve(
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: server.stop())
         threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
-        log.info("serving %s at %s", settings.model, settings.address)
+        log.info("serving %s at %s", settings.model, link.address)
         try:
             server.run()
         finally:
@@ -288,6 +290,8 @@ def tiers(
         chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
         member = settings.number if settings.workers > 1 else None
+        if settings.shared:
+            member = folder_seat.take(Path(settings.kv_dir))
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))

@@ -16,7 +16,7 @@ class Member:
     """What the pool knows of a worker.
 
     Attributes:
-        number: from 0, as in metrics.
+        number: from 0; one that comes back has another.
         client: its connection.
         load: what it reported last.
         backlog: seconds of work that it has.
@@ -24,7 +24,10 @@ class Member:
         precompute_s: seconds of chunks that it computes ahead of requests.
     """
 
-    def __init__(self, number: int, client: WorkerClient, supervisor: Supervisor) -> None:
+    def __init__(
+        self, number: int, client: WorkerClient, supervisor: Supervisor | None = None
+    ) -> None:
+        """Without a supervisor it runs by itself: nobody here knows whether its process ended."""
         self.number = number
         self.client = client
         self.load = WorkerLoad()
@@ -40,8 +43,20 @@ class Member:
         return Candidate(self.number, self.load, self.backlog.seconds, len(self.requests))
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether it is ready, and not about to end."""
+        return self.client.ready is not None and not self.draining
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nothing new, because it is about to end."""
+        return self.client.draining
+
+    @property
     def holds_nothing(self) -> bool:
         """Whether its process has ended, or is new: it has nothing that could be deleted."""
+        if self._supervisor is None:
+            return self.client.ready is None and self.client.gone
         process = self._supervisor.pid
         return self.client.ready is None and (process is None or process != self._served_by)
 
@@ -51,7 +66,7 @@ class Member:
 
     def became_ready(self) -> None:
         """It has connected; what was known of its predecessor does not count."""
-        self._served_by = self._supervisor.pid
+        self._served_by = None if self._supervisor is None else self._supervisor.pid
         self.backlog.reset()
         self.client.ask_holdings()
 
