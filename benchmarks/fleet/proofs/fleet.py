@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
+import psycopg
 import redis
 
 from benchmarks.fleet.proofs.processes import (
     ChildWorker,
     FleetFailed,
     Gateway,
-    ServiceProcess,
+    StandaloneWorker,
     environment,
     free_port,
     until,
@@ -34,7 +35,7 @@ Layout = Literal["own_workers", "shared_workers"]
 LAYOUTS: tuple[Layout, ...] = ("own_workers", "shared_workers")
 KINDS = ("worker", "gateway", "redis", "postgresql", "s3")
 GATEWAYS, WORKERS = 2, 4
-SECRET = "a-secret-of-this-fleet-only"  # of processes that end with the proof
+SECRET = "a-secret-of-this-fleet-and-no-other"  # of processes that end with the proof
 FAILOVER_S = 30.0
 
 
@@ -132,7 +133,7 @@ class Fleet:
         """
         self.layout = layout
         self.gateways: list[Gateway] = []
-        self.workers: list[ServiceProcess] = []
+        self.workers: list[StandaloneWorker] = []
         self._folder, self._model, self._settings = folder, model, settings
         self._stack = ExitStack()
 
@@ -152,6 +153,7 @@ class Fleet:
         self.redis: RedisCluster = enter(redis_cluster(maxmemory="512mb"))
         self.postgresql: PostgresqlServer = enter(postgresql_server(durable=True))
         self.s3: S3Server = enter(s3_server())
+        _check_pgvector(self.postgresql)
         self.database = self.postgresql.database()
         addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(WORKERS)]
         shared: dict[str, object] = {
@@ -167,10 +169,9 @@ class Fleet:
             shared["fleet_secret"] = SECRET
             for number, address in enumerate(addresses):
                 own = {**shared, "data_dir": self._folder / f"worker-{number}"}
-                command = ["worker", "--listen", address]
-                name = f"worker-{number}"
                 variables = environment(own, **ENVIRONMENT)
-                self.workers.append(ServiceProcess(name, command, variables, self._folder))
+                name = f"worker-{number}"
+                self.workers.append(StandaloneWorker(name, address, variables, self._folder))
         for number in range(GATEWAYS):
             own = {**shared, "data_dir": self._folder / f"gateway-{number}"}
             own |= {"database": self.database, "vectors": "pgvector"}
@@ -247,3 +248,24 @@ class Fleet:
 
     def _logs(self) -> str:
         return "\n".join(process.log() for process in (*self.workers, *self.gateways))
+
+
+def _check_pgvector(server: PostgresqlServer) -> None:
+    """
+    Raises:
+        FleetFailed: Its pgvector has instructions that this machine lacks, and would take the
+            server down with every insert.
+    """
+    vector = "'" + str([0.5] * 384) + "'"
+    try:
+        with closing(psycopg.connect(server.database(), autocommit=True)) as connection:
+            connection.execute("CREATE EXTENSION vector")
+            connection.execute("CREATE TABLE made (vector halfvec(384))")
+            connection.execute("CREATE INDEX ON made USING hnsw (vector halfvec_ip_ops)")
+            for _ in range(3):  # the first meets no other
+                connection.execute(f"INSERT INTO made VALUES ({vector})".encode())
+    except psycopg.Error as error:
+        raise FleetFailed(
+            f"pgvector does not work on this machine: {error}. Wheels may be built for other "
+            "processors: build it (scripts/build-pgvector.sh)"
+        ) from None

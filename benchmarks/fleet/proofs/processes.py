@@ -131,6 +131,36 @@ class Gateway(ServiceProcess):
         return False
 
 
+class StandaloneWorker(ServiceProcess):
+    """A worker that runs by itself: `kvstitch worker`, and the process that it supervises."""
+
+    def __init__(
+        self, name: str, address: str, environment: Mapping[str, str], folder: Path
+    ) -> None:
+        super().__init__(name, ["worker", "--listen", address], environment, folder)
+        self._log_from = 0
+
+    def kill(self) -> None:
+        """SIGKILL both at once: nobody gets to tidy up."""
+        if self.pid is None:
+            return
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        for child in map(int, listed.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        super().kill()
+
+    def restart(self) -> None:
+        self._log_from = self._log.stat().st_size
+        self.start()
+
+    def is_back(self) -> bool:
+        """Whether it says that it serves. Its gateways may not have noticed that it was away."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_from)
+            return b" serving " in log.read()
+
+
 class ChildWorker:
     """A worker that a gateway started, and starts again."""
 
