@@ -141,7 +141,7 @@ class Clients:
         if (reply := self._until_acknowledged("deletion", attempt, (200, 404), chance)) is not None:
             found = reply.status_code == 200
             self._ledger.deleted(document, reply.json()["receipt_id"] if found else None)
-        self._stop.wait(chance.uniform(0.5, 1.0))
+        self._stop.wait(chance.uniform(1.0, 3.0))
 
     def _until_acknowledged(
         self,

@@ -183,7 +183,7 @@ class Fleet:
             self.gateways.append(Gateway(f"gateway-{number}", free_port(), variables, self._folder))
         for process in (*self.workers, *self.gateways):
             process.start()
-            self._stack.callback(process.stop)
+            self._stack.callback(process.kill)
         self.wait_ready()
 
     @property

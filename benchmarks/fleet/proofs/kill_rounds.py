@@ -99,8 +99,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 rounds.append(
                     one_round(fleet, ledger, args.kinds[number % len(args.kinds)], chance)
                 )
-                said = {k: v for k, v in rounds[-1].items() if k != "ends"}
-                same_answers.say(f"{number + 1}: {said}")
+                same_answers.say(f"{number + 1}: {rounds[-1]} {ledger.violations}")
         finally:
             clients.stop()
         lasted = time.monotonic() - began

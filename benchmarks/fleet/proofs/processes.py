@@ -76,18 +76,6 @@ class ServiceProcess:
         """Whether it runs; that it serves is for its peers to say."""
         return self._process is not None
 
-    def stop(self) -> None:
-        """SIGTERM; SIGKILL if it does not end."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
     def check(self) -> None:
         """
         Raises:

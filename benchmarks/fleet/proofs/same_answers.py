@@ -223,7 +223,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         again = reordered(sent, one, documents, args.seed)
         one_again = at_embedded(embedded, again)
     finally:
-        embedded.stop()
+        embedded.kill()
     say(f"{2 * len(sent)} answers of the embedded service")
     with Fleet(folder, args.model, args.layout, settings) as fleet:
         model = fleet.gateways[0].http.get("/status").json()["model"]
