@@ -22,7 +22,6 @@ from benchmarks.fleet.proofs.processes import TIMEOUT_S, Gateway
 
 ASKERS = 3
 METHODS = ("question_scout", "pie", "vanilla")
-MAX_TOKENS = 64  # so that a kill meets answers that are being streamed
 WRITE_S = 180.0  # a write is acknowledged sooner, over all attempts
 # What may be answered instead while a part is away: come again. 409: the same key is under way.
 REFUSALS = (409, 429, 503, 504)
@@ -209,6 +208,7 @@ def asks(
     documents: Sequence[dict[str, Any]],
     questions: Sequence[str],
     count: int,
+    max_tokens: int,
     chance: random.Random,
 ) -> list[Ask]:
     """Questions about stored documents, with the answers that an undisturbed fleet gives."""
@@ -220,7 +220,7 @@ def asks(
             "documents": [document["doc_id"] for document in chosen],
             "top_k": len(chosen),
             "fusion": {"method": METHODS[number % len(METHODS)]},
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "cold": "as_stored",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import ExitStack, closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -232,6 +233,23 @@ class Fleet:
         if kind == "s3":
             return ObjectStore(self.s3)
         raise FleetFailed(f"no part is a {kind!r}; there are: {', '.join(KINDS)}")
+
+    def versions(self) -> dict[str, str]:
+        """Of the servers."""
+        with closing(psycopg.connect(self.database)) as connection:
+            rows = connection.execute(
+                "SELECT current_setting('server_version'), "
+                "(SELECT extversion FROM pg_extension WHERE extname = 'vector')"
+            ).fetchall()
+        with self.redis.client(next(iter(self.redis.masters()))) as client:
+            redis_version = str(client.info("server")["redis_version"])
+        postgresql, pgvector = rows[0]
+        return {
+            "postgresql": str(postgresql),
+            "pgvector": str(pgvector),
+            "redis": redis_version,
+            "moto": version("moto"),
+        }
 
     def redis_masters(self) -> list[redis.Redis]:
         """Clients of all masters."""

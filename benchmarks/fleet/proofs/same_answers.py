@@ -243,13 +243,14 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return {
             "model": {name: model[name] for name in ("name", "fingerprint", "dtype")},
             "seconds_at_fleet": round(time.monotonic() - began, 1),
+            "servers": fleet.versions(),
             "documents": len(documents),
             "as_searched": first,
             "in_another_order": second,
             "held_before_another_order": before.__dict__,
             "grown_in_another_order": grown,
-            "decode_steps_by_worker": tier_counts.sums_by_worker(
-                fleet, "kvstitch_decode_steps_total"
+            "decode_steps_by_worker": list(
+                tier_counts.sums_by_worker(fleet, "kvstitch_decode_steps_total").values()
             ),
         }
 
