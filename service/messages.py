@@ -32,6 +32,8 @@ from service.records import (
 )
 
 __all__ = [
+    "KNOWN_PROTOCOLS",
+    "PROTOCOL",
     "Abort",
     "AskGate",
     "AskHoldings",
@@ -48,13 +50,11 @@ __all__ = [
     "Generate",
     "Hello",
     "Holdings",
-    "KNOWN_PROTOCOLS",
     "LoraInfo",
     "Message",
     "Method",
     "MethodInfo",
     "ModelInfo",
-    "PROTOCOL",
     "Ping",
     "Precompute",
     "Precomputed",

@@ -132,7 +132,7 @@ class Settings(BaseSettings):
     )
     worker_lease_s: float = Field(
         600.0,
-        ge=1,
+        ge=5,
         description="a worker that runs by itself and hears nothing of us for so long drops what "
         "only it holds, because it may have missed deletions",
     )

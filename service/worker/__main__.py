@@ -59,6 +59,7 @@ from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server import folder_seat
 from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox
+from service.worker.server.leases import Leases
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
 from service.worker_settings import WorkerSettings
@@ -170,6 +171,9 @@ def _serve(
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
     held = HeldChunks()
+    leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None) if settings.shared else None
+    if settings.kv_dir and settings.shared:
+        folder_seat.empty_if_over(Path(settings.kv_dir))
     with ExitStack() as opened:
         chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
         store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
@@ -220,13 +224,21 @@ def _serve(
         link = Link(settings.address, inbox.receive, settings.fleet_secret)
         traces = tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
-            engine, store, loader, held=held, ready=ready, link=link, inbox=inbox, tracing=traces
+            engine,
+            store,
+            loader,
+            held=held,
+            ready=ready,
+            link=link,
+            inbox=inbox,
+            tracing=traces,
+            leases=leases,
         )
         traces.start()
         loader.start()
         link.start()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, lambda *_: server.stop())
+            signal.signal(signal_number, lambda *_: server.drain())
         threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
         log.info("serving %s at %s", settings.model, link.address)
         try:

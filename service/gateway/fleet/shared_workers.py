@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from service import fleet_secret
 from service.errors import InvalidSetting
 from service.gateway.fleet.discovery.sources import Source, source_of
 from service.gateway.fleet.known_workers import KnownWorkers
@@ -134,6 +135,12 @@ class SharedWorkers:
             self._join(address)
 
     def _join(self, address: str) -> None:
+        try:
+            fleet_secret.require_secret(address, self._settings.fleet_secret)
+        except InvalidSetting as error:
+            self._refused[address] = error.message
+            logger.error("a worker is left alone: %s", error.message)
+            return
         number = next(self._numbers)
         client = WorkerClient(
             heartbeat_timeout_s=self._heartbeat_timeout_s,
@@ -145,12 +152,7 @@ class SharedWorkers:
             secret=self._settings.fleet_secret,
             refuse=partial(self._unlike, address),
         )
-        try:
-            client.connect(address)
-        except InvalidSetting as error:
-            self._refused[address] = error.message
-            logger.error("a worker is left alone: %s", error.message)
-            return
+        client.connect(address)
         logger.info("a worker is listed at %s", address)
         self._members[address] = Member(number, client)
         self._pool.join(self._members[address])

@@ -138,11 +138,12 @@ class Gate:
         unknown = first and trust.drift.level < trust.drift.top
         return unknown or self._random.random() < self._checks.share
 
-    def forget(self, keys: Collection[str]) -> None:
-        """Drops checks of prompts with these chunks, because the chunks are being purged."""
+    def forget(self, keys: Collection[str] | None) -> None:
+        """Drops checks of prompts with these chunks, because the chunks are being purged; None:
+        all checks."""
 
         def holds(answered: Answered) -> bool:
-            return any(a is not None and a.key in keys for a in answered.addresses)
+            return keys is None or any(a and a.key in keys for a in answered.addresses)
 
         for answered in [a for a in self._pending if holds(a)]:
             self._pending.remove(answered)

@@ -227,6 +227,19 @@ class Engine:
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
         return self.prompts is None or bool(self.prompts.forget(texts))
 
+    def forget_all(self) -> None:
+        """Drops everything that may hold deleted text, but for what is stored: it is not known what
+        was deleted. Requests that are being answered end as they would."""
+        self.idle_work.forget_all()
+        self.prefix_cache.forget_all()
+        for sequence in self.scheduler.active:
+            sequence.deleted = True
+
+    def give_back_waiting(self, error: KvstitchError) -> None:
+        """Ends every request that has not begun with this error."""
+        for sequence in list(self.scheduler.waiting):
+            self._fail(sequence, error)
+
     # -- the loop ---------------------------------------------------------------------------------
 
     @torch.inference_mode()

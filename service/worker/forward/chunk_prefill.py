@@ -157,6 +157,10 @@ class ChunkPrefill:
         for key in [key for key, (kept, _) in self._parts.items() if _contains(kept, ids)]:
             del self._parts[key]
 
+    def forget_all(self) -> None:
+        """Drops all parts."""
+        self._parts.clear()
+
     def _part(self, part: Address) -> Steps[tuple[EncodedChunk, float]]:
         """KV of a part, and the operations that computing it took now."""
         kept = self._parts.get(part.key)

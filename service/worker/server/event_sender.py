@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from service import messages as m
@@ -42,6 +42,23 @@ class EventSender:
         if count:
             self._gateways[id] = gateway
             self._open_chunks[id] = count
+
+    def asked_by(self, gateway: bytes) -> list[str]:
+        """Ids of what a gateway waits for."""
+        return [id for id, waiting in self._gateways.items() if waiting == gateway]
+
+    @property
+    def open_calls(self) -> list[str]:
+        """Ids of precompute calls that have not ended."""
+        return list(self._open_chunks)
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        for id in ids:
+            self._gateways.pop(id, None)
+            self._open_chunks.pop(id, None)
+            if (span := self._spans.pop(id, None)) is not None:
+                span.end(error="disconnect")
 
     def send(self, outlet: Outlet, events: Sequence[Event]) -> None:
         """Sends events in order, but all tokens first: one message per gateway."""

@@ -79,6 +79,7 @@ class Link:
     def close(self) -> None:
         """Sends what is queued, then stops. All outlets must be closed before."""
         if self._thread is None:
+            self._context.term()
             return
         stopper = self.outlet()
         stopper.send(b"", b"")
