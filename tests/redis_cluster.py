@@ -18,7 +18,7 @@ from tests.redis_server import RedisServer
 
 NODE_TIMEOUT_MS = 1500  # a master that is silent for so long is replaced by its replica
 _BUS = 10_000  # a server's port for the others is its own plus this
-_READY_S = 30.0
+_READY_S = 120.0
 
 
 class RedisCluster:
