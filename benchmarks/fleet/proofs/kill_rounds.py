@@ -30,7 +30,7 @@ from benchmarks.fleet.proofs import invariants, same_answers
 from benchmarks.fleet.proofs.clients import Clients, asks
 from benchmarks.fleet.proofs.fleet import KINDS, LAYOUTS, Fleet
 from benchmarks.fleet.proofs.ledger import Ledger
-from benchmarks.fleet.proofs.processes import START_S, Gateway, until
+from benchmarks.fleet.proofs.processes import START_S, Gateway, end_on_sigterm, until
 from demo.corpus_files import read_documents, read_questions
 from service.settings import demo_model
 from service.tuning.measuring.environment import describe
@@ -104,8 +104,14 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             clients.stop()
         lasted = time.monotonic() - began
         servers = fleet.versions()
-        checked = invariants.check(fleet, ledger, {document["doc_id"] for document in kept}, made)
-        left = invariants.nothing_is_left(fleet, ledger)
+        checked: dict[str, Any] = {}
+        left: dict[str, int] = {}
+        try:
+            kept_ids = {document["doc_id"] for document in kept}
+            checked = invariants.check(fleet, ledger, kept_ids, made)
+            left = invariants.nothing_is_left(fleet, ledger)
+        except Exception as error:  # what was measured until then is worth keeping
+            ledger.violation(f"the check of the end broke off: {type(error).__name__}: {error}")
         same_answers.say(f"{checked} {left} {ledger.violations}")
         if ledger.violations and args.keep_logs:
             args.keep_logs.mkdir(parents=True, exist_ok=True)
@@ -159,6 +165,7 @@ def main() -> int:
     add("--keep-logs", type=Path, help="folder for the processes' logs if something did not hold")
     add("--out", type=Path)
     args = parser.parse_args()
+    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="kvf-", ignore_cleanup_errors=True) as folder:
         result = run(args, Path(folder))
     shape = {"layout": args.layout, "max_tokens": args.max_tokens, "seed": args.seed}

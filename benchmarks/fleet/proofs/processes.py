@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 
 import httpx
 
@@ -196,6 +197,15 @@ def until(holds: Callable[[], bool], claim: str, timeout_s: float = START_S) -> 
             raise FleetFailed(f"{claim}, after {timeout_s:.0f} s")
         time.sleep(POLL_S)
     return time.monotonic() - began
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process like Ctrl-C, so that it ends what it started."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def free_port() -> int:

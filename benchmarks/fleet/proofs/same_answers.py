@@ -41,6 +41,7 @@ from benchmarks.fleet.proofs.processes import (
     START_S,
     FleetFailed,
     Gateway,
+    end_on_sigterm,
     environment,
     free_port,
     until,
@@ -279,6 +280,7 @@ def main() -> int:
     add("--seed", type=int, default=0)
     add("--out", type=Path)
     args = parser.parse_args()
+    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="kvf-", ignore_cleanup_errors=True) as folder:
         result = run(args, Path(folder))
     named = ("questions", "layout", "methods", "top_k", "max_tokens", "seed")
