@@ -71,7 +71,7 @@ def nothing_is_left(fleet: Fleet, ledger: Ledger) -> dict[str, int]:
     settle(fleet, ledger)
     counts = tier_counts.count(fleet)
     left = {
-        "redis": counts.redis_keys,
+        "redis": len(tier_counts.redis_chunks(fleet)),
         "s3": counts.s3_objects,
         "ssd": counts.ssd_chunks,
         "pending": int(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from benchmarks.fleet.proofs.fleet import Fleet
 from tests.e2e.metrics import Metrics
 from tests.s3_server import BUCKET
 
+_CHUNK_KEY = re.compile("[0-9a-f]{32,}")
 REPORTED_S = 2.5  # workers report every second
 LONGEST_S = 60.0
 
@@ -85,6 +87,16 @@ def _count(fleet: Fleet) -> TierCounts:
         s3_objects=len(s3_objects(fleet)),
         ssd_chunks=len(fleet.ssd_files()),
     )
+
+
+def redis_chunks(fleet: Fleet) -> set[str]:
+    """Different chunks on all masters; each has a key for every of its parts."""
+    found: set[str] = set()
+    for client in fleet.redis_masters():
+        with closing(client):
+            names = (name.decode(errors="replace") for name in client.scan_iter(count=1000))
+            found |= {key for name in names for key in _CHUNK_KEY.findall(name)}
+    return found
 
 
 def s3_objects(fleet: Fleet) -> list[str]:
