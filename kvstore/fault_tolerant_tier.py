@@ -26,6 +26,7 @@ from kvstore.tier_caller import CallResult, TierCaller
 from kvstore.tiers.base import Tier, TierUsage
 
 _HEADERS_KEPT = 256
+_RETRIED_TOGETHER = 16  # failed deletes
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,15 @@ class FaultTolerantTier:
         return result.value is not None and self.delete(result.value) is not None
 
     def retry_deletes(self) -> None:
-        """Try the failed deletes again."""
+        """Try the failed deletes again, a few at a time: a slow tier gets some of them done."""
         with self._lock:
-            pending = set(self._pending_deletes)
-        if pending and not self._caller.open and self.delete(pending) is not None:
+            pending = list(self._pending_deletes)
+        for start in range(0, len(pending), _RETRIED_TOGETHER):
+            some = pending[start : start + _RETRIED_TOGETHER]
+            if self._caller.open or self.delete(some) is None:
+                return
             with self._lock:
-                self._pending_deletes -= pending
+                self._pending_deletes.difference_update(some)
 
     def keys(self) -> set[str]:
         """All keys the tier holds; none if it cannot be asked."""

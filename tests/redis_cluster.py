@@ -18,7 +18,7 @@ from tests.redis_server import RedisServer
 
 NODE_TIMEOUT_MS = 1500  # a master that is silent for so long is replaced by its replica
 _BUS = 10_000  # a server's port for the others is its own plus this
-_READY_S = 30.0
+_READY_S = 120.0
 
 
 class RedisCluster:
@@ -93,12 +93,13 @@ class RedisCluster:
             RuntimeError: that took too long.
         """
         give_up_at = time.monotonic() + _READY_S
-        while not self._is_whole():
+        while not self.is_whole():
             if time.monotonic() > give_up_at:
                 raise RuntimeError("the Redis Cluster did not become whole")
             time.sleep(0.05)
 
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether all slots are served, and every master has a replica that is up to date."""
         if len(self.masters()) != len(self.servers) / 2:
             return False
         for port in self.servers:
@@ -117,8 +118,12 @@ class RedisCluster:
 
 
 @contextmanager
-def redis_cluster() -> Iterator[RedisCluster]:
-    """A running cluster of three masters and three replicas, nothing kept on disk."""
+def redis_cluster(maxmemory: str = "64mb") -> Iterator[RedisCluster]:
+    """A running cluster of three masters and three replicas, nothing kept on disk.
+
+    Args:
+        maxmemory: of each server.
+    """
     with ExitStack() as stack:
         servers: dict[int, RedisServer] = {}
         for port in _free_ports(6):
@@ -127,7 +132,7 @@ def redis_cluster() -> Iterator[RedisCluster]:
                 *("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder),
                 *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
                 *("--cluster-require-full-coverage", "no"),
-                *("--maxmemory", "64mb", "--repl-diskless-sync-delay", "0"),
+                *("--maxmemory", maxmemory, "--repl-diskless-sync-delay", "0"),
             ]
             servers[port] = RedisServer(port, options)
             servers[port].start()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_START_S = 10.0
+_START_S = 60.0  # on a machine that does much else
 
 
 class RedisServer:

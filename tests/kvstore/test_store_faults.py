@@ -18,6 +18,7 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.tiers.ssd.directory_scan import chunk_path
+from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.redis_server import redis_server
 
@@ -158,6 +159,25 @@ def test_a_delete_that_failed_is_kept_and_retried(store, near, far):
     while far.contains([KEY]) and time.monotonic() < give_up_at:
         time.sleep(0.05)
     assert not far.contains([KEY])
+
+
+def test_a_tier_too_slow_for_all_failed_deletes_at_once_gets_them_done(near):
+    class Slow(FakeTier):
+        def delete(self, keys):
+            if len(keys) > 20:
+                raise TierTimeout("that many take too long")
+            return super().delete(keys)
+
+    keys = [make_key(n) for n in range(50)]
+    with TieredStore([near, Slow("far")]) as store:
+        for key in keys:
+            store.put(key, make_chunk())
+        assert store.flush(10) and store.delete(keys) == {"near": 50}
+        give_up_at = time.monotonic() + 20
+        while store.stats().tier("far").pending_deletes and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        assert store.stats().tier("far").pending_deletes == 0
+        assert store.locate(keys) == {}
 
 
 def test_a_new_put_ends_a_pending_delete(store, far):

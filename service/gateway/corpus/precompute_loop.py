@@ -117,10 +117,27 @@ class PrecomputeLoop:
         self.wake()
 
     async def _step(self) -> bool:
-        """Make the due purges, then store the KV of a batch; False if there was no batch."""
+        """Make the due purges, then store the KV of a batch; False if there was no batch.
+
+        Raises:
+            WorkerUnavailable: No worker can compute, or purges are owed and there was no batch.
+        """
         max_context = (await self._worker.wait_ready()).model.max_context
-        if await self._purges.run_due():
-            self.complete = self._behind.kind is None
+        owed: WorkerUnavailable | None = None
+        try:
+            if await self._purges.run_due():
+                self.complete = self._behind.kind is None
+        except WorkerUnavailable as error:  # TierUnreached, too
+            # What one worker or tier still owes is tried again, and keeps no document waiting.
+            owed = error
+            await self._worker.wait_ready()  # of one worker, it may have ended just now
+        if not await self._store_batch(max_context):
+            if owed is not None:
+                raise owed
+            return False
+        return True
+
+    async def _store_batch(self, max_context: int) -> bool:
         if self._behind.kind is not None and await asyncio.to_thread(self._more_to_come):
             return False
         # One by one after a crash, so that a document that kills the worker does not block others.

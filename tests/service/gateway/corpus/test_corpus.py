@@ -77,6 +77,18 @@ def test_delete_removes_text_vectors_and_kv(rig: Rig) -> None:
     assert rig.metric("kvstitch_documents") == 2
 
 
+def test_a_tier_that_owes_a_deletion_keeps_no_other_document_waiting(rig: Rig) -> None:
+    rig.ingest()
+    fake(rig).unreached = ["s3"]
+    receipt = rig.http.delete("/admin/documents/oslo").json()
+    assert (receipt["state"], receipt["unreached"]) == ("owed", ["s3"])
+    new = rig.ingest([{"doc_id": "tromso", "text": "Tromso is a town north of the circle."}])
+    assert new["state"] == "succeeded" and len(fake(rig).stored) == 3
+    fake(rig).unreached = []
+    path = f"/admin/receipts/{receipt['receipt_id']}"
+    until(lambda: rig.http.get(path).json()["state"] == "completed", "what is owed is made")
+
+
 def test_deleting_a_document_spares_the_kv_of_its_twin(rig: Rig) -> None:
     twins = [{"doc_id": d, "title": "Same", "text": "the very same text"} for d in ("a", "b")]
     rig.ingest(twins)
