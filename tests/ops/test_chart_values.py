@@ -65,7 +65,7 @@ IMPOSSIBLE = [
      "worker: {keda: {enabled: true}}}}",
      "replicas, which kvstitch cluster up starts"),
     ("{database: {existingSecret: d}, fleet: {enabled: true, secret: {existingSecret: f, "
-     "value: 0123456789abcdef}}}", "fleet.secret: give either"),
+     "value: 0123456789abcdef0123456789abcdef}}}", "fleet.secret: give either"),
 ]  # fmt: skip
 
 

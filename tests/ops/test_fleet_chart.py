@@ -202,7 +202,7 @@ def test_generated_and_given_secrets(rendered: Rendered) -> None:
     assert re.fullmatch(rb"[a-zA-Z0-9]{64}", base64.b64decode(made))
     names = {o["metadata"]["name"] for o in rendered["fleet"]["objects"] if o["kind"] == "Secret"}
     assert names == {"demo-kvstitch-redis"}
-    for secret in ("database-password", "example-fleet-secret", "ZXhhbXBsZS1mbGVldC1zZWNyZXQ="):
+    for secret in ("database-password", "example-fleet-secret-of-32-chars-or-more"):
         kinds = {o["kind"] for o in rendered["fleet-gpu"]["objects"] if secret in json.dumps(o)}
         assert kinds <= {"Secret"}
 
@@ -288,7 +288,7 @@ def test_a_job_that_would_do_something_else_has_another_name(ops_tools: None) ->
 def test_without_a_fleet_its_values_change_nothing(ops_tools: None) -> None:
     password = "redis: {auth: {password: example-password}}"
     unused = (
-        "fleet: {enabled: false, secret: {value: 0123456789abcdef}, gateway: {replicas: 9}, "
+        "fleet: {enabled: false, secret: {value: 0123456789abcdef0123456789abcdef}, gateway: {replicas: 9}, "
         "worker: {replicas: 9, device: cuda, ssd: {type: hostPath, sizeGib: 9}, "
         "keda: {enabled: true}}}\n"
         "ray: {port: 7000}\nbulk: {args: [x]}\n"
