@@ -48,6 +48,7 @@ IMPOSSIBLE = [
     ("ray: {enabled: true}", "set fleet.enabled too"),
     ("bulk: {enabled: true, args: [x]}", "database.url or database.existingSecret"),
     ("{bulk: {enabled: true}, database: {existingSecret: d}}", "bulk.enabled needs ray.enabled"),
+    (f"{{{FLEET}, ray: {{enabled: true}}, bulk: {{enabled: true}}}}", "needs bulk.args"),
     ("database: {url: 'postgresql://a/b', existingSecret: d}", "either database.url or"),
     (f"{{{FLEET}, redis: {{mode: none}}}}", "share KV through Redis or S3"),
     (f"{{{FLEET}, corpus: {{enabled: true, configMap: c}}}}", "ingest once through the Service"),

@@ -248,7 +248,7 @@ def test_workers_as_actors_of_a_ray_cluster(rendered: Rendered) -> None:
     cluster = one(answer, "RayCluster")
     head = f"{cluster['metadata']['name']}-head-svc"  # as KubeRay names it
     told = environment(answer, gateway(answer))
-    assert told["KVSTITCH_WORKER_ADDRESSES"] == f"ray://{head}:6379"
+    assert told["KVSTITCH_WORKER_ADDRESSES"] == f"ray://{head}:10001"  # Ray's client server
     spec = cluster["spec"]
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     (group,) = spec["workerGroupSpecs"]
@@ -260,12 +260,13 @@ def test_workers_as_actors_of_a_ray_cluster(rendered: Rendered) -> None:
         one(answer, "Job", name)
         for name in [o["metadata"]["name"] for o in answer["objects"] if o["kind"] == "Job"][::-1]
     )
-    assert up["spec"]["template"]["spec"]["containers"][0]["args"] == (
-        ["kvstitch", "cluster", "up", "--workers", "4"]
-    )
-    assert bulk["spec"]["template"]["spec"]["containers"][0]["args"] == (
-        ["kvstitch", "bulk", "--collection", "handbook"]
-    )
+    for job, command in (
+        (up, "cluster up --workers 4 --gpus-per-worker 1 --ports 5700-5763"),
+        (bulk, "bulk --input s3://bucket/documents --collection handbook"),
+    ):
+        shell, dash_c, script, _, *args = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert (shell, dash_c, args) == ("sh", "-c", ["kvstitch", *command.split()])
+        assert f"--address={head}:6379" in script  # its own node of the cluster
     version = re.search(r"(?m)^ray==(.+)$", (tools.REPOSITORY / "constraints.txt").read_text())
     assert version and spec["rayVersion"] == version[1]
 

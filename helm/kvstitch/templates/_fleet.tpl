@@ -52,7 +52,7 @@ name: {{ include "kvstitch.fullname" . }}
 {{/* Where gateways look for workers. */}}
 {{- define "kvstitch.workerAddresses" -}}
 {{- if .Values.ray.enabled -}}
-ray://{{ include "kvstitch.fullname" . }}-ray-head-svc:{{ .Values.ray.port }}
+ray://{{ include "kvstitch.fullname" . }}-ray-head-svc:{{ .Values.ray.clientPort }}
 {{- else -}}
 dns://{{ include "kvstitch.fullname" . }}-worker:{{ .Values.fleet.worker.port }}
 {{- end -}}
@@ -152,6 +152,9 @@ securityContext:
 {{- end -}}
 {{- if and $v.bulk.enabled (not $v.ray.enabled) -}}
 {{- fail "bulk.enabled needs ray.enabled: kvstitch bulk runs on the Ray cluster" -}}
+{{- end -}}
+{{- if and $v.bulk.enabled (not $v.bulk.args) -}}
+{{- fail "bulk.enabled needs bulk.args: what to ingest, e.g. [--input, s3://bucket/documents]" -}}
 {{- end -}}
 {{- if $v.fleet.enabled -}}
 {{- if not (include "kvstitch.databaseSecretName" .) -}}

@@ -34,35 +34,42 @@ env:
 {{- end }}
 {{- end -}}
 
-{{/* A Job that drives the cluster: (dict "root" $ "name" … "component" … "part" .Values.… "args" (list …)).
+{{/* A Job that drives the cluster: (dict "root" $ "name" … "job" … "part" .Values.… "args" (list …)).
      Its name changes with what it does, because a Job cannot be changed. */}}
 {{- define "kvstitch.rayJob" }}
+{{- $pod := dict "root" .root "component" "ray" "part" .part }}
+{{- $ray := .root.Values.ray }}
 apiVersion: batch/v1
 kind: Job
 metadata:
   name: {{ .name }}
   labels:
-    {{- include "kvstitch.labels" . | nindent 4 }}
+    {{- include "kvstitch.labels" $pod | nindent 4 }}
 spec:
   backoffLimit: {{ .part.backoffLimit }}
   template:
     metadata:
-      {{- include "kvstitch.podMetadata" . | nindent 6 }}
+      {{- include "kvstitch.podMetadata" $pod | nindent 6 }}
     spec:
       restartPolicy: OnFailure
-      {{- include "kvstitch.podCommon" . | nindent 6 }}
+      {{- include "kvstitch.podCommon" $pod | nindent 6 }}
       containers:
-        - name: {{ .component }}
+        - name: {{ .job }}
           image: {{ include "kvstitch.rayImage" (dict "root" .root "device" .root.Values.fleet.worker.device) }}
-          imagePullPolicy: {{ .root.Values.ray.image.pullPolicy }}
+          imagePullPolicy: {{ $ray.image.pullPolicy }}
+          # A node of the cluster on which nothing is placed: Ray Data needs one beside its driver.
           args:
+            - sh
+            - -c
+            - |
+              ray start --num-cpus=0 --num-gpus=0 --object-store-memory={{ int64 $ray.objectStoreBytes }} \
+                --address={{ include "kvstitch.fullname" .root }}-ray-head-svc:{{ $ray.port }} &&
+              exec "$@"
+            - sh
             {{- toYaml .args | nindent 12 }}
           securityContext:
-            {{- include "kvstitch.containerSecurity" . | nindent 12 }}
+            {{- include "kvstitch.containerSecurity" .root | nindent 12 }}
           {{- include "kvstitch.rayEnv" .root | nindent 10 }}
-            # By Ray's client: this pod is no node of the cluster.
-            - name: RAY_ADDRESS
-              value: ray://{{ include "kvstitch.fullname" .root }}-ray-head-svc:{{ .root.Values.ray.clientPort }}
           resources:
             {{- toYaml .part.resources | nindent 12 }}
           volumeMounts:
