@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.gateway.prometheus import OWN_TIER, WorkerCollector
-from service.gateway.workers import WorkerState
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def worker_reports(
-    states: Iterable[WorkerState], reported: WorkerCollector
+    states: Iterable[DataclassInstance], reported: WorkerCollector
 ) -> list[dict[str, Any]]:
     """The workers' states, with what each has reported of itself; None for what is not known."""
     return [_report(asdict(state), number, reported) for number, state in enumerate(states)]
