@@ -101,6 +101,9 @@ def test_gateways_and_workers_share_a_secret_and_their_settings(
     if case in OWN:
         theirs.append(environment(answer, worker(answer)))
         assert "KVSTITCH_DATABASE" not in theirs[1]
+        # Each of so many gateways may send 256.
+        gateways = {"fleet": 2, "fleet-gpu": 8, "fleet-local": 6}[case]
+        assert theirs[1]["KVSTITCH_MAX_WAITING"] == str(256 * gateways)
     assert len({each["KVSTITCH_FLEET_SECRET"] for each in theirs}) == 1
     assert theirs[0]["KVSTITCH_DATABASE"]
     assert theirs[0]["KVSTITCH_SSD_TIER_GIB"] == "0"  # nothing that a deletion would wait for

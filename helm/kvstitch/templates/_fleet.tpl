@@ -58,6 +58,15 @@ dns://{{ include "kvstitch.fullname" . }}-worker:{{ .Values.fleet.worker.port }}
 {{- end -}}
 {{- end -}}
 
+{{/* Requests that may wait in a worker: as many as all gateways may send. */}}
+{{- define "kvstitch.workerWaiting" -}}
+{{- $gateways := .Values.fleet.gateway.replicas -}}
+{{- range list .Values.autoscaling.hpa .Values.autoscaling.keda -}}
+{{- if .enabled }}{{ $gateways = .maxReplicas }}{{ end -}}
+{{- end -}}
+{{- mul $gateways (default 256 .Values.settings.max_waiting) -}}
+{{- end -}}
+
 {{/* Seconds a worker has after SIGTERM. */}}
 {{- define "kvstitch.drain" -}}
 {{- int (default 30 .Values.settings.drain_timeout_s) -}}
