@@ -132,10 +132,8 @@ def main(arguments: Sequence[str]) -> int:
         return _page(check=given.check)
     try:
         model = _model(given)
-        load, machine = (
-            part(**{each.name: getattr(given, each.name) for each in fields(part)})
-            for part in (Load, Machine)
-        )
+        load = Load(**{each.name: getattr(given, each.name) for each in fields(Load)})
+        machine = Machine(**{each.name: getattr(given, each.name) for each in fields(Machine)})
         for each in (*fields(Load), *fields(Machine)):
             if getattr(given, each.name) <= 0:
                 raise ValueError(f"--{each.name.replace('_', '-')} must be above 0")

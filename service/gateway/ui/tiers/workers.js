@@ -14,7 +14,7 @@ export function workerRow(worker) {
   return el(
     "tr",
     {},
-    el("th", { scope: "row", class: "worker-name" }, name),
+    el("th", { scope: "row", class: "worker-name" }, ...breakable(name)),
     el("td", {}, state(worker)),
     number(running, count),
     number(waiting, count),
@@ -31,6 +31,9 @@ function state({ reason, draining }) {
   const [kind, word] = draining ? ["running", "draining"] : reason === null ? ["succeeded", "ready"] : ["failed", "not ready"];
   return [el("span", { class: `badge ${kind}` }, word), reason === null ? null : el("span", { class: "quiet worker-reason" }, reason)];
 }
+
+/** An address, which may be broken before its port. */
+const breakable = (name) => name.split(/(?=:)/).flatMap((part, index) => (index ? [el("wbr"), part] : [part]));
 
 const number = (value, format, also = "") =>
   el("td", { class: `number ${also}` }, value === null || value === undefined ? "–" : format(value));
