@@ -292,8 +292,8 @@ def test_a_job_that_would_do_something_else_has_another_name(ops_tools: None) ->
 def test_without_a_fleet_its_values_change_nothing(ops_tools: None) -> None:
     password = "redis: {auth: {password: example-password}}"
     unused = (
-        "fleet: {enabled: false, secret: {value: 0123456789abcdef0123456789abcdef}, gateway: {replicas: 9}, "
-        "worker: {replicas: 9, device: cuda, ssd: {type: hostPath, sizeGib: 9}, "
+        "fleet: {enabled: false, secret: {value: 0123456789abcdef0123456789abcdef}, "
+        "gateway: {replicas: 9}, worker: {replicas: 9, device: cuda, ssd: {type: hostPath, sizeGib: 9}, "
         "keda: {enabled: true}}}\n"
         "ray: {port: 7000}\nbulk: {args: [x]}\n"
     )
