@@ -293,8 +293,8 @@ def test_without_a_fleet_its_values_change_nothing(ops_tools: None) -> None:
     password = "redis: {auth: {password: example-password}}"
     unused = (
         "fleet: {enabled: false, secret: {value: 0123456789abcdef0123456789abcdef}, "
-        "gateway: {replicas: 9}, worker: {replicas: 9, device: cuda, ssd: {type: hostPath, sizeGib: 9}, "
-        "keda: {enabled: true}}}\n"
+        "gateway: {replicas: 9}, worker: {replicas: 9, device: cuda, "
+        "ssd: {type: hostPath, sizeGib: 9}, keda: {enabled: true}}}\n"
         "ray: {port: 7000}\nbulk: {args: [x]}\n"
     )
     before, after = tools.chart({"values": password}, {"values": f"{unused}{password}"})
