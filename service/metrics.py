@@ -46,6 +46,7 @@ JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
 VOLUMES = ("data", "kv")
 GATE_OUTCOMES = ("agree", "disagree", "skipped")
+WORKER_STATES = ("ready", "draining", "not_ready")
 WEBHOOK_OUTCOMES = ("delivered", "retried", "failed")
 OPEN: tuple[str, ...] = ()  # label values that are not known beforehand
 
@@ -201,6 +202,21 @@ DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", volume
 WORKER_RESTARTS = _counter("worker_restarts_total", "Times the worker had to be started again.")
 WORKER_UP = _gauge("worker_up", "1 while a worker is ready.")
 WORKERS_READY = _gauge("workers_ready", "Workers that are ready.")
+WORKERS = _gauge(
+    "workers",
+    "Workers that are started or listed, by state; draining: it finishes what runs, and ends.",
+    state=WORKER_STATES,
+)
+DIRECTORY_GAPS = _counter(
+    "directory_gaps_total",
+    "Times that a worker's changes of what it holds were not complete: it is asked for all of it, "
+    "and until then requests are routed as if it held nothing.",
+)
+DATABASE_SILENCE = _gauge(
+    "database_silence_seconds",
+    "Since PostgreSQL last took this gateway's sign of life, which it gives every second; 0 where "
+    "there is none.",
+)
 ROUTED_DOCUMENTS = _counter(
     "routed_documents_total",
     "Documents of requests, where there are several workers, by whose memory tier held them when a "
@@ -240,7 +256,8 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
             CHUNKS,
         ),
         *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
-        *(WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS),
+        *(WORKERS, WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS, DIRECTORY_GAPS),
+        DATABASE_SILENCE,
     )
 )
 
@@ -286,6 +303,7 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
         _gauge(
             "backlog_seconds", "Seconds until a prompt that comes now could start, by estimate."
         ),
+        _gauge("worker_info", "1, with what a worker is.", device=OPEN, version=OPEN),
         _gauge("pool_free_ratio", "Share of the worker's KV pool that requests could get."),
         _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
         _counter(

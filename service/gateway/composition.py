@@ -29,6 +29,7 @@ from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.fleet.shared_workers import SharedWorkers
 from service.gateway.fleet.worker_state import WorkerState
+from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -179,6 +180,7 @@ class Gateway:
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
         )
+        watch_fleet(self.metrics, self.worker, self.worker_states)
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
 

@@ -67,6 +67,10 @@ class WorkerCollector(Collector):
             for tier, named in reports.items()
         }
 
+    def reported(self, worker: str, name: str) -> dict[tuple[str, ...], float]:
+        """A worker's latest values of a metric, by its labels' values; empty if there are none."""
+        return self._samples.get(worker, {}).get(name, {})
+
     def collect(self) -> Iterator[Family]:
         workers = sorted(self._samples.items())
         for name, metric in WORKER_METRICS.items():
@@ -186,6 +190,9 @@ class GatewayMetrics:
         self.workers_ready = self._gauge(declared.WORKERS_READY)
         self.routed_documents = self._counter(declared.ROUTED_DOCUMENTS)
         self.moved_requests = self._counter(declared.MOVED_REQUESTS)
+        self.workers = self._gauge(declared.WORKERS)
+        self.directory_gaps = self._counter(declared.DIRECTORY_GAPS)
+        self.database_silence = self._gauge(declared.DATABASE_SILENCE)
         self.worker = WorkerCollector(self._counter(declared.SAMPLES_DROPPED))
         self.registry.register(self.worker)
         self.registry.register(DiskCollector(folders or {}))

@@ -1,7 +1,8 @@
 """Strict schemas of the custom resources in the chart, of the fields it uses and no others.
 
 Kubernetes' own schemas hold no custom resources. Written from the field lists in the operators'
-API references (monitoring.coreos.com/v1, keda.sh/v1alpha1).
+API references (monitoring.coreos.com/v1, keda.sh/v1alpha1, ray.io/v1). Pods inside a custom
+resource are checked by Kubernetes' schemas.
 """
 
 from __future__ import annotations
@@ -53,6 +54,23 @@ PROMETHEUS_TRIGGER = strict(
     ),
 )
 
+SCALE_DOWN = strict(
+    "stabilizationWindowSeconds policies",
+    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
+    policies=many(
+        strict(
+            "type value periodSeconds",
+            type={"enum": ["Pods", "Percent"]},
+            value={"type": "integer", "minimum": 1},
+            periodSeconds={"type": "integer", "minimum": 1, "maximum": 1800},
+        )
+    ),
+)
+# Of `ray start`; KubeRay takes all of them as strings.
+RAY_FLAGS = ("num-cpus", "port", "ray-client-server-port", "object-store-memory")
+RAY_START = strict("", **dict.fromkeys(RAY_FLAGS, STRING))
+POD_TEMPLATE: Schema = {"type": "object", "required": ["metadata", "spec"]}
+
 SCHEMAS: dict[tuple[str, str], Schema] = {
     ("monitoring.coreos.com/v1", "ServiceMonitor"): resource(
         strict(
@@ -88,7 +106,42 @@ SCHEMAS: dict[tuple[str, str], Schema] = {
             maxReplicaCount=COUNT,
             pollingInterval=COUNT,
             cooldownPeriod=COUNT,
+            advanced=strict(
+                "",
+                horizontalPodAutoscalerConfig=strict("", behavior=strict("", scaleDown=SCALE_DOWN)),
+            ),
             triggers=many(PROMETHEUS_TRIGGER),
         )
     ),
+    ("ray.io/v1", "RayCluster"): resource(
+        strict(
+            "headGroupSpec",
+            rayVersion=STRING,
+            headGroupSpec=strict(
+                "rayStartParams template",
+                serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+                rayStartParams=RAY_START,
+                template=POD_TEMPLATE,
+            ),
+            workerGroupSpecs=many(
+                strict(
+                    "groupName rayStartParams template",
+                    groupName=STRING,
+                    replicas=COUNT,
+                    minReplicas=COUNT,
+                    maxReplicas=COUNT,
+                    rayStartParams=RAY_START,
+                    template=POD_TEMPLATE,
+                )
+            ),
+        )
+    ),
 }
+
+
+def pod_templates(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods that a custom resource describes."""
+    if item["kind"] != "RayCluster":
+        return []
+    groups = [item["spec"]["headGroupSpec"], *item["spec"].get("workerGroupSpecs", ())]
+    return [group["template"] for group in groups]

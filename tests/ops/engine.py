@@ -55,6 +55,11 @@ def check(item_json: str, version: str) -> str | None:
     try:
         if (schema := custom.SCHEMAS.get((item["apiVersion"], item["kind"]))) is not None:
             jsonschema.Draft202012Validator(schema).validate(item)
+            for template in custom.pod_templates(item):
+                pod = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+                kubernetes_validate.validate(
+                    {**pod, "metadata": {"name": "in-a-custom-resource"}}, version, strict=True
+                )
         else:
             kubernetes_validate.validate(item, version, strict=True)
     except jsonschema.ValidationError as error:

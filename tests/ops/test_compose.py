@@ -14,11 +14,19 @@ import yaml
 from service.settings import Settings, load
 from tests.ops import tools
 
-PROFILES = ("", "gpu", "monitoring", "load", "gpu,monitoring,load")
+PROFILES = ("", "gpu", "monitoring", "load", "fleet", "gpu,monitoring,load,fleet")
 # Passed to the service only where the one who starts it has set them.
 PASSED_ON = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 DEFAULT = {"kvstitch", "corpus", "redis"}
-ADDED = {"gpu": {"kvstitch-gpu"}, "monitoring": {"prometheus", "grafana"}, "load": {"load"}}
+GATEWAYS, WORKERS = ("gateway-1", "gateway-2"), ("worker-1", "worker-2")
+ADDED = {
+    "gpu": {"kvstitch-gpu"},
+    "monitoring": {"prometheus", "grafana"},
+    "load": {"load"},
+    "fleet": {"database", *GATEWAYS, *WORKERS},
+}
+# Settings of gateways and workers that are on several machines.
+BETWEEN = {"KVSTITCH_WORKER_ADDRESSES", "KVSTITCH_FLEET_SECRET"}
 
 
 def programs() -> list[str]:
@@ -82,6 +90,39 @@ def test_the_service_accepts_its_environment(
     assert settings.redis_url == "redis://redis:6379/0"
     grace = int(re.fullmatch(r"1m(\d+)s", service["stop_grace_period"])[1]) + 60  # type: ignore[index]
     assert grace >= settings.drain_timeout_s + 15
+
+
+@pytest.mark.parametrize("name", [*GATEWAYS, *WORKERS])
+def test_the_fleet_accepts_its_environment(
+    everything: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = everything["services"][name]["environment"]
+    known = {f"KVSTITCH_{field.upper()}" for field in Settings.model_fields}
+    assert set(given) <= known | BETWEEN | PASSED_ON | {"HF_TOKEN"}
+    for variable in set(given) & known:
+        monkeypatch.setenv(variable, given[variable])
+    settings = load()
+    assert settings.redis_url == "redis://redis:6379/0"  # what one stores the others find
+    assert len(given["KVSTITCH_FLEET_SECRET"]) >= 32
+    assert bool(settings.database) == (name in GATEWAYS)
+    assert bool(settings.ssd_tier_gib) == (name in WORKERS)
+
+
+def test_gateways_find_both_workers_by_one_name(everything: dict[str, Any]) -> None:
+    services = everything["services"]
+    secrets = {services[n]["environment"]["KVSTITCH_FLEET_SECRET"] for n in (*GATEWAYS, *WORKERS)}
+    assert len(secrets) == 1
+    for name in WORKERS:
+        assert "fleet-workers" in services[name]["networks"]["default"]["aliases"]
+        assert services[name]["command"][:2] == ["kvstitch", "worker"]
+        assert "ports" not in services[name]  # only the containers of this file reach it
+    for name in GATEWAYS:
+        found = services[name]["environment"]["KVSTITCH_WORKER_ADDRESSES"]
+        assert found == "dns://fleet-workers:5700"
+        assert services[name]["environment"]["KVSTITCH_DATABASE"].endswith("@database/kvstitch")
+    volumes = [v["source"] for n in (*GATEWAYS, *WORKERS) for v in services[n]["volumes"]]
+    own = [source for source in volumes if source.startswith("data-")]
+    assert len(own) == len(set(own)) == 4  # no two share a data folder
 
 
 def test_the_example_names_what_the_file_reads(ops_tools: None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from service.metrics import WORKER_METRICS
+
 WINDOW = "$__rate_interval"
 HIT = "memory|ssd|redis|s3"  # sources of prompt tokens that were not computed
 
@@ -14,7 +16,7 @@ def series(name: str, *matchers: str) -> str:
 
 def rate(name: str, *matchers: str, by: str = "") -> str:
     """Per second, summed over everything but `by`."""
-    return f"sum{_by(by)} (rate({series(name, *matchers)}[{WINDOW}]))"
+    return f"sum{_by(by)} ({once(name, f'rate({series(name, *matchers)}[{WINDOW}])')})"
 
 
 def ratio(part: str, whole: str) -> str:
@@ -44,7 +46,20 @@ def counts(histogram: str, *matchers: str) -> str:
 
 def gauge(how: str, name: str, *matchers: str, by: str = "") -> str:
     """`how`: sum, max, min."""
-    return f"{how}{_by(by)} ({series(name, *matchers)})"
+    found = series(name, *matchers)
+    return f"{how}{_by(by)} ({once(name, found) if how == 'sum' else found})"
+
+
+def once(name: str, expression: str) -> str:
+    """Of a worker's metric, every worker once.
+
+    Gateways that share workers each report all of them, by address. A gateway's own workers have
+    numbers, so those of two gateways are different workers.
+    """
+    if f"kvstitch_{name}" not in WORKER_METRICS:
+        return expression
+    seen_at = f'label_replace({expression}, "at", "$1", "instance", "(.*)")'
+    return f'max without (instance, pod) (label_replace({seen_at}, "at", "", "worker", ".+:.+"))'
 
 
 def _by(labels: str) -> str:

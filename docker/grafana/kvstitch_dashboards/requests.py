@@ -7,6 +7,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from kvstitch_dashboards.panels import HALF, Panel, board, lines, number, warmth
 from kvstitch_dashboards.promql import counts, gauge, mean, quantile, rate, ratio
 
+MEMORY_READS = 'tier="memory",op=~"read.*",outcome=~"hit|miss"'
+HITS = 'outcome="hit"'
 FAULTS = 'outcome=~"internal_error|overloaded|worker_.*|deadline_exceeded|model_refused"'
 
 
@@ -111,13 +113,19 @@ def requests() -> Dashboard:
                     {
                         "left": rate("disconnects_total"),
                         "restarts": rate("worker_restarts_total"),
-                        "requests moved": rate("moved_requests_total"),
                     },
                     unit="cps",
                 ),
             ],
             "Workers": [
-                lines("Ready", {"workers": gauge("sum", "workers_ready")}),
+                lines(
+                    "Workers by state",
+                    {
+                        "ready": gauge("max", "workers_ready"),
+                        "{{state}}": gauge("max", "workers", 'state!="ready"', by="state"),
+                    },
+                    text="As the gateway sees it that sees most; draining: ready, and about to end",
+                ),
                 lines(
                     "Backlog",
                     {"worker {{worker}}": gauge("max", "backlog_seconds", by="worker")},
@@ -125,9 +133,54 @@ def requests() -> Dashboard:
                     text="Until a prompt that comes now could start, by the worker's estimate",
                 ),
                 lines(
+                    "Sequences per worker",
+                    {
+                        "{{state}}, worker {{worker}}": gauge(
+                            "max", "sequences", by="state, worker"
+                        ),
+                    },
+                ),
+                lines(
+                    "KV pool free per worker",
+                    {"worker {{worker}}": gauge("min", "pool_free_ratio", by="worker")},
+                    unit="percentunit",
+                    top=1,
+                ),
+                lines(
+                    "Memory hits per worker",
+                    {
+                        "worker {{worker}}": ratio(
+                            rate("tier_operations_total", MEMORY_READS, HITS, by="worker"),
+                            rate("tier_operations_total", MEMORY_READS, by="worker"),
+                        )
+                    },
+                    unit="percentunit",
+                    text="Chunks found in the worker's own memory tier, of all it looked for there",
+                ),
+                lines(
                     "Documents of requests by which memory tier held them",
                     {"{{where}}": rate("routed_documents_total", by="where")},
                     text="Of the chosen worker, only of others, of none; with one worker: nothing",
+                ),
+                lines(
+                    "Routing",
+                    {
+                        "requests moved": rate("moved_requests_total"),
+                        "directory gaps": rate("directory_gaps_total"),
+                    },
+                    unit="cps",
+                    text="Moved: another worker took over. Gap: a worker's report was missed",
+                ),
+                lines(
+                    "Devices and versions",
+                    {"{{device}}, {{version}}": gauge("sum", "worker_info", by="device, version")},
+                    text="Workers",
+                ),
+                lines(
+                    "Database silent for",
+                    {"longest": gauge("max", "database_silence_seconds")},
+                    unit="s",
+                    text="Since PostgreSQL took a gateway's sign of life; 0 without PostgreSQL",
                 ),
             ],
             "Duration": [

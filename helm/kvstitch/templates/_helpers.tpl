@@ -131,8 +131,8 @@ priorityClassName: {{ . }}
 
 {{/* What the schema cannot say. */}}
 {{- define "kvstitch.validate" -}}
-{{- if and (include "kvstitch.many" .) (not .Values.corpus.enabled) (not .Values.server.allowSeparateCorpora) -}}
-{{- fail "several replicas: each keeps documents of its own, so an answer would depend on which one is asked. Set corpus.enabled, so that every replica ingests the same documents before it is ready, or server.allowSeparateCorpora=true if you ingest into every pod yourself" -}}
+{{- if and (include "kvstitch.many" .) (not .Values.corpus.enabled) (not .Values.server.allowSeparateCorpora) (not (include "kvstitch.databaseSecretName" .)) (not .Values.fleet.enabled) -}}
+{{- fail "several replicas: each keeps documents of its own, so an answer would depend on which one is asked. Set database, which they then share, corpus.enabled, so that every replica ingests the same documents before it is ready, or server.allowSeparateCorpora=true if you ingest into every pod yourself" -}}
 {{- end -}}
 {{- if and .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
 {{- fail "autoscaling.hpa and autoscaling.keda would fight over the same StatefulSet: enable one" -}}
@@ -177,6 +177,11 @@ priorityClassName: {{ . }}
     secretKeyRef:
       name: {{ . }}
       key: {{ $.Values.tenantSecret.key }}
+{{- end }}
+{{- if not .Values.fleet.enabled }}
+{{- with include "kvstitch.databaseEnv" . }}
+{{ trim . }}
+{{- end }}
 {{- end }}
 {{- with include "kvstitch.hubTokenName" . }}
 - name: HF_TOKEN

@@ -131,7 +131,8 @@ class Corpus:
         self._store.start()
 
     def hear(self, signs: Signs) -> None:
-        """Other gateways have left work."""
+        """The database has answered; other gateways may have left work."""
+        self._gauges.heard()
         if signs.pending:
             self._indexing.wake()
         if signs.indexed or signs.purges:

@@ -21,10 +21,15 @@ EXPECTED_S = 10.0
 
 
 class Directory:
-    """Of several workers, by their numbers. For one event loop."""
+    """Of several workers, by their numbers. For one event loop.
+
+    Attributes:
+        on_gap: called when changes of a worker are missing.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.on_gap: Callable[[], None] = lambda: None
         self._holders: dict[bytes, set[int]] = {}
         self._next: dict[int, int] = {}  # number of the next change of each worker that is told
         self._stored: OrderedDict[bytes, None] = OrderedDict()
@@ -38,7 +43,9 @@ class Directory:
         """
         if holdings.snapshot:
             self.forget(worker)
-        elif self._next.get(worker) != holdings.number:
+        elif (expected := self._next.get(worker)) != holdings.number:
+            if expected is not None:  # else it has only just come
+                self.on_gap()
             self.forget(worker)
             return False
         self._next[worker] = holdings.number + 1

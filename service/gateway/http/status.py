@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from service.gateway.http.services import GatewayServices
+from service.gateway.http.worker_report import worker_reports
 from service.messages import Stats
 from service.records import GATE_STATES
 
@@ -45,7 +46,7 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
             "running": None if stats is None else stats.running,
             "waiting": None if stats is None else stats.waiting,
         },
-        "workers": [asdict(state) for state in gateway.worker_states()],
+        "workers": worker_reports(gateway.worker_states(), gateway.metrics.worker),
         "gate": None if stats is None else _gate_states(stats),
         "tiers": gateway.metrics.worker.tiers(),
     }

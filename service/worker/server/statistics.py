@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvstore.store_stats import StoreStats, TierStats
+from service import __version__
+from service.messages import Ready
 from service.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.planner.planner import Planner
@@ -52,6 +54,12 @@ def store_values(stats: StoreStats) -> list[Sample]:
     values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
     values.append(("kvstitch_store_pending_writes", {}, stats.pending_writes))
     return values
+
+
+def own_values(ready: Ready, backlog_s: float) -> list[Sample]:
+    """Samples of the worker itself: what it is, and how long a prompt that comes now would wait."""
+    what = {"device": ready.model.device, "version": __version__}
+    return [("kvstitch_worker_info", what, 1.0), ("kvstitch_backlog_seconds", {}, backlog_s)]
 
 
 def engine_values(engine: Engine) -> list[Sample]:

@@ -31,7 +31,12 @@ from service.worker.server.inbox import Inbox, ReceivedMessage
 from service.worker.server.leases import Leases, uptime
 from service.worker.server.link import Link, Outlet
 from service.worker.server.load_meter import LoadMeter
-from service.worker.server.statistics import engine_values, store_values, tier_values
+from service.worker.server.statistics import (
+    engine_values,
+    own_values,
+    store_values,
+    tier_values,
+)
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -332,7 +337,7 @@ class WorkerServer:
         values = store_values(self._store.stats()) + engine_values(self._engine)
         if self._engine.prompts is not None:
             values += tier_values(self._engine.prompts.stats())
-        values.append(("kvstitch_backlog_seconds", {}, self._load.backlog_s))
+        values += own_values(self._ready, self._load.backlog_s)
         stats = m.Stats(
             values=values,
             running=len(scheduler.running) + len(scheduler.prefilling),

@@ -97,3 +97,6 @@ def test_tiers_as_the_status_has_them(console: Console, service: Service) -> Non
 
     service.until(agree, "the page shows other tiers than /status")
     assert page.get_by_text("KV pool free").count() == 1
+    # With a single worker nothing else is there.
+    expect(page.locator("#workers-card")).to_be_hidden()
+    assert "workers ready" not in (page.locator("#tiers-status").text_content() or "")

@@ -3,6 +3,7 @@
 import { getJson } from "../lib/api.js";
 import { byId, el, fill, whileShown } from "../lib/dom.js";
 import { bytes, count, percent } from "../lib/format.js";
+import { several, workerRow } from "./workers.js";
 
 const NAMES = { memory: "RAM", ssd: "SSD", redis: "Redis", s3: "S3" };
 
@@ -14,8 +15,10 @@ export function tiers() {
     try {
       const told = await getJson("status");
       fill(byId("tiers"), Object.entries(told.tiers).map(rowOf));
+      byId("workers-card").hidden = !several(told.workers);
+      fill(byId("workers"), several(told.workers) ? told.workers.map(workerRow) : []);
       fill(byId("facts"), facts(told).map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))));
-      status.textContent = told.reason ? `${told.state}: ${told.reason}` : told.state;
+      status.textContent = summary(told);
       status.classList.toggle("wrong", Boolean(told.reason));
     } catch (error) {
       status.textContent = error.message;
@@ -26,6 +29,12 @@ export function tiers() {
   const again = whileShown(byId("panel-tiers"), () => 5, read);
   byId("tiers-refresh").addEventListener("click", again);
   return again;
+}
+
+function summary({ state, reason, workers }) {
+  const ready = workers.filter((worker) => worker.reason === null).length;
+  const whole = reason ? `${state}: ${reason}` : state;
+  return several(workers) ? `${whole}; ${count(ready)} of ${count(workers.length)} workers ready` : whole;
 }
 
 function rowOf([name, tier]) {
