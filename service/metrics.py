@@ -210,6 +210,12 @@ ROUTED_DOCUMENTS = _counter(
 MOVED_REQUESTS = _counter(
     "moved_requests_total", "Requests that were sent to another worker because theirs was gone."
 )
+QUOTA_CHECKS = _counter(
+    "quota_checks_total",
+    "Requests of keys with a rate, where Redis counts for all gateways, by who counted: Redis "
+    "(shared), or this gateway alone because Redis did not answer (alone).",
+    counted=("shared", "alone"),
+)
 SAMPLES_DROPPED = _counter(
     "worker_samples_dropped_total", "Samples of the worker with undeclared names or labels."
 )
@@ -240,7 +246,7 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
             CHUNKS,
         ),
         *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
-        *(WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS),
+        *(WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS, QUOTA_CHECKS),
     )
 )
 

@@ -186,6 +186,7 @@ class GatewayMetrics:
         self.workers_ready = self._gauge(declared.WORKERS_READY)
         self.routed_documents = self._counter(declared.ROUTED_DOCUMENTS)
         self.moved_requests = self._counter(declared.MOVED_REQUESTS)
+        self.quota_checks = self._counter(declared.QUOTA_CHECKS)
         self.worker = WorkerCollector(self._counter(declared.SAMPLES_DROPPED))
         self.registry.register(self.worker)
         self.registry.register(DiskCollector(folders or {}))
