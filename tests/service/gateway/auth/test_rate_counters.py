@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -52,7 +53,7 @@ async def kind(
     client.flushall()
 
     def let_pass(seconds: float) -> None:
-        for name in client.keys():
+        for name in client.scan_iter():
             left = float(client.get(name)) - seconds * 1e6
             client.set(name, f"{left:.17g}", keepttl=True)
 
@@ -275,9 +276,9 @@ async def test_a_bad_address_says_which_setting_to_mend(url: str) -> None:
 
 
 def test_counting_together_needs_one_secret(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="counters_url.*set database or tenant_secret"):
+    with pytest.raises(InvalidSetting, match=r"counters_url.*set database or tenant_secret"):
         load(counters_url="redis://127.0.0.1:6379/0")
-    with pytest.raises(InvalidSetting, match="must start with redis://"):
+    with pytest.raises(InvalidSetting, match=r"must start with redis://"):
         load(counters_url="127.0.0.1:6379", tenant_secret=SECRET)
 
 
@@ -288,7 +289,7 @@ def test_two_gateways_let_through_what_one_would(
     from service.gateway.auth.quotas import Limits
     from service.gateway.databases import key_store
 
-    common = {"database": postgresql_url, "counters_url": server.url}
+    common: dict[str, Any] = {"database": postgresql_url, "counters_url": server.url}
     with key_store(load(database=postgresql_url)) as keys:
         key, _ = keys.create(tenant="red", limits=Limits(requests_per_minute=5))
         other, _ = keys.create(tenant="blue", limits=Limits(tokens_per_minute=5))
