@@ -11,7 +11,6 @@ both gateways and in the database itself.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import sys
@@ -37,7 +36,8 @@ POSTS_PER_KEY = 4
 OTHER_BODY_EVERY = 10  # keys
 COLLECTION = "idempotent"
 PAGE = 1000
-PAUSE_S = 0.02
+PAUSE_S = 0.1
+ATTEMPTS = 5  # of a post whose connection breaks: that is what idempotency keys are for
 JOBS_END_S = 3600.0
 OPEN_STATES = ("queued", "running")
 
@@ -49,6 +49,7 @@ class Outcome:
     Attributes:
         statuses: answers by HTTP status, without those that were told to come again.
         came_again: answers "409: a request with this key is under way".
+        broken: connections that broke before the answer; the post was sent again.
         seconds: until every post was answered.
         jobs: ids of all jobs.
         documents: of the collection.
@@ -57,6 +58,7 @@ class Outcome:
 
     statuses: Counter[int] = field(default_factory=Counter)
     came_again: int = 0
+    broken: int = 0
     seconds: float = 0.0
     jobs: int = 0
     documents: int = 0
@@ -70,6 +72,7 @@ class Reply:
     status: int
     job_id: str
     came_again: int
+    broken: int
 
 
 def prove(urls: Sequence[str], keys: int, *, threads: int) -> Outcome:
@@ -94,6 +97,7 @@ def prove(urls: Sequence[str], keys: int, *, threads: int) -> Outcome:
         outcome.seconds = time.monotonic() - begun
         outcome.statuses = Counter(reply.status for reply in replies)
         outcome.came_again = sum(reply.came_again for reply in replies)
+        outcome.broken = sum(reply.broken for reply in replies)
         taken = _check_replies(replies, outcome)
         lists = [_jobs(client, outcome) for client in clients]
         outcome.jobs = len(lists[0])
@@ -128,17 +132,27 @@ def _post(clients: Sequence[httpx.Client], number: int) -> Reply:
         text = f"Another document of key {key}."
     document = {"doc_id": f"key-{key}", "text": text, "collection": COLLECTION}
     client = clients[number % len(clients)]
-    for again in itertools.count():
-        reply = client.post(
-            "/admin/precompute",
-            json={"documents": [document]},
-            headers={"Idempotency-Key": f"key-{key}"},
-        )
+    came_again = broken = 0
+    while True:
+        try:
+            reply = client.post(
+                "/admin/precompute",
+                json={"documents": [document]},
+                headers={"Idempotency-Key": f"key-{key}"},
+            )
+        except httpx.TransportError:
+            broken += 1
+            if broken == ATTEMPTS:
+                raise
+            continue
         if reply.status_code != 409:
-            job_id = str(reply.json()["job_id"]) if reply.status_code == 202 else ""
-            return Reply(key, text, reply.status_code, job_id, again)
+            break
+        came_again += 1
         time.sleep(PAUSE_S)
-    raise AssertionError("unreachable")
+    if number % 1000 == 0:
+        print(f"post {number}", file=sys.stderr, flush=True)
+    job_id = str(reply.json()["job_id"]) if reply.status_code == 202 else ""
+    return Reply(key, text, reply.status_code, job_id, came_again, broken)
 
 
 def _check_replies(replies: Sequence[Reply], outcome: Outcome) -> dict[int, tuple[str, str]]:
@@ -254,6 +268,7 @@ def main() -> int:
         "threads": args.threads,
         "statuses": {str(status): n for status, n in sorted(outcome.statuses.items())},
         "told_to_come_again_409": outcome.came_again,
+        "connections_broken": outcome.broken,
         "jobs": outcome.jobs,
         "documents": outcome.documents,
         "in_database": rows,
