@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ PAGE = 1000
 PAUSE_S = 0.1
 ATTEMPTS = 5  # of a post whose connection breaks: that is what idempotency keys are for
 JOBS_END_S = 3600.0
+START_S = 900.0  # two services, each with a worker, on what may be a busy machine
 OPEN_STATES = ("queued", "running")
 
 
@@ -50,6 +52,7 @@ class Outcome:
         statuses: answers by HTTP status, without those that were told to come again.
         came_again: answers "409: a request with this key is under way".
         broken: connections that broke before the answer; the post was sent again.
+        keys: that were posted.
         seconds: until every post was answered.
         jobs: ids of all jobs.
         documents: of the collection.
@@ -59,6 +62,7 @@ class Outcome:
     statuses: Counter[int] = field(default_factory=Counter)
     came_again: int = 0
     broken: int = 0
+    keys: int = 0
     seconds: float = 0.0
     jobs: int = 0
     documents: int = 0
@@ -75,13 +79,14 @@ class Reply:
     broken: int
 
 
-def prove(urls: Sequence[str], keys: int, *, threads: int) -> Outcome:
+def prove(urls: Sequence[str], keys: int, *, threads: int, posting_s: float = 3600.0) -> Outcome:
     """Post, wait for all jobs, and look for what must not be.
 
     Args:
         urls: of the gateways.
         keys: how many idempotency keys; each is posted POSTS_PER_KEY times.
         threads: posts under way at a time.
+        posting_s: no further key is begun after so many seconds.
     """
     outcome = Outcome()
     limits = httpx.Limits(max_connections=threads)
@@ -91,9 +96,11 @@ def prove(urls: Sequence[str], keys: int, *, threads: int) -> Outcome:
             for url in urls
         ]
         begun = time.monotonic()
+        posts = _Posts(keys, begun + posting_s)
         with ThreadPoolExecutor(threads) as pool:
-            posts = range(keys * POSTS_PER_KEY)
-            replies = list(pool.map(lambda number: _post(clients, number), posts))
+            made = [pool.submit(_make, clients, posts) for _ in range(threads)]
+            replies = [reply for work in made for reply in work.result()]
+        outcome.keys = posts.end // POSTS_PER_KEY
         outcome.seconds = time.monotonic() - begun
         outcome.statuses = Counter(reply.status for reply in replies)
         outcome.came_again = sum(reply.came_again for reply in replies)
@@ -123,6 +130,32 @@ def prove(urls: Sequence[str], keys: int, *, threads: int) -> Outcome:
             if reply.get("text") != text:
                 outcome.violations.append(f"{name} is not the text of the accepted post")
     return outcome
+
+
+class _Posts:
+    """The numbers of posts, in order, for several threads; whole keys until time is up."""
+
+    def __init__(self, keys: int, stop_at: float) -> None:
+        self.end = keys * POSTS_PER_KEY
+        self._next = 0
+        self._stop_at = stop_at
+        self._lock = threading.Lock()
+
+    def take(self) -> int | None:
+        with self._lock:
+            if self._next % POSTS_PER_KEY == 0 and time.monotonic() > self._stop_at:
+                self.end = min(self.end, self._next)
+            if self._next == self.end:
+                return None
+            self._next += 1
+            return self._next - 1
+
+
+def _make(clients: Sequence[httpx.Client], posts: _Posts) -> list[Reply]:
+    replies = []
+    while (number := posts.take()) is not None:
+        replies.append(_post(clients, number))
+    return replies
 
 
 def _post(clients: Sequence[httpx.Client], number: int) -> Reply:
@@ -237,6 +270,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=2500)
     parser.add_argument("--threads", type=int, default=12, help="posts under way at a time")
+    parser.add_argument("--minutes", type=float, default=60, help="then no further key is begun")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     begun = time.monotonic()
@@ -248,23 +282,23 @@ def main() -> int:
             "KVSTITCH_MEMORY_TIER_MIB": "256",
         }  # fmt: skip
         urls = [
-            stack.enter_context(local_service.service(folder / name, demo_model()))
+            stack.enter_context(local_service.service(folder / name, demo_model(), start_s=START_S))
             for name in ("one", "other")
         ]
-        outcome = prove(urls, args.keys, threads=args.threads)
+        outcome = prove(urls, args.keys, threads=args.threads, posting_s=60 * args.minutes)
         rows = _in_database(database)
         for name in ("jobs", "idempotency_keys", "documents"):
-            if rows[name] != args.keys:
+            if rows[name] != outcome.keys:
                 outcome.violations.append(f"{rows[name]} {name} in the database")
         if rows["jobs_not_accepted"]:
             outcome.violations.append(f"{rows['jobs_not_accepted']} jobs were left unaccepted")
-    posts = args.keys * POSTS_PER_KEY
+    posts = outcome.keys * POSTS_PER_KEY
     result = {
         "environment": describe(),
         "gateways": len(urls),
-        "keys": args.keys,
+        "keys": outcome.keys,
         "posts": posts,
-        "keys_with_another_body": -(-args.keys // OTHER_BODY_EVERY),
+        "keys_with_another_body": -(-outcome.keys // OTHER_BODY_EVERY),
         "threads": args.threads,
         "statuses": {str(status): n for status, n in sorted(outcome.statuses.items())},
         "told_to_come_again_409": outcome.came_again,
