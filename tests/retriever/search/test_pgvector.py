@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ class ByNumber(HashingEmbedder):
         vectors = centres[random.integers(0, 30, CHUNKS)] + noise
         self.vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
 
-    def embed(self, texts: list[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         return np.array([self.vectors[int(text)] for text in texts], dtype=np.float32)
 
 
