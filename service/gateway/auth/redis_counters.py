@@ -93,11 +93,9 @@ class RedisCounters:
         self._client = _client(self._url)
 
     async def close(self) -> None:
-        for task in (self._reporting, self._looking):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await _ended(self._reporting)
         await self._report()
+        await _ended(self._looking)
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -198,6 +196,12 @@ class RedisCounters:
 
     def _hidden(self, kind: str, text: str) -> str:
         return hmac.digest(self._secret, f"quota {kind} {text}".encode(), "sha256")[:16].hex()
+
+
+async def _ended(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _client(url: str) -> Any:
